@@ -1,0 +1,143 @@
+/* hr.h - the core as its users (Cython, C tests) see it: engine, communicator, request. */
+#ifndef HR_H
+#define HR_H
+
+/*
+ * An engine is one process's (or thread's) place in a job: its domains, its connections, its progress. All calls may
+ * come from any thread; one lock guards an engine. Progress is a role: whoever waits drives; a background thread serves when nobody
+ * does. Blocking happens in hr_wait alone, always with a deadline.
+ *
+ * A request is one operation. Its memory is the caller's and must stay until the request is done; it is finished exactly
+ * once, by completion or by abort, and the engine does not touch it afterwards. Buffers likewise.
+ *
+ * Times are nanoseconds of CLOCK_MONOTONIC. 0: already passed; HR_FOREVER is for the engine's own threads only.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "hr/auth.h"
+#include "hr/program.h"
+#include "hr/provider.h"
+#include "hr/reduce.h"
+#include "hr/status.h"
+
+#define HR_FOREVER INT64_MAX
+#define HR_ANY_SOURCE (-1)
+#define HR_PRIORITIES 8 /* 0 is the most urgent; HR_PRIORITY_DEFAULT where nothing is said */
+#define HR_PRIORITY_DEFAULT 4
+
+struct hr_engine;
+struct hr_comm;
+struct hr_conn;
+
+/* Where an operation was when it failed. */
+enum hr_phase { HR_PHASE_NONE, HR_PHASE_CONNECT, HR_PHASE_POST, HR_PHASE_MATCH, HR_PHASE_TRANSFER, HR_PHASE_FINISH, HR_PHASE_CLOSE };
+const char *hr_phase_name(enum hr_phase phase);
+
+struct hr_request;
+typedef void (*hr_request_fn)(struct hr_request *req);
+
+struct hr_request {
+    volatile int32_t done; /* 1 with release order, last thing the engine writes */
+    int32_t status;        /* hr_status */
+    int32_t peer;          /* received: rank of the source. failed: the rank to blame, -1 unknown */
+    int32_t phase;         /* enum hr_phase, on failure */
+    uint64_t nbytes;       /* received */
+    const char *provider;  /* static name, on failure */
+    uint32_t flags;        /* HR_REQ_* */
+    int32_t priority;
+    void *user;            /* the caller's */
+    /* below: the engine's */
+    hr_request_fn then;    /* continuation in C, instead of waking a waiter */
+    struct hr_comm *comm;
+    struct hr_conn *conn;
+    struct hr_request *next, *prev;
+    void *state;
+    uint32_t kind;
+    uint32_t waiters;
+};
+
+enum {
+    HR_REQ_ASYNC = 1,  /* nobody may be waiting: the background thread serves it, completion goes to the done list */
+};
+
+struct hr_config {
+    uint64_t self_id;
+    const char *providers; /* "shm,tcp" in order of preference; loop is always there for oneself */
+    const char *ifname;
+    const char *fault; /* "tcp:drop=0.01,seed=7": wrap that provider; NULL none */
+    int local_peers;
+    int ranks_per_core_x16; /* local ranks * 16 / usable cores: how to wait */
+    int spin_us;            /* bound of spinning before sleeping; -1 adaptive */
+    uint64_t eager_credit;  /* unmatched bytes that a peer may have here; 0 default */
+    uint64_t staging_bytes;
+    struct hr_auth auth;
+};
+
+hr_status hr_engine_open(const struct hr_config *config, struct hr_engine **engine_p, char detail[256]);
+/* Waits until what was sent has left (deadline), says goodbye to peers, stops. Requests still open are aborted. */
+void hr_engine_close(struct hr_engine *engine, int64_t deadline);
+/* The i-th domain: name, address, text. Returns 0 past the last. */
+int hr_engine_domain(struct hr_engine *engine, int i, const char **name_p, void *addr, size_t *addr_len_p, struct hr_caps *caps_p,
+                     char text[256]);
+
+/* Begins to connect to peer_id over the named provider; both sides call it, one of them active. */
+hr_status hr_connect(struct hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr, size_t len, int active);
+/* Until all begun connections stand. On failure *peer_p and detail name the first that does not. */
+hr_status hr_connect_wait(struct hr_engine *engine, int64_t deadline, uint64_t *peer_p, char detail[256]);
+/* The control plane knows: this peer is gone. Breaks every communicator that holds it. Idempotent. */
+void hr_peer_lost(struct hr_engine *engine, uint64_t peer_id, hr_status why, const char *detail);
+/* Descriptor that becomes readable when an ASYNC request was added to the done list; and the list. */
+int hr_engine_done_fd(struct hr_engine *engine);
+struct hr_request *hr_engine_reap(struct hr_engine *engine); /* linked by next; the caller owns them again */
+
+/* A communicator: peers[i] is the peer id of rank i. id is the same on all members and is never reused in a job. */
+hr_status hr_comm_open(struct hr_engine *engine, uint64_t id, const uint64_t *peers, int size, int rank, struct hr_comm **comm_p);
+/* Aborts what is pending, forgets what arrived; later frames for this id are dropped. */
+void hr_comm_close(struct hr_comm *comm);
+/* Pending and later calls fail with this; told to the other members when tell is set. The first break wins. */
+void hr_comm_break(struct hr_comm *comm, hr_status status, int peer, enum hr_phase phase, const char *detail, int tell);
+struct hr_comm_state {
+    int32_t status; /* HR_OK, or why it is broken */
+    int32_t peer;   /* rank to blame, -1 unknown */
+    int32_t phase;
+    const char *provider;
+    char detail[160];
+};
+void hr_comm_state(struct hr_comm *comm, struct hr_comm_state *state_p);
+
+/* Point to point. tag below 2^31. req fields flags, priority and user are set by the caller before. */
+hr_status hr_isend(struct hr_comm *comm, const void *buf, size_t len, int dst, uint32_t tag, struct hr_request *req);
+hr_status hr_irecv(struct hr_comm *comm, void *buf, size_t len, int src, uint32_t tag, struct hr_request *req);
+/* Runs a program. sig: 64-bit signature of (operation, dtype, count, root, op), the same on all ranks. */
+hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *in, void *out, hr_dtype dtype, hr_redop op,
+                 uint64_t sig, struct hr_request *req);
+
+/* Waits until done: HR_OK (then look at req->status), HR_ERR_TIMEOUT (the request goes on), HR_INTERRUPTED (a signal came).
+ * polls > 0: give up with HR_INTERRUPTED after so many polls without sleeping (for callers that hold the GIL). */
+hr_status hr_wait(struct hr_engine *engine, struct hr_request *req, int64_t deadline, int polls);
+/* Ends it now: done on return, with HR_ERR_CANCELED or this status unless it had completed before. A receive in transfer is
+ * cut off so that nothing can change its buffer afterwards; a run breaks its communicator. */
+void hr_cancel(struct hr_engine *engine, struct hr_request *req, hr_status status);
+/* One pass of progress, for tests and for callers with a loop of their own. */
+int hr_progress(struct hr_engine *engine);
+
+/* Counters, by name, for Python: fills up to n and returns how many there are. */
+struct hr_counter {
+    const char *name;
+    uint64_t value;
+};
+int hr_engine_counters(struct hr_engine *engine, struct hr_counter *counters, int n);
+/* Per peer: provider name, bytes and messages each way, nanoseconds with bulk in flight. 0 when unknown. */
+struct hr_peer_stats {
+    const char *provider;
+    uint64_t tx_bytes, rx_bytes, tx_msgs, rx_msgs, busy_ns;
+    double rate; /* measured, bytes per second; 0 unknown */
+    int connected;
+};
+int hr_peer_stats(struct hr_engine *engine, uint64_t peer_id, struct hr_peer_stats *stats_p);
+
+int64_t hr_now(void);
+
+#endif

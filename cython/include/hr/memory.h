@@ -1,0 +1,44 @@
+/* memory.h - arenas: the registered memory that hrdma.empty() hands out. */
+#ifndef HR_MEMORY_H
+#define HR_MEMORY_H
+
+/*
+ * An arena is one memfd: sealed against shrinking, allocated in full (ENOMEM here, never SIGBUS later), prefaulted, in
+ * huge pages where the kernel can be brought to it, aligned to 2 MiB. Blocks are cut from arenas, 64-byte aligned, first
+ * fit, neighbours merged on free; an empty arena is kept up to a bound and then given back. Peers on the host map an
+ * arena read-only (F_SEAL_FUTURE_WRITE after our own mapping, unless exposed for one-sided writes). Nothing has a name
+ * in any file system, so nothing is left after kill -9. Arenas belong to the process, not to an engine, and are thread safe.
+ *
+ * After fork the child shares the pages (MAP_SHARED): it may read and write blocks it inherited, and may not allocate
+ * or free there (calls return NULL / do nothing: the pid is checked).
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "hr/status.h"
+
+enum { HR_ARENA_WRITABLE_BY_PEERS = 1 };
+
+struct hr_arena_info {
+    uint64_t id; /* unique in this process, never reused */
+    int fd;      /* the memfd; owned by the arena */
+    void *base;
+    size_t size;
+    uint32_t flags;
+};
+
+/* len bytes, 64-aligned, contents zero only when fresh. NULL with errno on failure. len 0 gives a unique block. */
+void *hr_arena_alloc(size_t len, uint32_t flags);
+void hr_arena_free(void *block);
+/* The arena that covers [addr, addr+len) in full: 1 and *info_p, else 0. Cheap: called on every large transfer. */
+int hr_arena_find(const void *addr, size_t len, struct hr_arena_info *info_p);
+/* Is the arena with this id still there? Providers drop what they cached for those that went. */
+int hr_arena_alive(uint64_t id);
+
+struct hr_arena_stats {
+    uint64_t arenas, bytes_mapped, bytes_used, bytes_huge, blocks;
+};
+void hr_arena_stats(struct hr_arena_stats *stats_p);
+
+#endif

@@ -1,0 +1,85 @@
+"""Every exception that hrdma raises beyond the builtins TimeoutError, ValueError and TypeError."""
+
+from __future__ import annotations
+
+__all__ = [
+    "CollectiveMismatchError",
+    "DeviceError",
+    "HrdmaError",
+    "PeerError",
+    "RequestError",
+    "ScheduleError",
+]
+
+
+class HrdmaError(RuntimeError):
+    """Base of all errors of this library."""
+
+
+class RequestError(HrdmaError):
+    """This operation failed; its connection and its communicator go on unless a subclass says otherwise."""
+
+
+class CollectiveMismatchError(RequestError):
+    """Ranks called different collectives, or the same one with different arguments. The communicator is broken."""
+
+
+class PeerError(HrdmaError):
+    """A rank or the connection to it is gone; every communicator that contains the rank is broken.
+
+    Attributes
+    ----------
+    rank : int
+        The rank to blame in the communicator that raised; -1 when it is not known.
+    operation : str
+        What was called here: ``"allreduce"``, ``"recv"``, ...
+    sequence : int
+        Running number of the operation on its communicator, from 0; -1 outside one.
+    phase : str
+        How far it was: ``"init"``, ``"connect"``, ``"post"``, ``"match"``, ``"transfer"``, ``"finish"`` or ``"close"``.
+    transport : str
+        Provider of the connection: ``"shm"``, ``"tcp"``, ...
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int = -1,
+        operation: str = "",
+        sequence: int = -1,
+        phase: str = "",
+        transport: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.operation = operation
+        self.sequence = sequence
+        self.phase = phase
+        self.transport = transport
+
+    def __reduce__(self):
+        return (_peer_error, (str(self), self.rank, self.operation, self.sequence, self.phase, self.transport))
+
+
+def _peer_error(message, rank, operation, sequence, phase, transport):
+    return PeerError(message, rank=rank, operation=operation, sequence=sequence, phase=phase, transport=transport)
+
+
+class DeviceError(HrdmaError):
+    """The device is gone or cannot be opened; every connection on it is lost."""
+
+
+class ScheduleError(HrdmaError, ValueError):
+    """A schedule is wrong. The message names the rank and the chunk.
+
+    Attributes
+    ----------
+    rank, chunk : int or None
+        Where the proof failed.
+    """
+
+    def __init__(self, message: str, *, rank: int | None = None, chunk: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.chunk = chunk
