@@ -30,6 +30,7 @@
 struct hr_engine;
 struct hr_comm;
 struct hr_conn;
+struct hr_xfer;
 
 /* Where an operation was when it failed. */
 enum hr_phase { HR_PHASE_NONE, HR_PHASE_CONNECT, HR_PHASE_POST, HR_PHASE_MATCH, HR_PHASE_TRANSFER, HR_PHASE_FINISH, HR_PHASE_CLOSE };
@@ -49,13 +50,18 @@ struct hr_request {
     int32_t priority;
     void *user;            /* the caller's */
     /* below: the engine's */
-    hr_request_fn then;    /* continuation in C, instead of waking a waiter */
+    hr_request_fn then; /* continuation in C, instead of waking a waiter */
     struct hr_comm *comm;
-    struct hr_conn *conn;
-    struct hr_request *next, *prev;
-    void *state;
-    uint32_t kind;
-    uint32_t waiters;
+    struct hr_conn *conn; /* NULL: any source */
+    struct hr_request *next, *prev;   /* the communicator's pending list, later the done list */
+    struct hr_request *mnext, *mprev; /* a matching chain, or a connection's send queue */
+    struct hr_xfer *xfer;             /* rendezvous in progress */
+    void *state;                      /* run or waiter */
+    void *buf;
+    uint64_t len, tag, sig;
+    uint32_t index; /* instruction of the run */
+    uint8_t kind, queued, reduce, dtype;
+    uint8_t op, rflags;
 };
 
 enum {
@@ -66,23 +72,25 @@ struct hr_config {
     uint64_t self_id;
     const char *providers; /* "shm,tcp" in order of preference; loop is always there for oneself */
     const char *ifname;
-    const char *fault; /* "tcp:drop=0.01,seed=7": wrap that provider; NULL none */
+    const char *options; /* "tcp:cc=cubic,streams=2;shm:ring=1M": handed to the providers; NULL none */
+    const char *fault;   /* "tcp:drop=0.01,seed=7": wrap that provider; NULL none */
     int local_peers;
-    int ranks_per_core_x16; /* local ranks * 16 / usable cores: how to wait */
     int spin_us;            /* bound of spinning before sleeping; -1 adaptive */
     uint64_t eager_credit;  /* unmatched bytes that a peer may have here; 0 default */
-    uint64_t staging_bytes;
     struct hr_auth auth;
 };
 
 hr_status hr_engine_open(const struct hr_config *config, struct hr_engine **engine_p, char detail[256]);
 /* Waits until what was sent has left (deadline), says goodbye to peers, stops. Requests still open are aborted. */
 void hr_engine_close(struct hr_engine *engine, int64_t deadline);
+/* How many ranks of the job share this host, and the cores they share: decides how to wait. */
+void hr_engine_set_locality(struct hr_engine *engine, int local_ranks, int cores);
 /* The i-th domain: name, address, text. Returns 0 past the last. */
 int hr_engine_domain(struct hr_engine *engine, int i, const char **name_p, void *addr, size_t *addr_len_p, struct hr_caps *caps_p,
                      char text[256]);
 
-/* Begins to connect to peer_id over the named provider; both sides call it, one of them active. */
+/* Begins to connect to peer_id over the named provider; both sides call it, one of them active. Called again for the same
+ * peer and provider it adds a lane (another stream or rail). To oneself: provider "loop", once. */
 hr_status hr_connect(struct hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr, size_t len, int active);
 /* Until all begun connections stand. On failure *peer_p and detail name the first that does not. */
 hr_status hr_connect_wait(struct hr_engine *engine, int64_t deadline, uint64_t *peer_p, char detail[256]);

@@ -37,7 +37,7 @@
 
 #include "hr/status.h"
 
-#define HR_MAX_HDR 64      /* largest message header */
+#define HR_MAX_HDR 96      /* largest message header */
 #define HR_DESC_BYTES 32   /* largest memory descriptor */
 #define HR_MAX_ADDR 256    /* largest domain address */
 #define HR_MAX_PROVIDERS 8
@@ -51,7 +51,7 @@ enum {
     HR_CAP_WRITE = 1 << 1,   /* post_write, with notification */
     HR_CAP_ATOMIC = 1 << 2,  /* post_atomic */
     HR_CAP_MAP = 1 << 3,     /* mem_import may give a CPU address (rmem.ptr): the peer's memory, read-only */
-    HR_CAP_ANYMEM = 1 << 4,  /* local side of post_* may be memory that was never registered */
+    HR_CAP_ANYMEM = 1 << 4,  /* local side of reads and writes may be memory that was never registered */
     HR_CAP_REVOKE = 1 << 5,  /* mem_deregister of an exported region takes effect at once: late remote access fails */
     HR_CAP_LOCAL = 1 << 6,   /* peers are on this host */
 };
@@ -105,8 +105,8 @@ struct hr_ep {
 
 /* Where events go. All are called from inside progress() with the engine's lock held. */
 struct hr_sink {
-    /* One message. data (hdr_len bytes of header, then the payload) is valid until return. hdr is 8-aligned. */
-    void (*recv)(struct hr_ep *ep, const void *hdr, const void *payload, size_t payload_len);
+    /* One message, valid until return. hdr is 8-aligned; hdr_len is what the sender gave. */
+    void (*recv)(struct hr_ep *ep, const void *hdr, size_t hdr_len, const void *payload, size_t payload_len);
     /* An operation that returned HR_INPROGRESS has ended. Its buffers may be reused. */
     void (*done)(struct hr_ep *ep, void *cookie, hr_status status);
     /* A peer's write with notification has landed: nbytes, and the value it carried. */
@@ -134,7 +134,7 @@ struct hr_msg {
     size_t hdr_len; /* 8 .. HR_MAX_HDR, a multiple of 8 */
     const void *payload;
     size_t len;
-    const struct hr_mem *mem; /* registration that covers payload, or NULL where HR_CAP_ANYMEM */
+    const struct hr_mem *mem; /* registration that covers payload, or NULL: messages go from any memory */
     void *cookie;
 };
 
@@ -212,8 +212,8 @@ struct hr_provider {
     hr_status (*post_write)(struct hr_ep *ep, const struct hr_rma *rma);
     hr_status (*post_read)(struct hr_ep *ep, const struct hr_rma *rma);
     hr_status (*post_atomic)(struct hr_ep *ep, const struct hr_atomic *atomic);
-    /* Takes back an operation in progress: HR_OK, its buffers will not be touched and no done follows; HR_AGAIN, too late
-     * (done follows, soon); HR_ERR_UNSUPPORTED, only ep_abort can. */
+    /* Lets go of an operation in progress: HR_OK, its local buffers will not be touched again and no done follows (what
+     * is half on its way goes on from a private copy); HR_ERR_UNSUPPORTED, only ep_abort can. */
     hr_status (*cancel)(struct hr_ep *ep, void *cookie);
 
     /* Polls: delivers at most budget events and returns how many. hint: look at this endpoint first, and at the others

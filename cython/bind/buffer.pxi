@@ -1,0 +1,275 @@
+# buffer.pxi - from a Python object to memory: the buffer protocol, then DLPack.
+#
+# A Span is one argument while a call has it: where it lies, how many bytes, how many elements of which type. It lives on
+# the caller's stack for blocking calls and inside a Request for the others; either way span_close() gives it back, and
+# until then the exporter may not move or free the memory. dtype is an hr_dtype, or -1 for types that the core moves and
+# cannot reduce (bool, complex, structured).
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE
+from cpython.object cimport PyObject
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from cpython.ref cimport Py_INCREF, Py_XDECREF
+from libc.string cimport memset
+
+from hrdma.types import DTYPE_CODE, OP_CODE
+
+cdef extern from "Python.h":
+    # Cython's own Py_buffer counts references through obj; here a plain pointer is wanted, NULL while nothing is held.
+    ctypedef struct View "Py_buffer":
+        void *buf
+        PyObject *obj
+        Py_ssize_t len
+        Py_ssize_t itemsize
+        char *format
+
+    bint PyObject_CheckBuffer(object x) noexcept
+    int PyObject_GetBuffer(object x, View *view, int flags) except -1
+    void PyBuffer_Release(View *view) noexcept
+
+
+cdef extern from *:
+    """
+    /* The exchange structs of DLPack 1.0 (dlpack.h), as far as they are read here. */
+    typedef struct { int32_t device_type, device_id; } hr_dl_device;
+    typedef struct { uint8_t code, bits; uint16_t lanes; } hr_dl_type;
+    typedef struct {
+        void *data;
+        hr_dl_device device;
+        int32_t ndim;
+        hr_dl_type dtype;
+        int64_t *shape, *strides;
+        uint64_t byte_offset;
+    } hr_dl_tensor;
+    typedef struct { hr_dl_tensor dl_tensor; } hr_dl_managed;
+    typedef struct {
+        struct { uint32_t major, minor; } version;
+        void *manager_ctx;
+        void (*deleter)(void *);
+        uint64_t flags;
+        hr_dl_tensor dl_tensor;
+    } hr_dl_managed_versioned;
+    """
+    ctypedef struct hr_dl_device:
+        int32_t device_type
+    ctypedef struct hr_dl_type:
+        uint8_t code
+        uint8_t bits
+        uint16_t lanes
+    ctypedef struct hr_dl_tensor:
+        void *data
+        hr_dl_device device
+        int32_t ndim
+        hr_dl_type dtype
+        int64_t *shape
+        int64_t *strides
+        uint64_t byte_offset
+    ctypedef struct hr_dl_managed:
+        hr_dl_tensor dl_tensor
+    ctypedef struct hr_dl_managed_versioned:
+        uint64_t flags
+        hr_dl_tensor dl_tensor
+
+
+cdef enum:
+    DL_CPU = 1
+    DL_READ_ONLY = 1
+
+cdef struct Span:
+    void *ptr
+    size_t nbytes
+    size_t count
+    size_t itemsize
+    int dtype
+    View view         # view.obj is NULL where DLPack gave the memory
+    PyObject *keep    # the capsule then: as long as it lives, so does the memory
+
+
+cdef inline void span_close(Span *span) noexcept:
+    if span.view.obj != NULL:
+        PyBuffer_Release(&span.view)
+    if span.keep != NULL:
+        Py_XDECREF(span.keep)
+        span.keep = NULL
+
+
+cdef inline int span_open(object x, bint writable, Span *span) except -1:
+    """Memory of x as bytes, for send and recv. On error nothing is held."""
+    span.view.obj = NULL
+    span.keep = NULL
+    if not PyObject_CheckBuffer(x):
+        return span_dlpack(x, writable, span)
+    try:
+        PyObject_GetBuffer(x, &span.view, PyBUF_WRITABLE if writable else 0)
+    except (BufferError, ValueError, TypeError) as error:
+        span_refuse(x, writable, error)
+    span.ptr = span.view.buf
+    span.nbytes = <size_t> span.view.len
+    return 0
+
+
+cdef inline int span_open_typed(object x, bint writable, Span *span) except -1:
+    """Memory of x with its element type, for collectives. On error nothing is held."""
+    span.view.obj = NULL
+    span.keep = NULL
+    if not PyObject_CheckBuffer(x):
+        return span_dlpack(x, writable, span)
+    cdef int flags = PyBUF_C_CONTIGUOUS | (PyBUF_WRITABLE if writable else 0)
+    try:
+        PyObject_GetBuffer(x, &span.view, flags | PyBUF_FORMAT)
+        span.dtype = dtype_of_format(span.view.format, <size_t> span.view.itemsize)
+    except (BufferError, ValueError, TypeError) as error:
+        # numpy cannot put the types of ml_dtypes into a format string; their name says what they are.
+        dtype = getattr(x, "dtype", None)
+        if dtype is None:
+            span_refuse(x, writable, error)
+        try:
+            PyObject_GetBuffer(x, &span.view, flags)
+        except (BufferError, ValueError, TypeError) as again:
+            span_refuse(x, writable, again)
+        span.dtype = DTYPE_CODE.get(dtype.name, -1)
+        if span.dtype >= 0 and hr_dtype_size(<hr_dtype> span.dtype) != <size_t> span.view.itemsize:
+            span.dtype = -1
+    span.ptr = span.view.buf
+    span.nbytes = <size_t> span.view.len
+    span.itemsize = <size_t> span.view.itemsize
+    span.count = span.nbytes // span.itemsize if span.itemsize else 0
+    return 0
+
+
+cdef int span_refuse(object x, bint writable, object error) except -1:
+    """Says why x cannot be used, with the mend."""
+    kind = type(x).__name__
+    try:
+        view = memoryview(x)
+    except (BufferError, ValueError, TypeError):
+        flags = getattr(x, "flags", None)
+        contiguous = getattr(flags, "c_contiguous", True)
+        readonly = not getattr(flags, "writeable", True)
+    else:
+        contiguous = view.c_contiguous
+        readonly = view.readonly
+    if not contiguous:
+        raise ValueError(f"the {kind} is not C-contiguous: pass numpy.ascontiguousarray(x)") from error
+    if writable and readonly:
+        raise ValueError(f"the {kind} is read-only and this call writes into it: pass a writable array, or a copy") from error
+    raise TypeError(f"cannot use the memory of this {kind}: {error}") from error
+
+
+cdef int dtype_of_format(const char *format, size_t itemsize) noexcept:
+    cdef char kind
+    cdef int width
+    if format == NULL:
+        return <int> HR_UINT8
+    if format[0] in (c"=", c"@") or (format[0] == c"<" and LITTLE_ENDIAN) or (
+        format[0] in (c">", c"!") and not LITTLE_ENDIAN
+    ):
+        format += 1
+    kind = format[0]
+    if kind == 0 or format[1] != 0:
+        return -1
+    # Widths come from itemsize: "l" is four bytes in one format and eight in another.
+    width = 0 if itemsize == 1 else 1 if itemsize == 2 else 2 if itemsize == 4 else 3 if itemsize == 8 else -1
+    if width < 0:
+        return -1
+    if kind in (c"b", c"h", c"i", c"l", c"q", c"n"):
+        return width                   # int8 .. int64
+    if kind in (c"B", c"H", c"I", c"L", c"Q", c"N"):
+        return 4 + width               # uint8 .. uint64
+    if kind in (c"e", c"f", c"d") and itemsize >= 2:
+        return 8 if width == 1 else 8 + width  # float16, float32, float64
+    return -1
+
+
+cdef bint LITTLE_ENDIAN = __import__("sys").byteorder == "little"
+
+
+cdef int span_dlpack(object x, bint writable, Span *span) except -1:
+    """Memory of an object that speaks DLPack alone (a torch tensor). The capsule is kept, not consumed."""
+    cdef hr_dl_tensor *tensor
+    cdef uint64_t flags = 0
+    cdef int64_t stride = 1, extent
+    cdef int i
+    kind = type(x).__name__
+    if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
+        raise TypeError(f"a {kind} has no memory to work on: pass an array, a buffer or a tensor (buffer protocol or DLPack)")
+    device = x.__dlpack_device__()
+    if int(device[0]) != DL_CPU:
+        raise TypeError(f"the {kind} is on device {tuple(int(d) for d in device)}: only CPU memory (1, 0) works, pass x.cpu()")
+    try:
+        try:
+            capsule = x.__dlpack__(max_version=(1, 0))
+        except TypeError:
+            capsule = x.__dlpack__()
+    except (RuntimeError, BufferError, ValueError) as error:
+        raise ValueError(f"the {kind} cannot be exported: {error}") from error
+    if PyCapsule_IsValid(capsule, "dltensor_versioned"):
+        versioned = <hr_dl_managed_versioned *> PyCapsule_GetPointer(capsule, "dltensor_versioned")
+        tensor = &versioned.dl_tensor
+        flags = versioned.flags
+    elif PyCapsule_IsValid(capsule, "dltensor"):
+        tensor = &(<hr_dl_managed *> PyCapsule_GetPointer(capsule, "dltensor")).dl_tensor
+    else:
+        raise TypeError(f"__dlpack__ of the {kind} gave no DLPack capsule")
+    if writable and flags & DL_READ_ONLY:
+        raise ValueError(f"the {kind} is read-only and this call writes into it: pass a writable array, or a copy")
+    span.count = 1
+    for i in reversed(range(tensor.ndim)):
+        extent = tensor.shape[i]
+        if tensor.strides != NULL and extent > 1 and tensor.strides[i] != stride:
+            raise ValueError(f"the {kind} is not C-contiguous: pass x.contiguous()")
+        stride *= extent
+        span.count *= <size_t> extent
+    span.itemsize = (tensor.dtype.bits * tensor.dtype.lanes + 7) // 8
+    span.nbytes = span.count * span.itemsize
+    span.ptr = <char *> tensor.data + tensor.byte_offset if tensor.data != NULL else NULL
+    span.dtype = -1
+    if tensor.dtype.lanes == 1 and tensor.dtype.code < 5:
+        name = ("int", "uint", "float", "", "bfloat")[tensor.dtype.code] + str(tensor.dtype.bits)
+        span.dtype = DTYPE_CODE.get(name, -1)
+    Py_INCREF(capsule)
+    span.keep = <PyObject *> capsule
+    return 0
+
+
+cdef str dtype_name(int dtype, size_t itemsize):
+    """For signatures and messages: what all ranks must agree on. Types that are moved only differ by their size."""
+    return text_of(hr_dtype_name(<hr_dtype> dtype)) if dtype >= 0 else f"{itemsize}-byte elements"
+
+
+cdef inline void span_none(Span *span) noexcept:
+    memset(span, 0, sizeof(Span))
+
+
+cdef inline bint overlap(Span *a, Span *b) noexcept:
+    cdef char *p = <char *> a.ptr
+    cdef char *q = <char *> b.ptr
+    return a.nbytes and b.nbytes and p < q + b.nbytes and q < p + a.nbytes
+
+
+cdef object numpy_dtype(object dtype):
+    """A numpy dtype; bfloat16, by name, from ml_dtypes."""
+    import numpy
+
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise TypeError("bfloat16 needs the package ml_dtypes: pip install hrdma[bf16]") from None
+        return numpy.dtype(ml_dtypes.bfloat16)
+    return numpy.dtype(dtype)
+
+
+cdef object array_dtype(object x, Span *span):
+    """The numpy dtype for a result that goes with x."""
+    dtype = getattr(x, "dtype", None)
+    if type(dtype).__module__.partition(".")[0] == "numpy":
+        return dtype
+    if span.dtype >= 0:
+        return numpy_dtype(text_of(hr_dtype_name(<hr_dtype> span.dtype)))
+    if span.view.obj != NULL and span.view.format != NULL:
+        return numpy_dtype(text_of(span.view.format))
+    raise TypeError(f"cannot make an array like this {type(x).__name__}: pass out=")
+
+
+cdef tuple shape_of(object x, Span *span):
+    shape = getattr(x, "shape", None)
+    return (span.count,) if shape is None else tuple(shape)

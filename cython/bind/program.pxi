@@ -1,0 +1,103 @@
+# program.pxi - a schedule bound to this rank, kept with what a call needs to know about it.
+
+
+# What a call looks up its program by. Compared field by field, so no object is made for a call that was seen before.
+cdef struct Key:
+    uint64_t count
+    uint32_t itemsize
+    int16_t collective
+    int16_t dtype
+    int16_t op
+    int16_t flags
+    int32_t root
+
+
+cdef class Program:
+    """The core's copy of one planned collective.
+
+    Parameters
+    ----------
+    instrs, unlocks, refs : arrays
+        As struct hr_instr, uint32 and struct hr_ref (hrdma/planning.py).
+    in_bytes, out_bytes, tmp_bytes : int
+    size : int
+        Ranks of the communicator.
+    text : str
+        ``"allreduce(float32, 1000, sum)"``: the same on all ranks, shown when they disagree.
+    signature : int
+        64 bits of a hash of that text.
+
+    Raises
+    ------
+    ValueError
+        The core found it inconsistent; the message names the instruction.
+    """
+
+    cdef hr_program *handle
+    cdef readonly uint64_t signature
+    cdef readonly str text
+    cdef readonly str explanation
+    cdef uint64_t in_bytes, out_bytes
+    cdef Key key
+
+    def __cinit__(self, instrs, unlocks, refs, uint64_t in_bytes, uint64_t out_bytes, uint64_t tmp_bytes, int size, *,
+                  str text="", uint64_t signature=0, str explanation=""):
+        cdef Span i, u, r
+        cdef char detail[256]
+        cdef hr_status status
+        cdef hr_program *handle = NULL
+        detail[0] = 0
+        span_open(instrs, False, &i)
+        try:
+            span_open(unlocks, False, &u)
+            try:
+                span_open(refs, False, &r)
+                if i.nbytes % sizeof(hr_instr) or u.nbytes % sizeof(uint32_t) or r.nbytes % sizeof(hr_ref):
+                    span_close(&r)
+                    raise ValueError(f"arrays of {i.nbytes}, {u.nbytes} and {r.nbytes} bytes are no program")
+                status = hr_program_new(
+                    <const hr_instr *> i.ptr, <uint32_t> (i.nbytes // sizeof(hr_instr)),
+                    <const uint32_t *> u.ptr, <uint32_t> (u.nbytes // sizeof(uint32_t)),
+                    <const hr_ref *> r.ptr, <uint32_t> (r.nbytes // sizeof(hr_ref)),
+                    in_bytes, out_bytes, tmp_bytes, size, &handle, detail)
+                span_close(&r)
+            finally:
+                span_close(&u)
+        finally:
+            span_close(&i)
+        if status != HR_OK:
+            raise status_error(status, with_detail(f"program of {text or 'a collective'}", detail))
+        self.handle = handle
+        self.in_bytes = in_bytes
+        self.out_bytes = out_bytes
+        self.text = text
+        self.signature = signature
+        self.explanation = explanation
+
+    def __dealloc__(self):
+        if self.handle != NULL:
+            hr_program_put(self.handle)
+
+    @property
+    def nbytes(self):
+        """Bytes of the input and of the output."""
+        return self.in_bytes, self.out_bytes
+
+
+cdef enum:
+    KEY_IN_PLACE = 1
+    KEY_DETERMINISTIC = 2
+    SLOTS = 64  # a power of two
+
+
+cdef inline bint key_equal(const Key *a, const Key *b) noexcept:
+    return (a.count == b.count and a.itemsize == b.itemsize and a.collective == b.collective and a.dtype == b.dtype
+            and a.op == b.op and a.flags == b.flags and a.root == b.root)
+
+
+cdef inline unsigned key_slot(const Key *key) noexcept:
+    cdef uint64_t h = key.count * 0x9E3779B97F4A7C15ull
+    h ^= (<uint64_t> (<uint32_t> key.root) << 32) + (<uint64_t> key.itemsize << 20) + (<uint64_t> (<uint16_t> key.dtype) << 12)
+    h ^= (<uint64_t> key.collective << 8) + (<uint64_t> key.op << 4) + <uint64_t> key.flags
+    h *= 0xD6E8FEB86659FD93ull
+    return <unsigned> (h >> 40) & (SLOTS - 1)

@@ -1,0 +1,262 @@
+/* arena.c - arenas: where blocks are cut, which empty arenas are kept, and what a forked child may do. */
+
+/*
+ * Small blocks share arenas: the first has 4 MiB, each further one as much as all before it up to 64 MiB, so that a
+ * hundred thousand small arrays cost hundreds of descriptors and imports, not a hundred thousand. A big block (32 MiB
+ * and more) has an arena of its own, so that freeing it gives the memory back whatever else was allocated meanwhile.
+ *
+ * An arena that became empty stays until the empty ones together pass a bound; the one that has been empty longest goes
+ * first. A big block takes an empty big arena that is at most a quarter larger than it needs.
+ *
+ * The lock is not held while memory is mapped, filled or unmapped (milliseconds): two threads may so make an arena each
+ * where one would have done.
+ *
+ * Whether this is a forked child is one load: pthread_atfork's handler sets it in the child. In the child the lock and
+ * the index may be in any state, so nothing there is looked at.
+ */
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "core/arena_extents.h"
+#include "core/arena_index.h"
+#include "core/arena_pages.h"
+#include "hr/memory.h"
+
+#define MIB ((size_t)1 << 20)
+#define ALIGNMENT ((size_t)64)
+#define FIRST_SHARED (4 * MIB)
+#define LARGEST_SHARED (64 * MIB)
+#define BIG_BLOCK (32 * MIB)
+#define KEPT_EMPTY (512 * MIB) /* or a sixteenth of the host's memory, if that is less */
+
+struct hr_arena {
+    struct hr_arena *next, *prev;
+    struct hr_pages pages;
+    struct hr_extents extents;
+    uint64_t id;
+    uint64_t emptied; /* tick when its last block went */
+    uint32_t flags;
+    uint32_t big; /* made for one block */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct hr_arena *arenas; /* oldest first */
+static uint64_t last_id, tick;
+static size_t shared_bytes, empty_bytes;
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static volatile int forked;
+static size_t empty_bound;
+
+static void in_child(void) { forked = 1; }
+
+static void prepare(void) {
+    size_t host = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    empty_bound = host / 16 < KEPT_EMPTY ? host / 16 : KEPT_EMPTY;
+    pthread_atfork(NULL, NULL, in_child);
+}
+
+static size_t round_up(size_t len, size_t to) { return (len + to - 1) / to * to; }
+
+static int is_empty(const struct hr_arena *a) { return a->extents.blocks == 0; }
+
+static void arena_discard(struct hr_arena *a) {
+    hr_extents_free(&a->extents);
+    hr_pages_unmap(&a->pages);
+    free(a);
+}
+
+/* Without the lock. NULL with errno. */
+static struct hr_arena *arena_new(size_t size, uint32_t flags, int big) {
+    struct hr_arena *a = calloc(1, sizeof *a);
+    if (!a) return NULL;
+    int rc = hr_extents_init(&a->extents, size) ? ENOMEM : 0;
+    if (!rc) rc = hr_pages_map(size, flags & HR_ARENA_WRITABLE_BY_PEERS, &a->pages);
+    if (rc) {
+        hr_extents_free(&a->extents);
+        free(a);
+        errno = rc;
+        return NULL;
+    }
+    a->flags = flags;
+    a->big = (uint32_t)big;
+    return a;
+}
+
+/* With the lock: from here on it can be found. */
+static int arena_link(struct hr_arena *a) {
+    if (hr_arena_index_reserve()) return ENOMEM;
+    struct hr_arena **tail = &arenas;
+    while (*tail) {
+        a->prev = *tail;
+        tail = &(*tail)->next;
+    }
+    *tail = a;
+    a->id = ++last_id;
+    struct hr_arena_info info = {a->id, a->pages.fd, a->pages.base, a->pages.size, a->flags};
+    hr_arena_index_add(&info, a);
+    empty_bytes += a->pages.size;
+    if (!a->big) shared_bytes += a->pages.size;
+    return 0;
+}
+
+static void arena_unlink(struct hr_arena *a) {
+    hr_arena_index_remove(a->id);
+    if (a->next) a->next->prev = a->prev;
+    if (a->prev)
+        a->prev->next = a->next;
+    else
+        arenas = a->next;
+    empty_bytes -= a->pages.size;
+    if (!a->big) shared_bytes -= a->pages.size;
+}
+
+/* Unlinks empty arenas, longest empty first, until those left are within bound. The list is the caller's to discard. */
+static struct hr_arena *trim(size_t bound) {
+    struct hr_arena *gone = NULL;
+    while (empty_bytes > bound) {
+        struct hr_arena *oldest = NULL;
+        for (struct hr_arena *a = arenas; a; a = a->next) {
+            if (is_empty(a) && (!oldest || a->emptied < oldest->emptied)) oldest = a;
+        }
+        arena_unlink(oldest);
+        oldest->next = gone;
+        gone = oldest;
+    }
+    return gone;
+}
+
+static int discard_all(struct hr_arena *a) {
+    int any = a != NULL;
+    while (a) {
+        struct hr_arena *next = a->next;
+        arena_discard(a);
+        a = next;
+    }
+    return any;
+}
+
+static void *cut(struct hr_arena *a, size_t len) {
+    int was_empty = is_empty(a);
+    size_t offset = hr_extents_take(&a->extents, len);
+    if (offset == SIZE_MAX) return NULL;
+    if (was_empty) empty_bytes -= a->pages.size;
+    return (uint8_t *)a->pages.base + offset;
+}
+
+/* A block from the arenas there are. */
+static void *cut_shared(size_t len, uint32_t flags) {
+    for (struct hr_arena *a = arenas; a; a = a->next) {
+        void *block = NULL;
+        if (!a->big && a->flags == flags && hr_extents_longest(&a->extents) >= len) block = cut(a, len);
+        if (block) return block;
+    }
+    return NULL;
+}
+
+static void *cut_big(size_t len, uint32_t flags) {
+    struct hr_arena *best = NULL;
+    for (struct hr_arena *a = arenas; a; a = a->next) {
+        size_t size = a->pages.size;
+        if (!a->big || !is_empty(a) || a->flags != flags || size < len || size - len > len / 4) continue;
+        if (!best || size < best->pages.size) best = a;
+    }
+    return best ? cut(best, len) : NULL;
+}
+
+static size_t shared_size(size_t len) {
+    size_t size = shared_bytes < FIRST_SHARED ? FIRST_SHARED : shared_bytes;
+    if (size > LARGEST_SHARED) size = LARGEST_SHARED;
+    return round_up(size > len ? size : len, HR_HUGE_PAGE);
+}
+
+void *hr_arena_alloc(size_t len, uint32_t flags) {
+    if (forked) {
+        errno = EPERM;
+        return NULL;
+    }
+    if (len > SIZE_MAX / 4) { /* so that no sum below wraps */
+        errno = ENOMEM;
+        return NULL;
+    }
+    pthread_once(&once, prepare);
+    len = len ? round_up(len, ALIGNMENT) : ALIGNMENT;
+    int big = len >= BIG_BLOCK;
+
+    pthread_mutex_lock(&lock);
+    void *block = big ? cut_big(len, flags) : cut_shared(len, flags);
+    size_t size = big ? round_up(len, HR_HUGE_PAGE) : shared_size(len);
+    pthread_mutex_unlock(&lock);
+    if (block) return block;
+
+    struct hr_arena *a = arena_new(size, flags, big);
+    if (!a && errno == ENOMEM) { /* what is kept for later is wanted now; a small arena may do, too */
+        pthread_mutex_lock(&lock);
+        struct hr_arena *gone = trim(0);
+        pthread_mutex_unlock(&lock);
+        size_t least = round_up(len, HR_HUGE_PAGE);
+        if (discard_all(gone) || least < size)
+            a = arena_new(least, flags, big);
+        else
+            errno = ENOMEM;
+    }
+    if (!a) return NULL;
+
+    pthread_mutex_lock(&lock);
+    int rc = arena_link(a);
+    if (!rc && !(block = cut(a, len))) { /* no memory to note the block: the arena stays, empty */
+        a->emptied = ++tick;
+        rc = ENOMEM;
+    }
+    int linked = a->id != 0;
+    pthread_mutex_unlock(&lock);
+    if (!linked) arena_discard(a);
+    if (rc) errno = rc;
+    return block;
+}
+
+void hr_arena_free(void *block) {
+    if (forked || !block) return;
+    pthread_mutex_lock(&lock);
+    struct hr_arena *a = hr_arena_index_owner(block), *gone = NULL;
+    if (!a || !hr_extents_give(&a->extents, (size_t)((uint8_t *)block - (uint8_t *)a->pages.base))) {
+        pthread_mutex_unlock(&lock);
+        fprintf(stderr, "hr_arena_free: %p is not a block, or was freed before\n", block);
+        abort(); /* as free() does: what follows would corrupt somebody's array */
+    }
+    if (is_empty(a)) {
+        a->emptied = ++tick;
+        empty_bytes += a->pages.size;
+        gone = trim(empty_bound);
+    }
+    pthread_mutex_unlock(&lock);
+    discard_all(gone);
+}
+
+int hr_arena_find(const void *addr, size_t len, struct hr_arena_info *info_p) {
+    uintptr_t begin = (uintptr_t)addr;
+    if (forked || begin + len < begin) return 0;
+    return hr_arena_index_find(begin, begin + len, info_p);
+}
+
+int hr_arena_alive(uint64_t id) { return !forked && hr_arena_index_alive(id); }
+
+void hr_arena_stats(struct hr_arena_stats *stats_p) {
+    struct hr_arena_stats stats = {0};
+    if (!forked) {
+        pthread_mutex_lock(&lock);
+        for (struct hr_arena *a = arenas; a; a = a->next) {
+            stats.arenas++;
+            stats.bytes_mapped += a->pages.size;
+            stats.bytes_used += a->extents.used;
+            stats.bytes_huge += a->pages.huge;
+            stats.blocks += a->extents.blocks;
+        }
+        pthread_mutex_unlock(&lock);
+    }
+    *stats_p = stats;
+}

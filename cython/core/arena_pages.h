@@ -1,0 +1,20 @@
+/* arena_pages.h - the memory under one arena: a sealed memfd, resident, in huge pages where that can be had. */
+#ifndef HR_ARENA_PAGES_H
+#define HR_ARENA_PAGES_H
+
+#include <stddef.h>
+
+#define HR_HUGE_PAGE ((size_t)2 << 20)
+
+struct hr_pages {
+    int fd;
+    void *base; /* aligned to HR_HUGE_PAGE */
+    size_t size;
+    size_t huge; /* bytes known to be in huge pages */
+};
+
+/* size: a multiple of HR_HUGE_PAGE. 0, or an errno with nothing left behind. */
+int hr_pages_map(size_t size, int writable_by_peers, struct hr_pages *pages_p);
+void hr_pages_unmap(struct hr_pages *pages);
+
+#endif

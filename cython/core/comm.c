@@ -1,0 +1,152 @@
+/* comm.c - communicators: a set of peers with a name of its own on the wire, that works until one of them is lost. */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/engine.h"
+
+struct hr_comm *hr_comm_find(struct hr_engine *engine, uint64_t id) {
+    for (struct hr_link *l = engine->comms.next; l != &engine->comms; l = l->next) {
+        struct hr_comm *comm = hr_container(l, struct hr_comm, link);
+        if (comm->id == id) return comm;
+    }
+    return NULL;
+}
+
+/* --- ids that are over: their late frames are dropped ------------------------------------------------------------------ */
+
+static uint64_t *retired_slot(uint64_t *table, uint32_t cap, uint64_t id) {
+    uint32_t i = (uint32_t)((id * 0x9e3779b97f4a7c15ull) >> 32) & (cap - 1);
+    while (table[i] && table[i] != id) i = (i + 1) & (cap - 1);
+    return &table[i];
+}
+
+int hr_comm_retired(struct hr_engine *engine, uint64_t id) {
+    return engine->retired_cap && *retired_slot(engine->retired, engine->retired_cap, id) == id;
+}
+
+static void retire(struct hr_engine *engine, uint64_t id) {
+    if (engine->nretired * 2 >= engine->retired_cap) {
+        uint32_t cap = engine->retired_cap ? engine->retired_cap * 2 : 64;
+        uint64_t *table = calloc(cap, sizeof *table);
+        if (!table) return; /* late frames then lie unmatched, bounded by credit */
+        for (uint32_t i = 0; i < engine->retired_cap; i++)
+            if (engine->retired[i]) *retired_slot(table, cap, engine->retired[i]) = engine->retired[i];
+        free(engine->retired);
+        engine->retired = table;
+        engine->retired_cap = cap;
+    }
+    uint64_t *slot = retired_slot(engine->retired, engine->retired_cap, id);
+    if (*slot != id) {
+        *slot = id;
+        engine->nretired++;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------------------- */
+
+int hr_comm_rank_of(struct hr_comm *comm, struct hr_conn *conn) { return conn->index < comm->nranks ? comm->ranks[conn->index] : -1; }
+
+hr_status hr_comm_open(struct hr_engine *engine, uint64_t id, const uint64_t *peers, int size, int rank, struct hr_comm **comm_p) {
+    hr_status status = HR_ERR_NOMEM;
+    if (size < 1 || rank < 0 || rank >= size || peers[rank] != engine->config.self_id || !id) return HR_ERR_INVALID;
+    hr_lock(engine);
+    struct hr_comm *comm = calloc(1, sizeof *comm);
+    if (hr_comm_find(engine, id) || hr_comm_retired(engine, id)) {
+        status = HR_ERR_INVALID;
+        goto fail;
+    }
+    if (!comm || !(comm->conns = calloc((size_t)size, sizeof *comm->conns)) || !(comm->ranks = malloc(engine->nconns * sizeof(int)))) goto fail;
+    comm->engine = engine;
+    comm->id = id;
+    comm->size = size;
+    comm->rank = rank;
+    comm->nranks = engine->nconns;
+    comm->state.peer = -1;
+    hr_list_init(&comm->runs);
+    for (uint32_t i = 0; i < comm->nranks; i++) comm->ranks[i] = -1;
+    for (int i = 0; i < size; i++) {
+        comm->conns[i] = hr_conn_find(engine, peers[i]);
+        if (!comm->conns[i]) {
+            status = HR_ERR_INVALID;
+            goto fail;
+        }
+        comm->ranks[comm->conns[i]->index] = i;
+    }
+    hr_list_push(&engine->comms, &comm->link);
+    for (int i = 0; i < size; i++) {
+        struct hr_conn *conn = comm->conns[i];
+        if (conn->state == HR_CONN_LOST)
+            hr_comm_break_locked(comm, conn->why, i, HR_PHASE_CONNECT, conn->provider ? conn->provider->name : NULL, conn->detail, 1);
+    }
+    hr_settle(engine);
+    hr_unlock(engine);
+    *comm_p = comm;
+    return HR_OK;
+fail:
+    if (comm) {
+        free(comm->conns);
+        free(comm->ranks);
+    }
+    free(comm);
+    hr_unlock(engine);
+    return status;
+}
+
+/* Everybody who waits on it hears; members hear too, so that they need not find out one by one. */
+void hr_comm_break_locked(struct hr_comm *comm, hr_status status, int peer, int phase, const char *provider, const char *detail, int tell) {
+    struct hr_engine *engine = comm->engine;
+    if (comm->state.status != HR_OK) return;
+    comm->state.status = status;
+    comm->state.peer = peer;
+    comm->state.phase = phase;
+    comm->state.provider = provider;
+    snprintf(comm->state.detail, sizeof comm->state.detail, "%s", detail ? detail : "");
+    if (tell) {
+        /* a deadline of ours is no loss to the others: to them this rank has broken it */
+        int own = status == HR_ERR_TIMEOUT || status == HR_ERR_CANCELED || hr_is_device_error(status);
+        struct hr_hdr h = {.kind = HR_MSG_BREAK, .flags = (uint8_t)phase, .status = (int8_t)(own ? HR_ERR_BROKEN : status), .comm = comm->id,
+                           .tag = (uint64_t)(int64_t)(own ? comm->rank : peer)};
+        for (int i = 0; i < comm->size; i++)
+            if (i != comm->rank) {
+                struct hr_hdr copy = h;
+                hr_conn_send_ctl(comm->conns[i], &copy, sizeof copy);
+            }
+    }
+    hr_runs_fail(comm);
+    while (comm->pending) hr_abort_request(engine, comm->pending, status, peer, phase, NULL);
+    hr_runs_end(comm);
+}
+
+void hr_comm_break(struct hr_comm *comm, hr_status status, int peer, enum hr_phase phase, const char *detail, int tell) {
+    struct hr_engine *engine = comm->engine;
+    hr_lock(engine);
+    hr_comm_break_locked(comm, status, peer, phase, NULL, detail, tell);
+    hr_settle(engine);
+    hr_unlock(engine);
+}
+
+void hr_comm_state(struct hr_comm *comm, struct hr_comm_state *state_p) {
+    hr_lock(comm->engine);
+    *state_p = comm->state;
+    hr_unlock(comm->engine);
+}
+
+void hr_comm_free(struct hr_comm *comm) {
+    hr_list_remove(&comm->link);
+    free(comm->conns);
+    free(comm->ranks);
+    free(comm);
+}
+
+void hr_comm_close(struct hr_comm *comm) {
+    struct hr_engine *engine = comm->engine;
+    hr_lock(engine);
+    hr_comm_break_locked(comm, HR_ERR_BROKEN, comm->rank, HR_PHASE_CLOSE, NULL, "closed", 0);
+    retire(engine, comm->id);
+    hr_match_purge_comm(engine, comm->id);
+    hr_comm_free(comm);
+    hr_settle(engine);
+    hr_unlock(engine);
+}

@@ -1,0 +1,440 @@
+/* conn.c - connections: what waits to leave, in which order it leaves, credits, and the bound on bulk in flight. */
+
+/*
+ * Order of leaving: control messages first (they free buffers and room at the peer), then by priority; at equal priority
+ * message headers (EAGER, RTS) before segments of transfers. Control has a list of its own, so that a full queue of
+ * messages can never hold back the messages that would empty it.
+ *
+ * Two bounds keep memory and latency in hand. Credit: eager bytes that the peer holds because no receive matched them
+ * yet. Window: bulk bytes (segments, writes, eager payloads) on their way and not acknowledged by the peer's engine, kernel
+ * buffers and network included; it is max(64 KiB, 2 ms x measured rate), so an urgent message never has more than
+ * about 2 ms of bulk ahead of it on its connection. More urgent than the default ignores the window.
+ */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/engine.h"
+
+#define EAGER_CREDIT_DEFAULT (1u << 20)
+#define ACK_EVERY (16u << 10)
+#define BULK_MIN 4096
+#define LATENCY_NS 2000000.0
+#define RATE_PERIOD_NS 1000000
+
+static uint64_t conn_credit_max(struct hr_engine *engine) {
+    return engine->config.eager_credit ? engine->config.eager_credit : EAGER_CREDIT_DEFAULT;
+}
+
+struct hr_conn *hr_conn_find(struct hr_engine *engine, uint64_t peer_id) {
+    for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next) {
+        struct hr_conn *conn = hr_container(l, struct hr_conn, link);
+        if (conn->peer_id == peer_id) return conn;
+    }
+    return NULL;
+}
+
+struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id) {
+    struct hr_conn *conn = hr_conn_find(engine, peer_id);
+    if (conn) return conn;
+    conn = calloc(1, sizeof *conn);
+    if (!conn) return NULL;
+    conn->engine = engine;
+    conn->peer_id = peer_id;
+    conn->credit = (int64_t)conn_credit_max(engine);
+    hr_list_init(&conn->active);
+    hr_list_init(&conn->ctl);
+    hr_list_init(&conn->early);
+    for (int p = 0; p < HR_PRIORITIES; p++) hr_list_init(&conn->bulk[p]);
+    conn->index = engine->nconns++;
+    hr_list_push(&engine->conns, &conn->link);
+    return conn;
+}
+
+void hr_conn_free(struct hr_conn *conn) {
+    struct hr_link *l;
+    for (int i = 0; i < HR_MAX_LANES + 1; i++)
+        if (conn->lanes[i].ep) conn->lanes[i].ep->domain->ops->ep_destroy(conn->lanes[i].ep);
+    while ((l = hr_list_pop(&conn->ctl))) free(hr_container(l, struct hr_ctl, link));
+    while ((l = hr_list_pop(&conn->early))) free(hr_container(l, struct hr_umsg, link));
+    hr_list_remove(&conn->active);
+    hr_list_remove(&conn->link);
+    free(conn);
+}
+
+void hr_conn_activate(struct hr_conn *conn) {
+    if (hr_list_empty(&conn->active)) hr_list_push(&conn->engine->active, &conn->active);
+}
+
+/* Nothing queued here and nothing left in the host's buffers. */
+int hr_conn_idle(struct hr_conn *conn) {
+    if (conn->state != HR_CONN_UP) return 1;
+    if (conn->nqueued || conn->nbulk || !hr_list_empty(&conn->ctl)) return 0;
+    for (int i = 0; i < conn->nlanes; i++)
+        if (conn->lanes[i].ep->domain->ops->ep_unsent(conn->lanes[i].ep)) return 0;
+    return 1;
+}
+
+/* --- what every header carries ------------------------------------------------------------------------------------ */
+
+static void conn_settle(struct hr_conn *conn, struct hr_hdr *h) {
+    h->credit = conn->owed_credit;
+    h->ack = conn->owed_ack;
+}
+
+static void conn_settled(struct hr_conn *conn, const struct hr_hdr *h) {
+    conn->owed_credit -= h->credit;
+    conn->owed_ack -= h->ack;
+    conn->tx_msgs++;
+}
+
+static hr_status conn_post(struct hr_conn *conn, struct hr_hdr *h, size_t hdr_len, const void *payload, size_t len, void *cookie) {
+    struct hr_ep *ep = conn->lanes[0].ep;
+    struct hr_msg msg = {.hdr = h, .hdr_len = hdr_len, .payload = payload, .len = len, .cookie = cookie};
+    conn_settle(conn, h);
+    hr_status status = ep->domain->ops->post_send(ep, &msg);
+    if (status == HR_OK || status == HR_INPROGRESS) {
+        conn_settled(conn, h);
+        conn->tx_bytes += len;
+    } else if (hr_is_error(status)) {
+        hr_conn_lost(conn, status, NULL);
+    }
+    return status;
+}
+
+/* Control messages have no payload, so whether the provider still holds one makes no difference: cookie NULL. */
+void hr_conn_send_ctl(struct hr_conn *conn, struct hr_hdr *hdr, size_t len) {
+    if (conn->state != HR_CONN_UP) return;
+    if (hr_list_empty(&conn->ctl)) {
+        hr_status status = conn_post(conn, hdr, len, NULL, 0, NULL);
+        if (status != HR_AGAIN) return;
+    }
+    struct hr_ctl *ctl = malloc(sizeof *ctl);
+    if (!ctl) {
+        hr_conn_lost(conn, HR_ERR_NOMEM, "no memory for a control message");
+        return;
+    }
+    memcpy(&ctl->hdr, hdr, len);
+    ctl->len = (uint32_t)len;
+    hr_list_push(&conn->ctl, &ctl->link);
+    hr_conn_activate(conn);
+}
+
+void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack) {
+    conn->owed_credit += credit;
+    if (conn->caps->window && ack >= BULK_MIN) conn->owed_ack += ack;
+    if (conn->state != HR_CONN_UP) return;
+    if (conn->owed_credit >= conn_credit_max(conn->engine) / 4 || conn->owed_ack >= ACK_EVERY) {
+        struct hr_hdr h = {.kind = HR_MSG_CREDIT};
+        if (hr_list_empty(&conn->ctl)) conn_post(conn, &h, sizeof h, NULL, 0, NULL);
+        else hr_conn_activate(conn); /* something else will carry it */
+    }
+}
+
+/* --- the window ---------------------------------------------------------------------------------------------------- */
+
+/* Both ends count what is at least BULK_MIN: small messages need no clock and no acknowledgement. */
+static void conn_sent_bulk(struct hr_conn *conn, uint64_t nbytes) {
+    if (!conn->caps->window || nbytes < BULK_MIN) return;
+    if (!conn->inflight) {
+        conn->busy_since = conn->rate_since = hr_now();
+        conn->rate_bytes = 0;
+    }
+    conn->inflight += nbytes;
+}
+
+static void conn_acked(struct hr_conn *conn, uint64_t nbytes) {
+    if (nbytes > conn->inflight) nbytes = conn->inflight;
+    conn->inflight -= nbytes;
+    conn->rate_bytes += nbytes;
+    int64_t now = hr_now(), elapsed = now - conn->rate_since;
+    if (elapsed >= RATE_PERIOD_NS || (!conn->inflight && conn->rate_bytes >= HR_WINDOW_MIN)) {
+        double rate = (double)conn->rate_bytes * 1e9 / (double)(elapsed > 0 ? elapsed : 1);
+        /* rises at once, falls slowly, and not at all while there was too little to send for a measurement */
+        if (rate > conn->rate) conn->rate = rate;
+        else if (conn->nbulk || conn->nqueued) conn->rate += (rate - conn->rate) / 16;
+        conn->rate_since = now;
+        conn->rate_bytes = 0;
+        double window = conn->rate * LATENCY_NS / 1e9;
+        conn->window = window > (double)HR_WINDOW_MIN ? (uint64_t)window : HR_WINDOW_MIN;
+    }
+    if (!conn->inflight) conn->busy_ns += (uint64_t)(now - conn->busy_since);
+    if (conn->nqueued || conn->nbulk) hr_conn_activate(conn);
+}
+
+static int conn_window_open(struct hr_conn *conn) {
+    return !conn->caps->window || conn->inflight < conn->window;
+}
+
+/* --- headers of messages -------------------------------------------------------------------------------------------- */
+
+static hr_status send_header(struct hr_conn *conn, struct hr_request *req) {
+    hr_status status;
+    struct hr_hdr_long m = {.h = {.bucket = (uint8_t)req->rflags, .order = req->index, .comm = req->comm->id, .tag = req->tag, .aux = req->sig}};
+    if (req->len <= conn->caps->eager_max) {
+        m.h.kind = HR_MSG_EAGER;
+        status = conn_post(conn, &m.h, sizeof m.h, req->buf, req->len, req);
+        if (hr_is_error(status) || status == HR_AGAIN) return status;
+        conn->credit -= HR_EAGER_COST + (int64_t)req->len;
+        conn_sent_bulk(conn, req->len);
+        HR_COUNT(conn->engine, eager);
+        return status;
+    }
+    m.h.kind = HR_MSG_RTS;
+    m.size = req->len;
+    status = hr_xfer_offer(conn, req, &m);
+    if (status != HR_OK) return status;
+    status = conn_post(conn, &m.h, sizeof m, NULL, 0, NULL);
+    if (status == HR_AGAIN || hr_is_error(status)) {
+        hr_xfer_free(conn->engine, req->xfer);
+        return status;
+    }
+    conn->credit -= HR_EAGER_COST;
+    return HR_INPROGRESS;
+}
+
+static int conn_may_send(struct hr_conn *conn, struct hr_request *req) {
+    uint64_t cost = HR_EAGER_COST + (req->len <= conn->caps->eager_max ? req->len : 0);
+    if (conn->credit < (int64_t)cost) return 0;
+    return req->priority < HR_PRIORITY_DEFAULT || conn_window_open(conn);
+}
+
+static struct hr_request **conn_queue(struct hr_conn *conn, struct hr_request *req) { return &conn->sendq[req->priority]; }
+
+static void queue_send(struct hr_conn *conn, struct hr_request *req) {
+    struct hr_request **head = conn_queue(conn, req);
+    if (*head) {
+        req->mnext = *head;
+        req->mprev = (*head)->mprev;
+        req->mprev->mnext = req;
+        (*head)->mprev = req;
+    } else {
+        req->mnext = req->mprev = req;
+        *head = req;
+    }
+    req->queued = HR_QUEUED_SEND;
+    conn->nqueued++;
+    hr_conn_activate(conn);
+}
+
+void hr_conn_unqueue_send(struct hr_conn *conn, struct hr_request *req) {
+    struct hr_request **head = conn_queue(conn, req);
+    if (req->mnext == req) *head = NULL;
+    else {
+        req->mprev->mnext = req->mnext;
+        req->mnext->mprev = req->mprev;
+        if (*head == req) *head = req->mnext;
+    }
+    req->queued = HR_QUEUED_NO;
+    conn->nqueued--;
+}
+
+static int conn_more_urgent_waits(struct hr_conn *conn, int priority) {
+    for (int p = 0; p <= priority; p++)
+        if (conn->sendq[p]) return 1;
+    return 0;
+}
+
+/* Sends the header now if nothing is in the way; queues it otherwise. HR_OK: the request may be finished. */
+hr_status hr_conn_send(struct hr_conn *conn, struct hr_request *req) {
+    hr_status status = HR_AGAIN;
+    if (conn->state == HR_CONN_UP && hr_list_empty(&conn->ctl) && (!conn->nqueued || !conn_more_urgent_waits(conn, req->priority)) &&
+        conn_may_send(conn, req))
+        status = send_header(conn, req);
+    if (status == HR_AGAIN) queue_send(conn, req);
+    else if (status == HR_INPROGRESS && !req->xfer) req->queued = HR_QUEUED_PROVIDER;
+    return status;
+}
+
+static hr_status conn_send_queued(struct hr_conn *conn, struct hr_request *req) {
+    hr_status status = send_header(conn, req);
+    if (status == HR_AGAIN) return status;
+    hr_conn_unqueue_send(conn, req);
+    if (status == HR_OK) hr_finish(conn->engine, req, HR_OK);
+    else if (status == HR_INPROGRESS) req->queued = req->xfer ? HR_QUEUED_NO : HR_QUEUED_PROVIDER;
+    else hr_fail(conn->engine, req, status, -1, HR_PHASE_POST, conn);
+    return status;
+}
+
+static hr_status conn_send_segment(struct hr_conn *conn, struct hr_xfer *x) {
+    uint64_t nbytes = 0; /* x may be gone when this returns */
+    hr_status status = hr_xfer_send_segment(conn, x, &nbytes);
+    conn_sent_bulk(conn, nbytes);
+    return status;
+}
+
+/* Sends what may go, in order, until there is no room. */
+void hr_conn_pump(struct hr_conn *conn) {
+    while (conn->state == HR_CONN_UP && !hr_list_empty(&conn->ctl)) {
+        struct hr_ctl *ctl = hr_container(conn->ctl.next, struct hr_ctl, link);
+        hr_status status = conn_post(conn, &ctl->hdr.h, ctl->len, NULL, 0, NULL);
+        if (status == HR_AGAIN) return;
+        hr_list_remove(&ctl->link);
+        free(ctl);
+    }
+    for (int p = 0; p < HR_PRIORITIES; p++) {
+        while (conn->state == HR_CONN_UP) {
+            if (conn->sendq[p] && conn_may_send(conn, conn->sendq[p])) {
+                if (conn_send_queued(conn, conn->sendq[p]) == HR_AGAIN) return;
+            } else if (!hr_list_empty(&conn->bulk[p]) && conn_window_open(conn)) {
+                if (conn_send_segment(conn, hr_container(conn->bulk[p].next, struct hr_xfer, work.link)) == HR_AGAIN) return;
+            } else break;
+        }
+    }
+    /* What is left waits for credit or for the window: an arriving header wakes it. */
+    hr_list_remove(&conn->active);
+}
+
+/* --- events ---------------------------------------------------------------------------------------------------------- */
+
+/* Only notes it: the endpoint may be in the middle of a callback, and a communicator in the middle of being broken. */
+void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail) {
+    if (conn->state == HR_CONN_LOST) return;
+    conn->was_closed = conn->state == HR_CONN_CLOSED;
+    if (!conn->was_closed) {
+        conn->why = why;
+        snprintf(conn->detail, sizeof conn->detail, "%s", detail ? detail : hr_status_text(why));
+    }
+    conn->state = HR_CONN_LOST;
+    hr_list_remove(&conn->active);
+    hr_list_push(&conn->engine->dead, &conn->active);
+}
+
+/* The endpoint goes before any request is finished: from then on the peer cannot reach this process's memory. */
+static void conn_bury(struct hr_conn *conn) {
+    struct hr_engine *engine = conn->engine;
+    struct hr_link *l;
+    for (int i = 0; i < HR_MAX_LANES + 1; i++) {
+        if (!conn->lanes[i].ep) continue;
+        conn->lanes[i].ep->domain->ops->ep_abort(conn->lanes[i].ep);
+        conn->lanes[i].up = 0;
+    }
+    while ((l = hr_list_pop(&conn->ctl))) free(hr_container(l, struct hr_ctl, link));
+    for (l = engine->comms.next; l != &engine->comms; l = l->next) {
+        struct hr_comm *comm = hr_container(l, struct hr_comm, link);
+        int rank = hr_comm_rank_of(comm, conn);
+        if (rank >= 0 && !conn->was_closed)
+            hr_comm_break_locked(comm, conn->why, rank, HR_PHASE_TRANSFER, conn->provider->name, conn->detail, 1);
+    }
+    if (!conn->was_closed) hr_match_purge_conn(engine, conn);
+}
+
+void hr_conns_bury(struct hr_engine *engine) {
+    struct hr_link *l;
+    while ((l = hr_list_pop(&engine->dead))) conn_bury(hr_container(l, struct hr_conn, active));
+}
+
+/* The peer has nothing more to say: what still waits for it can only fail. */
+static void conn_bye(struct hr_conn *conn) {
+    struct hr_engine *engine = conn->engine;
+    conn->state = HR_CONN_CLOSED;
+    conn->why = HR_ERR_CLOSED;
+    snprintf(conn->detail, sizeof conn->detail, "the peer has closed its communicator or ended");
+    for (struct hr_link *l = engine->comms.next; l != &engine->comms; l = l->next) {
+        struct hr_comm *comm = hr_container(l, struct hr_comm, link);
+        struct hr_request *req = comm->pending, *last = req ? req->prev : NULL;
+        while (req && comm->pending) {
+            struct hr_request *next = req->next;
+            int end = req == last;
+            if (req->conn == conn) {
+                hr_abort_request(engine, req, HR_ERR_CLOSED, hr_comm_rank_of(comm, conn), HR_PHASE_MATCH, conn);
+                req = comm->pending; /* a run may have broken the communicator: begin again */
+                last = req ? req->prev : NULL;
+                continue;
+            }
+            if (end) break;
+            req = next;
+        }
+    }
+}
+
+static void conn_protocol_error(struct hr_conn *conn, const char *what) {
+    hr_conn_lost(conn, HR_ERR_PROTOCOL, what);
+}
+
+static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const void *payload, size_t len) {
+    struct hr_lane *lane = ep->ctx;
+    struct hr_conn *conn = lane->conn;
+    struct hr_hdr_long m;
+    const struct hr_hdr *h = hdr;
+    if (conn->state == HR_CONN_LOST) return;
+    if (hdr_len < sizeof *h) {
+        conn_protocol_error(conn, "a header that is too short");
+        return;
+    }
+    conn->rx_msgs++;
+    conn->rx_bytes += len;
+    if (h->credit) {
+        conn->credit += h->credit;
+        if (conn->nqueued) hr_conn_activate(conn);
+    }
+    if (h->ack) conn_acked(conn, h->ack);
+    switch (h->kind) {
+    case HR_MSG_EAGER: hr_match_arrived(conn, h, payload, len); break;
+    case HR_MSG_RTS:
+    case HR_MSG_CTS:
+        if (hdr_len < sizeof m) {
+            conn_protocol_error(conn, "a rendezvous header that is too short");
+            return;
+        }
+        memcpy(&m, hdr, sizeof m);
+        if (h->kind == HR_MSG_RTS) hr_match_arrived(conn, &m.h, NULL, 0);
+        else hr_xfer_on_cts(conn, &m);
+        break;
+    case HR_MSG_SEG: hr_xfer_on_seg(conn, h, payload, len); break;
+    case HR_MSG_FIN: hr_xfer_on_fin(conn, h); break;
+    case HR_MSG_CANCEL: hr_xfer_on_cancel(conn, h); break;
+    case HR_MSG_SKIP: hr_match_skip(conn, h); break;
+    case HR_MSG_CREDIT: break;
+    case HR_MSG_BREAK: {
+        struct hr_comm *comm = hr_comm_find(conn->engine, h->comm);
+        int64_t blame = (int64_t)h->tag;
+        if (comm && blame >= -1 && blame < comm->size)
+            hr_comm_break_locked(comm, h->status < 0 ? h->status : HR_ERR_BROKEN, (int)blame, h->flags, conn->provider->name, NULL, 0);
+        break;
+    }
+    case HR_MSG_BYE: conn_bye(conn); break;
+    default: conn_protocol_error(conn, "a message of unknown kind");
+    }
+}
+
+static void sink_done(struct hr_ep *ep, void *cookie, hr_status status) {
+    struct hr_lane *lane = ep->ctx;
+    struct hr_conn *conn = lane->conn;
+    if (!cookie || conn->state == HR_CONN_LOST) return;
+    if ((uintptr_t)cookie & 1) {
+        hr_xfer_on_done((struct hr_xfer *)((uintptr_t)cookie & ~(uintptr_t)1), status);
+    } else {
+        struct hr_request *req = cookie;
+        req->queued = HR_QUEUED_NO;
+        if (hr_is_error(status)) hr_fail(conn->engine, req, status, -1, HR_PHASE_TRANSFER, conn);
+        else hr_finish(conn->engine, req, HR_OK);
+    }
+    if (conn->nqueued || conn->nbulk) hr_conn_activate(conn);
+}
+
+static void sink_notify(struct hr_ep *ep, uint64_t value, size_t nbytes) {
+    struct hr_lane *lane = ep->ctx;
+    if (lane->conn->state == HR_CONN_LOST) return;
+    lane->conn->rx_bytes += nbytes;
+    hr_xfer_on_notify(lane->conn, value, nbytes);
+}
+
+static void sink_state(struct hr_ep *ep, hr_status status, const char *detail) {
+    struct hr_lane *lane = ep->ctx;
+    struct hr_conn *conn = lane->conn;
+    if (status != HR_OK) {
+        hr_conn_lost(conn, status, detail);
+        return;
+    }
+    lane->up = 1;
+    if (conn->state != HR_CONN_CONNECTING) return;
+    for (int i = 0; i < HR_MAX_LANES + 1; i++)
+        if (conn->lanes[i].ep && !conn->lanes[i].up) return;
+    conn->state = HR_CONN_UP;
+    conn->window = conn->caps->window;
+    if (conn->nqueued || !hr_list_empty(&conn->ctl)) hr_conn_activate(conn);
+}
+
+const struct hr_sink hr_engine_sink = {.recv = sink_recv, .done = sink_done, .notify = sink_notify, .state = sink_state};

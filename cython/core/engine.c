@@ -1,0 +1,265 @@
+/* engine.c - opens and closes an engine, its domains and its connections; counters. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "core/engine.h"
+
+#define SPIN_NS 200000
+#define SPIN_SHARED_NS 100000
+
+extern const struct hr_provider hr_provider_fault;
+
+/* "name:options;name:options": the options of one, or NULL. */
+static char *options_of(const char *all, const char *name) {
+    size_t n = strlen(name);
+    while (all && *all) {
+        const char *end = strchr(all, ';');
+        size_t len = end ? (size_t)(end - all) : strlen(all);
+        if (len > n && all[n] == ':' && !strncmp(all, name, n)) return strndup(all + n + 1, len - n - 1);
+        all = end ? end + 1 : NULL;
+    }
+    return NULL;
+}
+
+static hr_status open_domain(struct hr_engine *engine, const char *name, char detail[256]) {
+    const struct hr_provider *provider = hr_provider_find(name), *inner = NULL;
+    char *options = options_of(engine->config.options, name), *fault = options_of(engine->config.fault, name);
+    struct hr_domain *domain = NULL;
+    hr_status status;
+    if (!provider) {
+        snprintf(detail, 256, "no provider is called '%s'", name);
+        status = HR_ERR_NO_DEVICE;
+        goto out;
+    }
+    if (fault) {
+        inner = provider;
+        provider = &hr_provider_fault;
+    }
+    struct hr_domain_params params = {.self_id = engine->config.self_id, .ifname = engine->config.ifname, .auth = &engine->auth,
+                                      .sink = &hr_engine_sink, .owner = engine, .local_peers = engine->config.local_peers,
+                                      .options = fault ? fault : options, .inner = inner};
+    status = provider->domain_open(provider, &params, &domain, detail);
+    if (status != HR_OK) goto out;
+    int i = engine->ndomains++;
+    engine->domains[i] = domain;
+    engine->names[i] = strdup(name);
+    int fd = provider->event_fd(domain);
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
+    if (fd >= 0 && epoll_ctl(engine->epfd, EPOLL_CTL_ADD, fd, &event)) {
+        snprintf(detail, 256, "epoll_ctl: %s", strerror(errno));
+        status = HR_ERR_NOMEM;
+    }
+out:
+    free(options);
+    free(fault);
+    return status;
+}
+
+static void engine_free(struct hr_engine *engine) {
+    struct hr_link *l;
+    while (!hr_list_empty(&engine->conns)) hr_conn_free(hr_container(engine->conns.next, struct hr_conn, link));
+    for (int i = 0; i < HR_MATCH_CHAINS; i++)
+        while ((l = hr_list_pop(&engine->unexpected[i]))) free(hr_container(l, struct hr_umsg, link));
+    for (int d = 0; d < engine->ndomains; d++) {
+        engine->domains[d]->ops->domain_close(engine->domains[d]);
+        free(engine->names[d]);
+    }
+    for (uint32_t i = 0; i < engine->nxfers; i++) free(engine->xfers[i]);
+    free(engine->xfers);
+    free(engine->retired);
+    int fds[] = {engine->epfd, engine->kickfd, engine->bgfd, engine->donefd};
+    for (int i = 0; i < 4; i++)
+        if (fds[i] >= 0) close(fds[i]);
+    pthread_mutex_destroy(&engine->mutex);
+    free(engine);
+}
+
+hr_status hr_engine_open(const struct hr_config *config, struct hr_engine **engine_p, char detail[256]) {
+    struct hr_engine *engine = calloc(1, sizeof *engine);
+    hr_status status = HR_ERR_NOMEM;
+    snprintf(detail, 256, "no memory");
+    if (!engine) return status;
+    engine->config = *config;
+    engine->auth = config->auth;
+    pthread_mutex_init(&engine->mutex, NULL);
+    struct hr_link *heads[] = {&engine->conns, &engine->active, &engine->dead, &engine->comms, &engine->waiters, &engine->ready};
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) hr_list_init(heads[i]);
+    for (int i = 0; i < HR_PRIORITIES; i++) hr_list_init(&engine->work[i]);
+    for (int i = 0; i < HR_MATCH_CHAINS; i++) hr_list_init(&engine->unexpected[i]);
+    engine->epfd = epoll_create1(EPOLL_CLOEXEC);
+    engine->kickfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    engine->bgfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    engine->donefd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = engine->kickfd};
+    if (engine->epfd < 0 || engine->kickfd < 0 || engine->bgfd < 0 || engine->donefd < 0 ||
+        epoll_ctl(engine->epfd, EPOLL_CTL_ADD, engine->kickfd, &event)) {
+        snprintf(detail, 256, "cannot make event descriptors: %s", strerror(errno));
+        goto fail;
+    }
+    hr_engine_set_locality(engine, 1, 1);
+    char *names = strdup(config->providers), *save = NULL;
+    status = open_domain(engine, "loop", detail);
+    for (char *name = strtok_r(names, ",", &save); name && status == HR_OK; name = strtok_r(NULL, ",", &save))
+        if (strcmp(name, "loop")) status = open_domain(engine, name, detail);
+    free(names);
+    engine->config.options = engine->config.fault = engine->config.providers = engine->config.ifname = NULL; /* the caller's */
+    if (status == HR_OK) status = hr_bg_start(engine);
+    if (status != HR_OK) goto fail;
+    *engine_p = engine;
+    return HR_OK;
+fail:
+    engine_free(engine);
+    return status;
+}
+
+void hr_engine_set_locality(struct hr_engine *engine, int local_ranks, int cores) {
+    hr_lock(engine);
+    engine->yield = local_ranks > cores;
+    engine->spin_ns = engine->config.spin_us >= 0 ? engine->config.spin_us * 1000 : engine->yield ? SPIN_SHARED_NS : SPIN_NS;
+    hr_unlock(engine);
+}
+
+static int all_quiet(struct hr_engine *engine, void *arg) {
+    (void)arg;
+    for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next)
+        if (!hr_conn_idle(hr_container(l, struct hr_conn, link))) return 0;
+    return 1;
+}
+
+void hr_engine_close(struct hr_engine *engine, int64_t deadline) {
+    hr_lock(engine);
+    hr_drive_until(engine, all_quiet, NULL, deadline);
+    while (!hr_list_empty(&engine->comms)) {
+        struct hr_comm *comm = hr_container(engine->comms.next, struct hr_comm, link);
+        hr_comm_break_locked(comm, HR_ERR_BROKEN, comm->rank, HR_PHASE_CLOSE, NULL, "the engine was closed", 0);
+        hr_comm_free(comm);
+    }
+    for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next) {
+        struct hr_hdr h = {.kind = HR_MSG_BYE};
+        hr_conn_send_ctl(hr_container(l, struct hr_conn, link), &h, sizeof h);
+    }
+    hr_settle(engine);
+    hr_drive_until(engine, all_quiet, NULL, deadline);
+    hr_unlock(engine);
+    hr_bg_stop(engine);
+    engine_free(engine);
+}
+
+/* --- domains and connections ---------------------------------------------------------------------------------------------------- */
+
+int hr_engine_domain(struct hr_engine *engine, int i, const char **name_p, void *addr, size_t *addr_len_p, struct hr_caps *caps_p, char text[256]) {
+    if (i < 0 || i >= engine->ndomains) return 0;
+    struct hr_domain *domain = engine->domains[i];
+    hr_lock(engine);
+    *name_p = engine->names[i];
+    *addr_len_p = domain->ops->domain_address(domain, addr);
+    *caps_p = domain->caps;
+    text[0] = 0;
+    domain->ops->domain_describe(domain, text, 256);
+    hr_unlock(engine);
+    return 1;
+}
+
+static hr_status add_lane(struct hr_conn *conn, struct hr_domain *domain, const void *addr, size_t len, int active) {
+    int i = 0;
+    while (i <= HR_MAX_LANES && conn->lanes[i].ep) i++;
+    if (i > HR_MAX_LANES) return HR_ERR_INVALID;
+    struct hr_lane *lane = &conn->lanes[i];
+    lane->conn = conn;
+    hr_status status = domain->ops->ep_create(domain, conn->peer_id, lane, &lane->ep);
+    if (status != HR_OK) return status;
+    return domain->ops->ep_connect(lane->ep, addr, len, active);
+}
+
+hr_status hr_connect(struct hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr, size_t len, int active) {
+    int self = peer_id == engine->config.self_id, d = 0;
+    hr_status status = HR_ERR_NOMEM;
+    hr_lock(engine);
+    while (d < engine->ndomains && strcmp(engine->names[d], provider)) d++;
+    struct hr_conn *conn = d < engine->ndomains ? hr_conn_get(engine, peer_id) : NULL;
+    if (d == engine->ndomains || (conn && conn->nlanes && (self || conn->caps != &engine->domains[d]->caps))) status = HR_ERR_INVALID;
+    else if (conn) {
+        struct hr_domain *domain = engine->domains[d];
+        conn->provider = hr_provider_find(provider);
+        conn->caps = &domain->caps;
+        conn->state = HR_CONN_CONNECTING;
+        status = add_lane(conn, domain, addr, len, self ? 0 : active);
+        if (status == HR_OK && self) status = add_lane(conn, domain, addr, len, 1);
+        conn->nlanes++;
+        engine->domain_conns[d]++;
+    }
+    hr_settle(engine);
+    hr_unlock(engine);
+    return status;
+}
+
+static int all_connected(struct hr_engine *engine, void *arg) {
+    struct hr_conn **bad = arg;
+    *bad = NULL;
+    for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next) {
+        struct hr_conn *conn = hr_container(l, struct hr_conn, link);
+        if (conn->state == HR_CONN_UP) continue;
+        *bad = conn;
+        if (conn->state != HR_CONN_CONNECTING) return 1;
+    }
+    return !*bad;
+}
+
+hr_status hr_connect_wait(struct hr_engine *engine, int64_t deadline, uint64_t *peer_p, char detail[256]) {
+    struct hr_conn *bad = NULL;
+    hr_lock(engine);
+    hr_status status = hr_drive_until(engine, all_connected, &bad, deadline);
+    if (bad) {
+        *peer_p = bad->peer_id;
+        if (bad->state == HR_CONN_CONNECTING) snprintf(detail, 256, "no answer over %s before the deadline", bad->provider->name);
+        else {
+            status = bad->why;
+            snprintf(detail, 256, "%s", bad->detail);
+        }
+    }
+    hr_unlock(engine);
+    return status;
+}
+
+void hr_peer_lost(struct hr_engine *engine, uint64_t peer_id, hr_status why, const char *detail) {
+    hr_lock(engine);
+    struct hr_conn *conn = hr_conn_find(engine, peer_id);
+    if (conn) hr_conn_lost(conn, hr_is_error(why) ? why : HR_ERR_PEER_LOST, detail);
+    hr_settle(engine);
+    hr_unlock(engine);
+}
+
+/* --- counters ---------------------------------------------------------------------------------------------------------------------- */
+
+int hr_engine_counters(struct hr_engine *engine, struct hr_counter *counters, int n) {
+    const struct hr_counter all[] = {
+        {"messages_eager", engine->count_eager},   {"transfers_pulled", engine->count_pull},      {"transfers_pushed", engine->count_push},
+        {"transfers_segments", engine->count_seg}, {"transfers_lent", engine->count_lent},        {"messages_unexpected", engine->count_unexpected},
+        {"frames_stale", engine->count_stale},     {"sleeps", engine->count_sleeps},
+    };
+    int have = (int)(sizeof all / sizeof *all);
+    for (int i = 0; i < n && i < have; i++) counters[i] = all[i];
+    return have;
+}
+
+int hr_peer_stats(struct hr_engine *engine, uint64_t peer_id, struct hr_peer_stats *stats_p) {
+    hr_lock(engine);
+    struct hr_conn *conn = hr_conn_find(engine, peer_id);
+    if (conn)
+        *stats_p = (struct hr_peer_stats){.provider = conn->provider ? conn->provider->name : "",
+                                          .tx_bytes = conn->tx_bytes,
+                                          .rx_bytes = conn->rx_bytes,
+                                          .tx_msgs = conn->tx_msgs,
+                                          .rx_msgs = conn->rx_msgs,
+                                          .busy_ns = conn->busy_ns,
+                                          .rate = conn->rate,
+                                          .connected = conn->state == HR_CONN_UP};
+    hr_unlock(engine);
+    return conn != NULL;
+}

@@ -1,0 +1,305 @@
+/* engine.h - the engine's own structures, shared by the files of core/. */
+#ifndef HR_CORE_ENGINE_H
+#define HR_CORE_ENGINE_H
+
+/*
+ * Who does what
+ *   engine.c    open and close, domains, counters
+ *   progress.c  the progress role: one pass, waiting, the background thread
+ *   conn.c      connections: what is queued, in which order it leaves, credits, the bound on bulk in flight
+ *   match.c     order of arrival, posted receives, unexpected messages
+ *   transfer.c  rendezvous: pull, push, segments
+ *   request.c   isend, irecv, finish, abort
+ *   comm.c      communicators: open, close, break
+ *   program.c   validation of programs;  run.c  the interpreter
+ *
+ * One lock (engine->mutex) guards everything here. It is held for one pass of progress at most, and a pass does at most one
+ * piece of heavy work (a segment copied or reduced), so that other threads and urgent messages wait microseconds.
+ *
+ * Messages between engines are a struct hr_hdr, a few with more header behind it, and a payload for EAGER and SEG alone.
+ *
+ *   EAGER  the message itself
+ *   RTS    a message too large for that: size, and a descriptor where the receiver may pull
+ *   CTS    the receiver's answer: write into this descriptor (push), or send segments
+ *   SEG    one segment
+ *   FIN    the receiver has all of it (pull), or does not want it: the sender's buffer is free
+ *   CANCEL the sender withdraws
+ *   SKIP   a place in the order stays empty: the sender withdrew before anything had left
+ *   CREDIT carries only what every header carries: eager credit and acknowledged bulk
+ *   BREAK  this communicator is broken
+ *   BYE    nothing more will come
+ */
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "core/list.h"
+#include "hr/hr.h"
+
+enum hr_msg_kind {
+    HR_MSG_EAGER = 1, HR_MSG_RTS, HR_MSG_CTS, HR_MSG_SEG, HR_MSG_FIN, HR_MSG_CANCEL, HR_MSG_SKIP, HR_MSG_CREDIT, HR_MSG_BREAK,
+    HR_MSG_BYE, HR_MSG_KINDS
+};
+
+struct hr_hdr {
+    uint8_t kind;
+    uint8_t flags;  /* RTS, CTS: HR_HDR_DESC. BREAK: phase */
+    uint8_t bucket; /* EAGER, RTS, SKIP: of the order */
+    int8_t status;  /* FIN, CANCEL, BREAK */
+    uint32_t order; /* EAGER, RTS, SKIP: place in its bucket */
+    uint64_t comm;
+    uint64_t tag; /* BREAK: rank to blame */
+    uint64_t aux; /* EAGER, RTS: signature. SEG: offset */
+    uint32_t sreq, rreq;
+    uint32_t credit; /* eager bytes that the peer may send again */
+    uint32_t ack;    /* bulk bytes that have arrived */
+};
+enum { HR_HDR_DESC = 1 };
+
+struct hr_hdr_long { /* RTS (size, desc), CTS (desc) */
+    struct hr_hdr h;
+    uint64_t size;
+    struct hr_desc desc;
+};
+
+#define HR_BUCKETS 64      /* of the order of messages on a connection */
+#define HR_MATCH_CHAINS 512
+#define HR_EAGER_COST 64   /* credit that a message costs beside its bytes */
+#define HR_MAX_LANES 4
+#define HR_COLL_TAG (1ull << 63)
+#define HR_SEGMENT_MIN (16u << 10)
+#define HR_WINDOW_MIN (64u << 10)
+#define HR_INLINE_WORK (32u << 10) /* copying or reducing less than this is done at once */
+
+struct hr_work { /* something heavy, done one piece at a time between polls */
+    struct hr_link link;
+    int (*step)(struct hr_engine *engine, struct hr_work *work); /* 1: more to do */
+    int priority;
+};
+
+enum hr_xfer_mode { HR_XFER_FREE, HR_XFER_SEND, HR_XFER_SEND_PUSH, HR_XFER_SEND_SEG, HR_XFER_PULL, HR_XFER_PUSH, HR_XFER_SEG, HR_XFER_LENT };
+
+struct hr_xfer { /* one rendezvous, on one side */
+    struct hr_work work;  /* PULL: pieces to copy; SEND_*: link in the connection's bulk queue */
+    struct hr_request *req;
+    struct hr_conn *conn;
+    uint32_t id, remote;
+    uint8_t mode, has_mem, has_rmem, failed;
+    uint32_t outstanding; /* reads or writes in the provider */
+    char *buf;
+    uint64_t len, posted, completed;
+    struct hr_mem mem;
+    struct hr_rmem rmem;
+};
+
+enum hr_conn_state { HR_CONN_CONNECTING, HR_CONN_UP, HR_CONN_CLOSED /* said BYE */, HR_CONN_LOST };
+
+struct hr_lane {
+    struct hr_conn *conn;
+    struct hr_ep *ep;
+    int up;
+};
+
+struct hr_ctl { /* a control message that found no room */
+    struct hr_link link;
+    uint32_t len;
+    struct hr_hdr_long hdr;
+};
+
+struct hr_conn {
+    struct hr_engine *engine;
+    struct hr_link link;   /* engine->conns */
+    struct hr_link active; /* engine->active when something is queued, engine->dead when lost */
+    uint64_t peer_id;
+    const struct hr_provider *provider;
+    const struct hr_caps *caps;
+    struct hr_lane lanes[HR_MAX_LANES + 1]; /* one more: the passive end of the connection to oneself */
+    uint32_t next_lane, index;
+    int nlanes, state, said_bye, was_closed;
+    hr_status why;
+    char detail[160];
+    /* sending */
+    struct hr_link ctl;                      /* struct hr_ctl */
+    struct hr_request *sendq[HR_PRIORITIES]; /* headers that wait, circular lists */
+    struct hr_link bulk[HR_PRIORITIES];      /* struct hr_xfer that have segments to send */
+    uint32_t nqueued, nbulk;
+    int64_t credit;  /* eager bytes that we may send */
+    uint64_t inflight, window;
+    uint32_t order_tx[HR_BUCKETS];
+    /* receiving */
+    uint32_t order_rx[HR_BUCKETS];
+    struct hr_link early; /* struct hr_umsg before their turn */
+    uint32_t owed_credit, owed_ack;
+    /* measuring */
+    int64_t rate_since, busy_since;
+    uint64_t rate_bytes;
+    double rate;
+    uint64_t tx_bytes, rx_bytes, tx_msgs, rx_msgs, busy_ns;
+};
+
+struct hr_umsg { /* a message that came before its receive, or before its turn */
+    struct hr_link link;
+    struct hr_conn *conn;
+    uint32_t len;
+    struct hr_hdr_long hdr;
+    char payload[];
+};
+
+struct hr_comm {
+    struct hr_engine *engine;
+    struct hr_link link;
+    uint64_t id;
+    int size, rank;
+    struct hr_conn **conns;
+    int *ranks; /* by conn->index, -1 for others */
+    uint32_t nranks;
+    struct hr_request *pending; /* circular; runs are not here, what they started is */
+    struct hr_link runs;
+    uint64_t run_seq;
+    struct hr_comm_state state;
+};
+
+struct hr_waiter {
+    struct hr_link link;
+    pthread_cond_t cond;
+    int signalled;
+};
+
+struct hr_engine {
+    struct hr_config config;
+    char *names[HR_MAX_PROVIDERS]; /* of the domains: the wrapped provider's own name */
+    struct hr_auth auth;
+    pthread_mutex_t mutex;
+    _Atomic int contenders;   /* threads that want the lock */
+    _Atomic int driving;      /* somebody has the progress role */
+    _Atomic int want_role;    /* a user thread waits for the background thread to give it up */
+    int sleeping;             /* the driver is in epoll_wait */
+    int armed;                /* peers must wake this process */
+    int bg_forever;           /* the background thread sleeps without a limit */
+    uint64_t drive_seq;
+    struct hr_domain *domains[HR_MAX_PROVIDERS];
+    uint32_t domain_conns[HR_MAX_PROVIDERS];
+    int ndomains;
+    uint32_t pass;
+    int epfd, kickfd, bgfd, donefd;
+    int spin_ns, yield;
+    struct hr_link conns, active, dead, comms, waiters;
+    struct hr_link work[HR_PRIORITIES];
+    uint32_t nwork;
+    struct hr_request *posted[HR_MATCH_CHAINS];
+    struct hr_link unexpected[HR_MATCH_CHAINS];
+    struct hr_link ready; /* runs with instructions to start */
+    uint32_t nconns;
+
+    struct hr_xfer **xfers;
+    uint32_t nxfers, xfer_free; /* free list by index, threaded through remote */
+    uint64_t *retired;
+    uint32_t nretired, retired_cap;
+    struct hr_request *done_head, *done_tail;
+    int done_armed;
+    pthread_t bg;
+    int bg_running, bg_deep, stop;
+    _Atomic uint64_t count_eager, count_pull, count_push, count_seg, count_lent, count_unexpected, count_sleeps, count_stale;
+};
+
+static inline void hr_lock(struct hr_engine *engine) {
+    if (pthread_mutex_trylock(&engine->mutex) == 0) return;
+    atomic_fetch_add(&engine->contenders, 1);
+    pthread_mutex_lock(&engine->mutex);
+    atomic_fetch_sub(&engine->contenders, 1);
+}
+static inline void hr_unlock(struct hr_engine *engine) { pthread_mutex_unlock(&engine->mutex); }
+
+static inline void hr_relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+#define HR_COUNT(engine, what) atomic_fetch_add_explicit(&(engine)->count_##what, 1, memory_order_relaxed)
+
+/* progress.c */
+int hr_pass(struct hr_engine *engine, struct hr_conn *hint);
+void hr_work_add(struct hr_engine *engine, struct hr_work *work, int priority);
+void hr_work_remove(struct hr_engine *engine, struct hr_work *work);
+void hr_kick(struct hr_engine *engine); /* after posting: whoever sleeps must look at new work */
+hr_status hr_bg_start(struct hr_engine *engine);
+void hr_bg_stop(struct hr_engine *engine);
+/* Drives until cond says 1 or the deadline passes. Lock held. */
+hr_status hr_drive_until(struct hr_engine *engine, int (*cond)(struct hr_engine *, void *), void *arg, int64_t deadline);
+
+/* conn.c */
+extern const struct hr_sink hr_engine_sink;
+struct hr_conn *hr_conn_find(struct hr_engine *engine, uint64_t peer_id);
+struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id);
+void hr_conn_pump(struct hr_conn *conn);
+void hr_conn_send_ctl(struct hr_conn *conn, struct hr_hdr *hdr, size_t len);
+void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack);
+void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail);
+void hr_conns_bury(struct hr_engine *engine); /* after progress, and before an API call returns */
+void hr_conn_activate(struct hr_conn *conn);
+hr_status hr_conn_send(struct hr_conn *conn, struct hr_request *req);
+void hr_conn_unqueue_send(struct hr_conn *conn, struct hr_request *req);
+int hr_conn_idle(struct hr_conn *conn);
+void hr_conn_free(struct hr_conn *conn);
+
+/* match.c */
+void hr_match_arrived(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len);
+void hr_match_skip(struct hr_conn *conn, const struct hr_hdr *h);
+void hr_match_post(struct hr_engine *engine, struct hr_request *req);
+void hr_match_again(struct hr_engine *engine, struct hr_request *req); /* its message was withdrawn */
+void hr_match_unpost(struct hr_engine *engine, struct hr_request *req);
+void hr_match_purge_comm(struct hr_engine *engine, uint64_t comm_id);
+void hr_match_purge_conn(struct hr_engine *engine, struct hr_conn *conn);
+void hr_match_cancel(struct hr_conn *conn, uint32_t sreq, uint64_t comm, uint64_t tag);
+uint8_t hr_match_bucket(uint64_t comm, uint64_t tag);
+
+/* transfer.c */
+struct hr_xfer *hr_xfer_new(struct hr_engine *engine, struct hr_request *req, struct hr_conn *conn, int mode);
+void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x);
+hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_hdr_long *rts);
+void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct hr_hdr_long *rts);
+void hr_xfer_on_cts(struct hr_conn *conn, const struct hr_hdr_long *cts);
+void hr_xfer_on_seg(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len);
+void hr_xfer_on_fin(struct hr_conn *conn, const struct hr_hdr *h);
+void hr_xfer_on_cancel(struct hr_conn *conn, const struct hr_hdr *h);
+void hr_xfer_on_notify(struct hr_conn *conn, uint64_t value, size_t nbytes);
+void hr_xfer_on_done(struct hr_xfer *x, hr_status status);
+/* HR_AGAIN: no room. *nbytes_p: what left. The transfer may be finished and gone on return. */
+hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t *nbytes_p);
+void hr_xfer_return(struct hr_engine *engine, struct hr_xfer *x);        /* LENT: the borrower is through */
+void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell);
+void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_t len);
+
+/* request.c */
+enum hr_req_kind { HR_REQ_SEND = 1, HR_REQ_RECV, HR_REQ_RUN };
+enum { HR_RECV_REDUCE = 1, HR_RECV_SWAP = 2, HR_RECV_BORROW = 4, HR_RECV_SCALE = 8, HR_RECV_NT = 16, HR_RECV_ANY = 32 };
+enum { HR_QUEUED_NO, HR_QUEUED_POSTED /* receive in a chain */, HR_QUEUED_SEND, HR_QUEUED_PROVIDER };
+/* buf, len, tag, sig and the caller's fields are set; flags of a receive in rflags */
+void hr_send_start(struct hr_comm *comm, struct hr_request *req, int dst);
+void hr_recv_start(struct hr_comm *comm, struct hr_request *req, int src);
+void hr_request_init(struct hr_comm *comm, struct hr_request *req, int kind);
+void hr_finish(struct hr_engine *engine, struct hr_request *req, hr_status status);
+void hr_fail(struct hr_engine *engine, struct hr_request *req, hr_status status, int peer, int phase, struct hr_conn *conn);
+/* Ends it wherever it is. */
+void hr_abort_request(struct hr_engine *engine, struct hr_request *req, hr_status status, int peer, int phase, struct hr_conn *conn);
+
+void hr_settle(struct hr_engine *engine); /* before an API call unlocks */
+
+/* comm.c */
+struct hr_comm *hr_comm_find(struct hr_engine *engine, uint64_t id);
+int hr_comm_retired(struct hr_engine *engine, uint64_t id);
+int hr_comm_rank_of(struct hr_comm *comm, struct hr_conn *conn);
+void hr_comm_break_locked(struct hr_comm *comm, hr_status status, int peer, int phase, const char *provider, const char *detail, int tell);
+void hr_comm_free(struct hr_comm *comm);
+
+/* run.c */
+void hr_runs_drain(struct hr_engine *engine); /* starts every instruction that may start */
+void hr_runs_fail(struct hr_comm *comm);      /* the communicator is broken: start nothing more */
+void hr_runs_end(struct hr_comm *comm);       /* what they had started is aborted: finish them */
+double hr_run_scale(struct hr_request *req);
+
+#endif

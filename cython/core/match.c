@@ -1,0 +1,223 @@
+/* match.c - the order of arrival, posted receives, and messages that came before their receive. */
+
+/*
+ * Messages with the same (communicator, tag) from one peer match in the order in which they were posted there, whatever
+ * their priority. The sender numbers messages within one of 64 buckets that (communicator, tag) hashes to; the receiver
+ * lets a message pass when its bucket's turn has come and keeps it aside otherwise. Messages of other buckets overtake freely.
+ *
+ * Posted receives and unexpected messages hang in chains by the same hash, in order of posting and of arrival. A receive from
+ * any source has no connection set and takes the earliest arrival. Credits bound what can lie here.
+ */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/engine.h"
+
+static uint32_t match_chain(uint64_t comm, uint64_t tag) {
+    uint64_t x = (comm ^ (tag * 0x9e3779b97f4a7c15ull)) * 0xd6e8feb86659fd93ull;
+    return (uint32_t)(x >> 40) % HR_MATCH_CHAINS;
+}
+
+uint8_t hr_match_bucket(uint64_t comm, uint64_t tag) { return (uint8_t)(match_chain(comm, tag) % HR_BUCKETS); }
+
+/* --- posted receives -------------------------------------------------------------------------------------------------- */
+
+static void posted_remove(struct hr_engine *engine, struct hr_request *req) {
+    struct hr_request **head = &engine->posted[match_chain(req->comm->id, req->tag)];
+    if (req->mnext == req) *head = NULL;
+    else {
+        req->mprev->mnext = req->mnext;
+        req->mnext->mprev = req->mprev;
+        if (*head == req) *head = req->mnext;
+    }
+    req->queued = HR_QUEUED_NO;
+}
+
+void hr_match_unpost(struct hr_engine *engine, struct hr_request *req) { posted_remove(engine, req); }
+
+/* The message has its receive. */
+static void match_start(struct hr_request *req, struct hr_conn *conn, const struct hr_hdr_long *m, const void *payload, size_t len) {
+    struct hr_engine *engine = conn->engine;
+    const struct hr_hdr *h = &m->h;
+    req->peer = hr_comm_rank_of(req->comm, conn);
+    req->conn = conn;
+    hr_conn_owe(conn, HR_EAGER_COST + (uint32_t)len, 0);
+    if (h->aux != req->sig) {
+        if (h->kind == HR_MSG_RTS) {
+            struct hr_hdr fin = {.kind = HR_MSG_FIN, .status = HR_ERR_MISMATCH, .comm = h->comm, .rreq = h->sreq};
+            hr_conn_send_ctl(conn, &fin, sizeof fin);
+        }
+        hr_fail(engine, req, HR_ERR_MISMATCH, req->peer, HR_PHASE_MATCH, conn);
+    } else if (h->kind == HR_MSG_RTS) {
+        hr_xfer_accept(req, conn, m);
+    } else if (len > req->len) {
+        req->nbytes = len;
+        hr_fail(engine, req, HR_ERR_TRUNCATED, req->peer, HR_PHASE_MATCH, conn);
+    } else {
+        hr_consume(req, payload, 0, len);
+        req->nbytes = len;
+        hr_finish(engine, req, HR_OK);
+    }
+}
+
+static void post(struct hr_engine *engine, struct hr_request *req, int first) {
+    uint32_t chain = match_chain(req->comm->id, req->tag);
+    for (struct hr_link *l = engine->unexpected[chain].next; l != &engine->unexpected[chain]; l = l->next) {
+        struct hr_umsg *u = hr_container(l, struct hr_umsg, link);
+        if (u->hdr.h.comm != req->comm->id || u->hdr.h.tag != req->tag || (req->conn && req->conn != u->conn)) continue;
+        hr_list_remove(l);
+        match_start(req, u->conn, &u->hdr, u->payload, u->len);
+        free(u);
+        return;
+    }
+    struct hr_request **head = &engine->posted[chain];
+    if (*head) {
+        req->mnext = *head;
+        req->mprev = (*head)->mprev;
+        req->mprev->mnext = req;
+        (*head)->mprev = req;
+        if (first) *head = req;
+    } else {
+        req->mnext = req->mprev = req;
+        *head = req;
+    }
+    req->queued = HR_QUEUED_POSTED;
+}
+
+void hr_match_post(struct hr_engine *engine, struct hr_request *req) { post(engine, req, 0); }
+
+void hr_match_again(struct hr_engine *engine, struct hr_request *req) {
+    if (req->rflags & HR_RECV_ANY) req->conn = NULL;
+    req->peer = -1;
+    post(engine, req, 1);
+}
+
+/* --- arrivals ---------------------------------------------------------------------------------------------------------- */
+
+static struct hr_umsg *umsg_new(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len) {
+    struct hr_umsg *u = malloc(sizeof *u + len);
+    if (!u) {
+        hr_conn_lost(conn, HR_ERR_NOMEM, "no memory for an unexpected message");
+        return NULL;
+    }
+    u->conn = conn;
+    u->len = (uint32_t)len;
+    memcpy(&u->hdr, h, h->kind == HR_MSG_RTS ? sizeof u->hdr : sizeof *h);
+    if (len) memcpy(u->payload, payload, len);
+    return u;
+}
+
+/* Its turn has come. u: the stored copy when it had waited, else NULL. */
+static void match_deliver(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len, struct hr_umsg *u) {
+    struct hr_engine *engine = conn->engine;
+    uint32_t chain = match_chain(h->comm, h->tag);
+    struct hr_request *first = engine->posted[chain], *req = first;
+    if (first) do {
+            if (req->comm->id == h->comm && req->tag == h->tag && (!req->conn || req->conn == conn)) {
+                posted_remove(engine, req);
+                /* RTS headers arrive as hr_hdr_long, EAGER ones are read as far as struct hr_hdr */
+                match_start(req, conn, (const struct hr_hdr_long *)h, payload, len);
+                free(u);
+                return;
+            }
+            req = req->mnext;
+        } while (req != first);
+    if (hr_comm_retired(engine, h->comm)) { /* a frame of an epoch that is over */
+        HR_COUNT(engine, stale);
+        hr_conn_owe(conn, HR_EAGER_COST + (uint32_t)len, 0);
+        if (h->kind == HR_MSG_RTS) {
+            struct hr_hdr fin = {.kind = HR_MSG_FIN, .status = HR_ERR_BROKEN, .comm = h->comm, .rreq = h->sreq};
+            hr_conn_send_ctl(conn, &fin, sizeof fin);
+        }
+        free(u);
+        return;
+    }
+    if (!u) u = umsg_new(conn, h, payload, len);
+    if (!u) return;
+    HR_COUNT(engine, unexpected);
+    hr_list_push(&engine->unexpected[chain], &u->link);
+}
+
+/* Messages that had come too early and whose turn it is now. */
+static void match_release(struct hr_conn *conn, uint8_t bucket) {
+    struct hr_link *l = conn->early.next;
+    while (l != &conn->early) {
+        struct hr_umsg *u = hr_container(l, struct hr_umsg, link);
+        l = l->next;
+        if (u->hdr.h.bucket != bucket || u->hdr.h.order != conn->order_rx[bucket]) continue;
+        hr_list_remove(&u->link);
+        conn->order_rx[bucket]++;
+        if (u->hdr.h.kind == HR_MSG_SKIP) free(u);
+        else match_deliver(conn, &u->hdr.h, u->payload, u->len, u);
+        l = conn->early.next;
+    }
+}
+
+static void match_turn(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len) {
+    uint8_t bucket = h->bucket;
+    if (bucket >= HR_BUCKETS || (int32_t)(h->order - conn->order_rx[bucket]) < 0) {
+        hr_conn_lost(conn, HR_ERR_PROTOCOL, "a message out of order");
+        return;
+    }
+    if (h->order != conn->order_rx[bucket]) {
+        struct hr_umsg *u = umsg_new(conn, h, payload, len);
+        if (u) hr_list_push(&conn->early, &u->link);
+        return;
+    }
+    conn->order_rx[bucket]++;
+    if (h->kind != HR_MSG_SKIP) match_deliver(conn, h, payload, len, NULL);
+    if (!hr_list_empty(&conn->early)) match_release(conn, bucket);
+}
+
+void hr_match_arrived(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len) {
+    if (h->kind == HR_MSG_EAGER && len) hr_conn_owe(conn, 0, (uint32_t)len);
+    match_turn(conn, h, payload, len);
+}
+
+void hr_match_skip(struct hr_conn *conn, const struct hr_hdr *h) { match_turn(conn, h, NULL, 0); }
+
+/* The sender withdrew a rendezvous that nobody had matched. */
+static void match_cancel_list(struct hr_link *head, struct hr_conn *conn, uint32_t sreq) {
+    for (struct hr_link *l = head->next, *next; l != head; l = next) {
+        struct hr_umsg *u = hr_container(l, struct hr_umsg, link);
+        next = l->next;
+        if (u->conn != conn || u->hdr.h.kind != HR_MSG_RTS || u->hdr.h.sreq != sreq) continue;
+        if (head == &conn->early) { /* keeps its place in the order */
+            u->hdr.h.kind = HR_MSG_SKIP;
+        } else {
+            hr_list_remove(l);
+            free(u);
+        }
+        hr_conn_owe(conn, HR_EAGER_COST, 0);
+        return;
+    }
+}
+
+void hr_match_cancel(struct hr_conn *conn, uint32_t sreq, uint64_t comm, uint64_t tag) {
+    match_cancel_list(&conn->early, conn, sreq);
+    match_cancel_list(&conn->engine->unexpected[match_chain(comm, tag)], conn, sreq);
+}
+
+static void match_purge(struct hr_engine *engine, uint64_t comm_id, struct hr_conn *conn) {
+    for (int i = 0; i < HR_MATCH_CHAINS; i++) {
+        struct hr_link *head = &engine->unexpected[i];
+        for (struct hr_link *l = head->next, *next; l != head; l = next) {
+            struct hr_umsg *u = hr_container(l, struct hr_umsg, link);
+            next = l->next;
+            if (conn ? u->conn != conn : u->hdr.h.comm != comm_id) continue;
+            hr_list_remove(l);
+            if (!conn) {
+                hr_conn_owe(u->conn, HR_EAGER_COST + u->len, 0);
+                if (u->hdr.h.kind == HR_MSG_RTS) {
+                    struct hr_hdr fin = {.kind = HR_MSG_FIN, .status = HR_ERR_BROKEN, .comm = comm_id, .rreq = u->hdr.h.sreq};
+                    hr_conn_send_ctl(u->conn, &fin, sizeof fin);
+                }
+            }
+            free(u);
+        }
+    }
+}
+
+void hr_match_purge_comm(struct hr_engine *engine, uint64_t comm_id) { match_purge(engine, comm_id, NULL); }
+void hr_match_purge_conn(struct hr_engine *engine, struct hr_conn *conn) { match_purge(engine, 0, conn); }

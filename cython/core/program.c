@@ -1,0 +1,151 @@
+/* program.c - takes a program in and proves that running it cannot leave its memory or get stuck by its own fault. */
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/program.h"
+
+struct checker {
+    struct hr_program *p;
+    char *detail;
+};
+
+static int bad(struct checker *c, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(c->detail, 256, format, args);
+    va_end(args);
+    return 0;
+}
+
+static int range_ok(struct checker *c, uint32_t i, const char *what, uint32_t buf, uint64_t off, uint64_t len) {
+    static const char *const names[] = {"in", "out", "scratch"};
+    uint64_t sizes[] = {c->p->in_bytes, c->p->out_bytes, c->p->tmp_bytes};
+    if (buf > HR_BUF_TMP) return bad(c, "instruction %u: %s names buffer %u", i, what, buf);
+    if (off > sizes[buf] || len > sizes[buf] - off)
+        return bad(c, "instruction %u: %s [%llu, +%llu) is outside the %s buffer of %llu bytes", i, what, (unsigned long long)off,
+                   (unsigned long long)len, names[buf], (unsigned long long)sizes[buf]);
+    return 1;
+}
+
+static int operands_ok(struct checker *c, uint32_t i) {
+    const struct hr_instr *in = &c->p->instrs[i];
+    int writes = in->op == HR_OP_RECV || in->op == HR_OP_RECV_REDUCE || in->op == HR_OP_BORROW || in->op == HR_OP_REDUCE || in->op == HR_OP_COPY;
+    int reads = in->op == HR_OP_SEND || in->op == HR_OP_COPY;
+    int talks = in->op == HR_OP_SEND || in->op == HR_OP_RECV || in->op == HR_OP_RECV_REDUCE || in->op == HR_OP_BORROW;
+    if (in->op >= HR_OPCODES) return bad(c, "instruction %u: unknown operation %u", i, in->op);
+    if (talks && (in->peer < 0 || in->peer >= c->p->size)) return bad(c, "instruction %u: peer %d of %d ranks", i, in->peer, c->p->size);
+    if (talks && in->tag >= 1u << 24) return bad(c, "instruction %u: tag %u is not below 2^24", i, in->tag);
+    if (writes && !range_ok(c, i, "destination", in->dst_buf, in->dst_off, in->len)) return 0;
+    if (reads && !range_ok(c, i, "source", in->src_buf, in->src_off, in->len)) return 0;
+    if (in->op != HR_OP_REDUCE) return 1;
+    if (in->nref < 1 || in->nref > HR_REDUCE_MAX_SRC) return bad(c, "instruction %u: a reduction of %u operands", i, in->nref);
+    if (in->ref > c->p->nref || in->nref > c->p->nref - in->ref) return bad(c, "instruction %u: operands outside the list", i);
+    for (uint32_t k = in->ref; k < in->ref + in->nref; k++) {
+        const struct hr_ref *r = &c->p->refs_[k];
+        if (r->buf != HR_BUF_BORROWED) {
+            if (!range_ok(c, i, "operand", r->buf, r->off, in->len)) return 0;
+        } else if (r->off >= c->p->ninstr || c->p->instrs[r->off].op != HR_OP_BORROW || c->p->instrs[r->off].len != in->len) {
+            return bad(c, "instruction %u: operand %u is not a BORROW of the same length", i, k - in->ref);
+        }
+    }
+    return 1;
+}
+
+/* Counts agree and Kahn's algorithm reaches every instruction; a borrowed chunk must be there before it is read. */
+static int order_ok(struct checker *c) {
+    struct hr_program *p = c->p;
+    uint32_t *count = calloc(p->ninstr ? p->ninstr : 1, sizeof *count), *queue = malloc((p->ninstr ? p->ninstr : 1) * sizeof *queue);
+    uint32_t head = 0, tail = 0;
+    int ok = 0;
+    if (!count || !queue) {
+        bad(c, "no memory");
+        goto out;
+    }
+    for (uint32_t i = 0; i < p->ninstr; i++) {
+        const struct hr_instr *in = &p->instrs[i];
+        if (in->unlock > p->nunlock || in->nunlock > p->nunlock - in->unlock) {
+            bad(c, "instruction %u: unlock list out of bounds", i);
+            goto out;
+        }
+        for (uint32_t k = in->unlock; k < in->unlock + in->nunlock; k++) {
+            if (p->unlocks[k] >= p->ninstr) {
+                bad(c, "instruction %u unlocks %u of %u", i, p->unlocks[k], p->ninstr);
+                goto out;
+            }
+            count[p->unlocks[k]]++;
+        }
+    }
+    for (uint32_t i = 0; i < p->ninstr; i++) {
+        if (count[i] != p->instrs[i].after) {
+            bad(c, "instruction %u waits for %u others, %u unlock it", i, p->instrs[i].after, count[i]);
+            goto out;
+        }
+        if (!count[i]) {
+            p->first[p->nfirst++] = i;
+            queue[tail++] = i;
+        }
+    }
+    while (head < tail) {
+        const struct hr_instr *in = &p->instrs[queue[head++]];
+        for (uint32_t k = in->unlock; k < in->unlock + in->nunlock; k++)
+            if (!--count[p->unlocks[k]]) queue[tail++] = p->unlocks[k];
+    }
+    if (tail != p->ninstr) bad(c, "%u instructions wait for one another in a circle", p->ninstr - tail);
+    else ok = 1;
+out:
+    free(count);
+    free(queue);
+    return ok;
+}
+
+static void *copy_of(const void *data, size_t n) {
+    void *copy = malloc(n ? n : 1);
+    if (copy && n) memcpy(copy, data, n);
+    return copy;
+}
+
+hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const uint32_t *unlocks, uint32_t nunlock, const struct hr_ref *refs,
+                         uint32_t nref, uint64_t in_bytes, uint64_t out_bytes, uint64_t tmp_bytes, int size, struct hr_program **program_p,
+                         char detail[256]) {
+    struct hr_program *p = calloc(1, sizeof *p);
+    struct checker c = {p, detail};
+    snprintf(detail, 256, "no memory");
+    if (!p) return HR_ERR_NOMEM;
+    p->refs = 1;
+    p->instrs = copy_of(instrs, ninstr * sizeof *instrs);
+    p->unlocks = copy_of(unlocks, nunlock * sizeof *unlocks);
+    p->refs_ = copy_of(refs, nref * sizeof *refs);
+    p->first = malloc((ninstr ? ninstr : 1) * sizeof *p->first);
+    p->ninstr = ninstr;
+    p->nunlock = nunlock;
+    p->nref = nref;
+    p->in_bytes = in_bytes;
+    p->out_bytes = out_bytes;
+    p->tmp_bytes = tmp_bytes;
+    p->size = size;
+    hr_status status = p->instrs && p->unlocks && p->refs_ && p->first ? HR_OK : HR_ERR_NOMEM;
+    for (uint32_t i = 0; status == HR_OK && i < ninstr; i++)
+        if (!operands_ok(&c, i)) status = HR_ERR_INVALID;
+    if (status == HR_OK && !order_ok(&c)) status = HR_ERR_INVALID;
+    if (status != HR_OK) {
+        hr_program_put(p);
+        return status;
+    }
+    *program_p = p;
+    return HR_OK;
+}
+
+void hr_program_get(struct hr_program *program) { atomic_fetch_add(&program->refs, 1); }
+
+void hr_program_put(struct hr_program *program) {
+    if (atomic_fetch_sub(&program->refs, 1) != 1) return;
+    if (program->idle) hr_run_free(program->idle);
+    free(program->instrs);
+    free(program->unlocks);
+    free(program->refs_);
+    free(program->first);
+    free(program);
+}

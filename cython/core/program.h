@@ -1,0 +1,23 @@
+/* program.h - a validated program, and the runs kept for using again. */
+#ifndef HR_CORE_PROGRAM_H
+#define HR_CORE_PROGRAM_H
+
+#include "core/engine.h"
+
+struct hr_run;
+
+struct hr_program {
+    _Atomic int refs;
+    struct hr_instr *instrs;
+    uint32_t *unlocks;
+    struct hr_ref *refs_;
+    uint32_t *first; /* instructions that may start at once */
+    uint32_t ninstr, nunlock, nref, nfirst;
+    uint64_t in_bytes, out_bytes, tmp_bytes;
+    int size;
+    struct hr_run *_Atomic idle; /* one run kept for the next time */
+};
+
+void hr_run_free(struct hr_run *run);
+
+#endif

@@ -1,0 +1,363 @@
+/* progress.c - the progress role: one pass, waiting for a request, and the background thread. */
+
+/*
+ * Whoever waits, drives. A caller of hr_wait takes the role when it is free, polls, and returns as soon as its own request is done,
+ * without a thread switch. It spins for a bounded time, gives up the processor between polls where ranks outnumber cores, then arms the
+ * domains and sleeps in epoll_wait. Others who wait meanwhile sleep on a condition; the one who leaves wakes the next.
+ *
+ * The background thread serves when nobody has driven for a tick (2 ms): requests that nobody waits for, and what peers need of a rank
+ * that computes. While callers come and go it only looks every tick; once nothing was driven for a second it sleeps without a limit,
+ * armed, and costs nothing. A caller who begins to poll disarms (so that peers need not wake anybody) and, if the thread sleeps without
+ * a limit, kicks it back to ticking. While a caller drives for long the thread sleeps deep and is kicked when the role is free again.
+ */
+
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/engine.h"
+
+#define BUDGET 16
+#define TICK_MS 2
+#define RECENT_NS 1000000000
+#define ROLE_SPIN_NS 100000
+#define SLICE_NS 100000000
+
+int64_t hr_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+void hr_work_add(struct hr_engine *engine, struct hr_work *work, int priority) {
+    work->priority = priority;
+    hr_list_push(&engine->work[priority], &work->link);
+    engine->nwork++;
+}
+
+void hr_work_remove(struct hr_engine *engine, struct hr_work *work) {
+    hr_list_remove(&work->link);
+    engine->nwork--;
+}
+
+/* Polls every domain, sends what may go, and does one piece of work. Returns how much happened. */
+int hr_pass(struct hr_engine *engine, struct hr_conn *hint) {
+    int n = 0;
+    struct hr_ep *ep = hint && hint->state == HR_CONN_UP ? hint->lanes[0].ep : NULL;
+    engine->pass++;
+    for (int d = 0; d < engine->ndomains; d++) {
+        struct hr_domain *domain = engine->domains[d];
+        int mine = ep && ep->domain == domain;
+        /* Nobody to hear from, or a system call per poll while the message will come elsewhere: look now and then. */
+        if (!engine->domain_conns[d] && (engine->pass & 63)) continue;
+        if (ep && !mine && !(domain->caps.flags & HR_CAP_LOCAL) && (engine->pass & 15)) continue;
+        n += domain->ops->progress(domain, BUDGET, mine ? ep : NULL);
+    }
+    while (!hr_list_empty(&engine->dead) || !hr_list_empty(&engine->ready)) {
+        hr_conns_bury(engine);
+        hr_runs_drain(engine);
+    }
+    for (struct hr_link *l = engine->active.next, *next; l != &engine->active; l = next) {
+        next = l->next;
+        hr_conn_pump(hr_container(l, struct hr_conn, active));
+    }
+    if (engine->nwork) {
+        int p = 0;
+        while (hr_list_empty(&engine->work[p])) p++;
+        struct hr_work *work = hr_container(engine->work[p].next, struct hr_work, link);
+        work->step(engine, work);
+        n++;
+    }
+    while (!hr_list_empty(&engine->dead) || !hr_list_empty(&engine->ready)) {
+        hr_conns_bury(engine);
+        hr_runs_drain(engine);
+    }
+    return n;
+}
+
+int hr_progress(struct hr_engine *engine) {
+    hr_lock(engine);
+    int n = hr_pass(engine, NULL);
+    hr_unlock(engine);
+    return n;
+}
+
+/* --- sleeping ---------------------------------------------------------------------------------------------------------------- */
+
+static void disarm(struct hr_engine *engine) {
+    if (!engine->armed) return;
+    engine->armed = 0;
+    for (int d = 0; d < engine->ndomains; d++) engine->domains[d]->ops->event_disarm(engine->domains[d]);
+    if (engine->bg_forever) (void)!eventfd_write(engine->kickfd, 1);
+}
+
+/* 1: nothing to do, and whatever comes will wake us. */
+static int arm(struct hr_engine *engine) {
+    if (engine->nwork || !hr_list_empty(&engine->ready) || !hr_list_empty(&engine->dead)) return 0;
+    engine->armed = 1;
+    for (int d = 0; d < engine->ndomains; d++)
+        if (engine->domains[d]->ops->event_arm(engine->domains[d]) != HR_OK) return 0;
+    return 1;
+}
+
+/* Lock held on entry and return, not while asleep. HR_INTERRUPTED on a signal. */
+static hr_status nap(struct hr_engine *engine, int timeout_ms) {
+    struct epoll_event events[8];
+    eventfd_t count;
+    atomic_fetch_add_explicit(&engine->count_sleeps, 1, memory_order_relaxed);
+    hr_unlock(engine);
+    int n = epoll_wait(engine->epfd, events, 8, timeout_ms);
+    int interrupted = n < 0 && errno == EINTR;
+    hr_lock(engine);
+    for (int i = 0; i < n; i++)
+        if (events[i].data.fd == engine->kickfd) (void)!eventfd_read(engine->kickfd, &count);
+    return interrupted ? HR_INTERRUPTED : HR_OK;
+}
+
+void hr_kick(struct hr_engine *engine) {
+    if (engine->sleeping || engine->bg_forever) (void)!eventfd_write(engine->kickfd, 1);
+}
+
+static int ms_until(int64_t deadline, int64_t now) {
+    int64_t left = deadline - now;
+    if (left <= 0) return 0;
+    if (left > 1000 * (int64_t)SLICE_NS) left = 1000 * (int64_t)SLICE_NS;
+    return (int)((left + 999999) / 1000000);
+}
+
+/* --- driving ------------------------------------------------------------------------------------------------------------------ */
+
+struct drive {
+    int (*done)(struct hr_engine *, void *);
+    void *arg;
+    struct hr_request *req; /* for the hint */
+    int64_t deadline;
+    int polls;
+};
+
+static void release_role(struct hr_engine *engine) {
+    engine->driving = 0;
+    engine->drive_seq++;
+    if (!hr_list_empty(&engine->waiters)) {
+        struct hr_waiter *waiter = hr_container(engine->waiters.next, struct hr_waiter, link);
+        pthread_cond_signal(&waiter->cond);
+    } else if (engine->bg_deep) {
+        engine->bg_deep = 0;
+        (void)!eventfd_write(engine->bgfd, 1);
+    }
+}
+
+static void breathe(struct hr_engine *engine) {
+    if (engine->yield) {
+        hr_unlock(engine);
+        sched_yield();
+        hr_lock(engine);
+    } else if (atomic_load_explicit(&engine->contenders, memory_order_relaxed)) {
+        hr_unlock(engine);
+        for (int i = 0; i < 16; i++) hr_relax();
+        hr_lock(engine);
+    } else {
+        hr_relax();
+    }
+}
+
+static hr_status drive(struct hr_engine *engine, const struct drive *d) {
+    hr_status status = HR_OK;
+    int idle = 0;
+    int64_t since = 0;
+    engine->driving = 1;
+    disarm(engine);
+    for (;;) {
+        int n = hr_pass(engine, d->req ? d->req->conn : NULL);
+        if (d->done(engine, d->arg)) break;
+        if (n) {
+            idle = 0;
+            since = 0;
+            if (atomic_load_explicit(&engine->contenders, memory_order_relaxed)) breathe(engine);
+            if ((engine->pass & 255) == 0 && d->polls <= 0 && hr_now() >= d->deadline) {
+                status = HR_ERR_TIMEOUT;
+                break;
+            }
+            continue;
+        }
+        idle++;
+        if (d->polls > 0 && idle >= (engine->yield ? 2 : d->polls)) {
+            status = HR_INTERRUPTED;
+            break;
+        }
+        breathe(engine);
+        if (!engine->yield && idle & 31) continue;
+        int64_t now = hr_now();
+        if (now >= d->deadline) {
+            status = HR_ERR_TIMEOUT;
+            break;
+        }
+        if (!since) since = now;
+        if (now - since < engine->spin_ns) continue;
+        if (arm(engine)) {
+            engine->sleeping = 1;
+            status = nap(engine, ms_until(d->deadline, now));
+            engine->sleeping = 0;
+            if (status != HR_OK && !d->done(engine, d->arg)) break;
+            status = HR_OK;
+        }
+        disarm(engine);
+        since = 0;
+        if (d->done(engine, d->arg)) break;
+    }
+    release_role(engine);
+    return status;
+}
+
+static int request_done(struct hr_engine *engine, void *arg) {
+    (void)engine;
+    return ((struct hr_request *)arg)->done;
+}
+
+/* The background thread gives the role up within one pass. */
+static void claim_role(struct hr_engine *engine) {
+    int64_t until = hr_now() + ROLE_SPIN_NS;
+    atomic_fetch_add(&engine->want_role, 1);
+    hr_unlock(engine);
+    while (atomic_load_explicit(&engine->driving, memory_order_relaxed) == 2 && hr_now() < until) hr_relax();
+    hr_lock(engine);
+    atomic_fetch_sub(&engine->want_role, 1);
+}
+
+static hr_status wait_in_line(struct hr_engine *engine, struct hr_request *req, int64_t deadline) {
+    struct hr_waiter waiter;
+    pthread_condattr_t attr;
+    struct timespec at;
+    int64_t until = hr_now() + SLICE_NS;
+    hr_status status = HR_OK;
+    if (until > deadline) until = deadline;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&waiter.cond, &attr);
+    pthread_condattr_destroy(&attr);
+    hr_list_push(&engine->waiters, &waiter.link);
+    if (req) req->state = &waiter;
+    at.tv_sec = until / 1000000000;
+    at.tv_nsec = until % 1000000000;
+    if (pthread_cond_timedwait(&waiter.cond, &engine->mutex, &at) == ETIMEDOUT) status = until >= deadline ? HR_ERR_TIMEOUT : HR_INTERRUPTED;
+    if (req && !req->done) req->state = NULL;
+    hr_list_remove(&waiter.link);
+    pthread_cond_destroy(&waiter.cond);
+    return status;
+}
+
+static hr_status drive_or_wait(struct hr_engine *engine, const struct drive *d) {
+    for (;;) {
+        if (d->done(engine, d->arg)) return HR_OK;
+        if (engine->driving == 2) claim_role(engine);
+        if (!engine->driving) return drive(engine, d);
+        if (d->polls > 0) return HR_INTERRUPTED;
+        hr_status status = wait_in_line(engine, d->req, d->deadline);
+        if (status != HR_OK && !d->done(engine, d->arg)) return status;
+    }
+}
+
+hr_status hr_drive_until(struct hr_engine *engine, int (*done)(struct hr_engine *, void *), void *arg, int64_t deadline) {
+    struct drive d = {.done = done, .arg = arg, .deadline = deadline};
+    hr_status status;
+    do status = drive_or_wait(engine, &d);
+    while (status == HR_INTERRUPTED && hr_now() < deadline);
+    return status == HR_INTERRUPTED ? HR_ERR_TIMEOUT : status;
+}
+
+hr_status hr_wait(struct hr_engine *engine, struct hr_request *req, int64_t deadline, int polls) {
+    if (__atomic_load_n(&req->done, __ATOMIC_ACQUIRE)) return HR_OK;
+    struct drive d = {.done = request_done, .arg = req, .req = req, .deadline = deadline, .polls = polls};
+    hr_lock(engine);
+    hr_status status = drive_or_wait(engine, &d);
+    hr_unlock(engine);
+    return status;
+}
+
+/* --- the background thread ------------------------------------------------------------------------------------------------------ */
+
+static void bg_rest(struct hr_engine *engine, int timeout_ms) {
+    struct pollfd p = {.fd = engine->bgfd, .events = POLLIN};
+    eventfd_t count;
+    hr_unlock(engine);
+    if (poll(&p, 1, timeout_ms) > 0) (void)!eventfd_read(engine->bgfd, &count);
+    hr_lock(engine);
+}
+
+static int bg_must_yield(struct hr_engine *engine) {
+    return engine->stop || atomic_load(&engine->want_role) || !hr_list_empty(&engine->waiters);
+}
+
+static void *bg_main(void *arg) {
+    struct hr_engine *engine = arg;
+    int64_t recent = hr_now() + RECENT_NS;
+    prctl(PR_SET_NAME, "hrdma-progress");
+    hr_lock(engine);
+    uint64_t seen = engine->drive_seq;
+    while (!engine->stop) {
+        if (engine->driving) {
+            engine->bg_deep = 1;
+            bg_rest(engine, -1);
+            engine->bg_deep = 0;
+            continue;
+        }
+        if (engine->drive_seq != seen) {
+            seen = engine->drive_seq;
+            recent = hr_now() + RECENT_NS;
+            bg_rest(engine, TICK_MS);
+            continue;
+        }
+        engine->driving = 2;
+        int quiet = 0;
+        while (!bg_must_yield(engine) && quiet < 4) {
+            quiet = hr_pass(engine, NULL) ? 0 : quiet + 1;
+            if (atomic_load_explicit(&engine->contenders, memory_order_relaxed)) {
+                hr_unlock(engine);
+                for (int i = 0; i < 16; i++) hr_relax();
+                hr_lock(engine);
+            }
+        }
+        int sleep = !bg_must_yield(engine) && arm(engine);
+        engine->driving = 0;
+        if (!hr_list_empty(&engine->waiters)) pthread_cond_signal(&hr_container(engine->waiters.next, struct hr_waiter, link)->cond);
+        if (!sleep) {
+            if (bg_must_yield(engine)) bg_rest(engine, TICK_MS);
+            continue;
+        }
+        int forever = hr_now() > recent;
+        engine->bg_forever = forever;
+        nap(engine, forever ? -1 : TICK_MS);
+        engine->bg_forever = 0;
+    }
+    hr_unlock(engine);
+    return NULL;
+}
+
+/* Signals are for the threads of Python. */
+hr_status hr_bg_start(struct hr_engine *engine) {
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int rc = pthread_create(&engine->bg, NULL, bg_main, engine);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    engine->bg_running = !rc;
+    return rc ? HR_ERR_NOMEM : HR_OK;
+}
+
+void hr_bg_stop(struct hr_engine *engine) {
+    if (!engine->bg_running) return;
+    hr_lock(engine);
+    engine->stop = 1;
+    (void)!eventfd_write(engine->kickfd, 1);
+    (void)!eventfd_write(engine->bgfd, 1);
+    hr_unlock(engine);
+    pthread_join(engine->bg, NULL);
+    engine->bg_running = 0;
+}

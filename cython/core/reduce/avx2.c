@@ -1,0 +1,30 @@
+/* avx2.c - reduction kernels for x86-64 with AVX2 and F16C. */
+#if defined(__x86_64__)
+#    pragma GCC target("avx2,f16c")
+
+#    include <immintrin.h>
+
+#    define TABLE hr_reduce_avx2
+#    define ISA "avx2"
+#    define W 32
+
+#    define STREAM(p, v) _mm256_stream_si256((__m256i *)(void *)(p), (__m256i)(v))
+
+static const int32_t words[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+#    define LOAD_WORDS(p, n) \
+        (V) _mm256_maskload_epi32((const int *)(p), _mm256_loadu_si256((const __m256i *)(words + 8 - (n) / 4)))
+
+#    define UNORDERED_F32(a, b) _mm256_movemask_ps(_mm256_cmp_ps((__m256)(a), (__m256)(b), _CMP_UNORD_Q))
+#    define UNORDERED_F64(a, b) _mm256_movemask_pd(_mm256_cmp_pd((__m256d)(a), (__m256d)(b), _CMP_UNORD_Q))
+
+#    define HALF_WIDEN(v, lo, hi)                                       \
+        (lo = (V)_mm256_cvtph_ps(_mm256_castsi256_si128((__m256i)(v))), \
+         hi = (V)_mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)(v), 1)))
+#    define HALF_NARROW(lo, hi) \
+        ((V)_mm256_set_m128i(_mm256_cvtps_ph((__m256)(hi), 0), _mm256_cvtps_ph((__m256)(lo), 0)))
+
+#    include "kernels.h"
+
+#else
+typedef int hr_reduce_avx2_unused;
+#endif

@@ -1,0 +1,148 @@
+/* reduce.c - picks the instruction set, blocks long reductions of many sources, copies.
+ *
+ * A kernel reads all its sources side by side. That is best up to a handful; many sources, a power of two apart as the
+ * slots of an arena are, fall into the same few cache sets and push each other out before their lines are used up. So
+ * more than GROUP sources go through in groups, a block of the arrays at a time, and the accumulators wait in a buffer
+ * on the stack (32 bits wide for 16-bit types: still rounded once).
+ */
+#include <string.h>
+
+#include "table.h"
+
+#define GROUP 8
+#define BLOCK 16384
+
+/* Below these the cache is the better place: measured on Zen 4 (see README.md). */
+#define STREAM_REDUCE ((size_t)1 << 20)
+#define STREAM_COPY ((size_t)1 << 20)
+
+static const struct {
+    const char *name;
+    size_t size;
+} dtypes[HR_DTYPES] = {
+    [HR_INT8] = {"int8", 1},         [HR_INT16] = {"int16", 2},     [HR_INT32] = {"int32", 4},
+    [HR_INT64] = {"int64", 8},       [HR_UINT8] = {"uint8", 1},     [HR_UINT16] = {"uint16", 2},
+    [HR_UINT32] = {"uint32", 4},     [HR_UINT64] = {"uint64", 8},   [HR_FLOAT16] = {"float16", 2},
+    [HR_BFLOAT16] = {"bfloat16", 2}, [HR_FLOAT32] = {"float32", 4}, [HR_FLOAT64] = {"float64", 8},
+};
+
+static const char *const redops[HR_REDOPS] = {"sum", "prod", "min", "max", "avg", "band", "bor", "bxor"};
+
+size_t hr_dtype_size(hr_dtype t) { return (unsigned)t < HR_DTYPES ? dtypes[t].size : 0; }
+
+const char *hr_dtype_name(hr_dtype t) { return (unsigned)t < HR_DTYPES ? dtypes[t].name : "unknown"; }
+
+const char *hr_redop_name(hr_redop op) { return (unsigned)op < HR_REDOPS ? redops[op] : "unknown"; }
+
+int hr_reduce_supported(hr_redop op, hr_dtype t) {
+    if ((unsigned)op >= HR_REDOPS || (unsigned)t >= HR_DTYPES) return 0;
+    return hr_reduce_scalar.kernel[op][t] != NULL;
+}
+
+/* Best first. */
+static const hr_reduce_table *const tables[] = {
+#if defined(__x86_64__)
+    &hr_reduce_avx512,
+    &hr_reduce_avx2,
+#elif defined(__aarch64__)
+    &hr_reduce_neon,
+#endif
+    &hr_reduce_scalar,
+};
+
+static int runs_here(const hr_reduce_table *table) {
+#if defined(__x86_64__)
+    if (table == &hr_reduce_avx512)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (table == &hr_reduce_avx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+#endif
+    (void)table;
+    return 1;
+}
+
+static const hr_reduce_table *chosen;
+
+/* Threads that come first together all find the same table. */
+static const hr_reduce_table *table(void) {
+    const hr_reduce_table *t = __atomic_load_n(&chosen, __ATOMIC_RELAXED);
+    if (__builtin_expect(!t, 0)) {
+        hr_reduce_force_isa(NULL);
+        t = __atomic_load_n(&chosen, __ATOMIC_RELAXED);
+    }
+    return t;
+}
+
+int hr_reduce_force_isa(const char *name) {
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
+        if ((name && strcmp(name, tables[i]->name)) || !runs_here(tables[i])) continue;
+        __atomic_store_n(&chosen, tables[i], __ATOMIC_RELAXED);
+        return 1;
+    }
+    return 0;
+}
+
+const char *hr_reduce_isa(void) { return table()->name; }
+
+/* Streamed stores are not ordered with the ones that publish a result to another thread or process. */
+static void end_stream(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_sfence();
+#endif
+}
+
+static void reduce_blocks(hr_reduce_kernel kernel, hr_reduce_job job, const void *const *src, int nsrc, size_t nbytes) {
+    char waiting[HR_REDUCE_WAITING(BLOCK)] __attribute__((aligned(HR_REDUCE_MAX_VECTOR)));
+    const void *at[HR_REDUCE_MAX_SRC];
+    char *dst = job.dst;
+
+    for (size_t done = 0; done < nbytes; done += job.nbytes) {
+        job.nbytes = nbytes - done < BLOCK ? nbytes - done : BLOCK;
+        job.dst = dst + done;
+        for (int s = 0; s < nsrc; s++) at[s] = (const char *)src[s] + done;
+        for (int s = 0; s < nsrc; s += job.nsrc) {
+            job.src = at + s;
+            job.nsrc = nsrc - s < GROUP ? nsrc - s : GROUP;
+            job.resume = s ? waiting : NULL;
+            job.suspend = s + job.nsrc < nsrc ? waiting : NULL;
+            kernel(&job);
+        }
+    }
+}
+
+/* Then the lines to be written are in the cache already, and to bypass it would cost a transfer more. */
+static int in_place(const void *dst, const void *const *src, int nsrc) {
+    for (int s = 0; s < nsrc; s++)
+        if (src[s] == dst) return 1;
+    return 0;
+}
+
+void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int nsrc, size_t count, double scale,
+               int nontemporal) {
+    const size_t nbytes = count * dtypes[t].size;
+    if (nsrc == 1 && (op != HR_AVG || scale == 1.0)) {
+        hr_copy(dst, src[0], nbytes, nontemporal);
+        return;
+    }
+    hr_reduce_kernel kernel = table()->kernel[op][t];
+    hr_reduce_job job = {.src = src, .nsrc = nsrc, .dst = dst, .nbytes = nbytes, .scale = scale};
+    job.nontemporal = nontemporal && nbytes >= STREAM_REDUCE && !in_place(dst, src, nsrc);
+    if (nsrc <= GROUP || nbytes <= BLOCK) {
+        kernel(&job);
+    } else {
+        reduce_blocks(kernel, job, src, nsrc, nbytes);
+    }
+    if (job.nontemporal) end_stream();
+}
+
+void hr_copy(void *dst, const void *src, size_t len, int nontemporal) {
+    if (dst == src) return;
+    if (!nontemporal || len < STREAM_COPY) {
+        memcpy(dst, src, len);
+        return;
+    }
+    /* A reduction of one source is a copy. */
+    hr_reduce_job job = {.src = &src, .nsrc = 1, .dst = dst, .nbytes = len, .nontemporal = 1};
+    table()->kernel[HR_BOR][HR_UINT8](&job);
+    end_stream();
+}

@@ -1,0 +1,325 @@
+/* run.c - the interpreter: runs a program's instructions as their prerequisites end. */
+
+/*
+ * An instruction that talks becomes a request of its own with a continuation; one that computes becomes a piece of work, or is
+ * done at once when it is small. What has ended unlocks others; they are queued on the run and started from hr_runs_drain, never
+ * from inside a continuation, so the stack stays flat however long a program is.
+ */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/program.h"
+#include "hr/memory.h"
+
+#define TMP_KEEP (256u << 10) /* scratch up to this stays with the idle run; more goes back to the arenas */
+#define WORK_BYTES (512u << 10)
+
+struct instr_state {
+    struct hr_request req;
+    struct hr_work work;
+    struct hr_run *run;
+    uint64_t offset; /* of work done in pieces */
+};
+
+struct hr_run {
+    struct hr_link ready; /* engine->ready */
+    struct hr_link link;  /* comm->runs */
+    struct hr_program *program;
+    struct hr_comm *comm;
+    struct hr_request *req;
+    char *bufs[3]; /* by enum hr_buf */
+    hr_dtype dtype;
+    hr_redop op;
+    uint64_t sig, seq;
+    uint32_t remaining, outstanding, queue_head, queue_tail;
+    int failing, priority;
+    uint64_t tmp_have;
+    uint32_t *after, *queue;
+    struct instr_state *st;
+};
+
+void hr_run_free(struct hr_run *run) {
+    hr_arena_free(run->bufs[HR_BUF_TMP]);
+    free(run->after);
+    free(run->queue);
+    free(run->st);
+    free(run);
+}
+
+static struct hr_run *run_new(struct hr_program *p) {
+    struct hr_run *run = calloc(1, sizeof *run);
+    size_t n = p->ninstr ? p->ninstr : 1;
+    if (!run) return NULL;
+    run->after = malloc(n * sizeof *run->after);
+    run->queue = malloc(n * sizeof *run->queue);
+    run->st = calloc(n, sizeof *run->st);
+    if (!run->after || !run->queue || !run->st) {
+        hr_run_free(run);
+        return NULL;
+    }
+    for (uint32_t i = 0; i < p->ninstr; i++) {
+        run->st[i].run = run;
+        hr_list_init(&run->st[i].work.link);
+    }
+    hr_list_init(&run->ready);
+    return run;
+}
+
+static int run_tmp(struct hr_run *run, uint64_t need) {
+    if (run->tmp_have >= need) return 1;
+    hr_arena_free(run->bufs[HR_BUF_TMP]);
+    run->bufs[HR_BUF_TMP] = hr_arena_alloc(need, 0);
+    run->tmp_have = run->bufs[HR_BUF_TMP] ? need : 0;
+    return run->bufs[HR_BUF_TMP] != NULL;
+}
+
+static void run_put(struct hr_run *run) {
+    struct hr_program *p = run->program;
+    struct hr_run *none = NULL;
+    if (run->tmp_have > TMP_KEEP) {
+        hr_arena_free(run->bufs[HR_BUF_TMP]);
+        run->bufs[HR_BUF_TMP] = NULL;
+        run->tmp_have = 0;
+    }
+    if (!atomic_compare_exchange_strong(&p->idle, &none, run)) hr_run_free(run);
+    hr_program_put(p);
+}
+
+double hr_run_scale(struct hr_request *req) { return 1.0 / ((struct hr_run *)req->state)->comm->size; }
+
+/* --- ending ---------------------------------------------------------------------------------------------------------------- */
+
+static void run_finish(struct hr_run *run) {
+    struct hr_engine *engine = run->comm->engine;
+    struct hr_request *req = run->req;
+    const struct hr_comm_state *state = &run->comm->state;
+    hr_status status = run->failing ? state->status : HR_OK;
+    if (run->failing) {
+        for (uint32_t i = 0; i < run->program->ninstr; i++)
+            if (run->st[i].req.xfer) hr_xfer_abort(engine, run->st[i].req.xfer, 1); /* lent and not returned */
+        req->peer = state->peer;
+        req->phase = state->phase;
+        req->provider = state->provider;
+    }
+    hr_list_remove(&run->link);
+    hr_list_remove(&run->ready);
+    run_put(run);
+    hr_finish(engine, req, status);
+}
+
+void hr_runs_fail(struct hr_comm *comm) {
+    for (struct hr_link *l = comm->runs.next; l != &comm->runs; l = l->next) {
+        struct hr_run *run = hr_container(l, struct hr_run, link);
+        run->failing = 1;
+        hr_list_remove(&run->ready);
+        run->queue_head = run->queue_tail;
+        for (uint32_t i = 0; i < run->program->ninstr; i++) {
+            struct hr_work *work = &run->st[i].work;
+            if (hr_list_empty(&work->link)) continue;
+            hr_work_remove(comm->engine, work);
+            run->outstanding--;
+        }
+    }
+}
+
+void hr_runs_end(struct hr_comm *comm) {
+    for (struct hr_link *l = comm->runs.next, *next; l != &comm->runs; l = next) {
+        struct hr_run *run = hr_container(l, struct hr_run, link);
+        next = l->next;
+        if (!run->outstanding) run_finish(run);
+    }
+}
+
+/* --- one instruction -------------------------------------------------------------------------------------------------------- */
+
+static void run_make_ready(struct hr_run *run) {
+    if (hr_list_empty(&run->ready)) hr_list_push(&run->comm->engine->ready, &run->ready);
+}
+
+static void instr_ended(struct hr_run *run, uint32_t i) {
+    const struct hr_instr *in = &run->program->instrs[i];
+    const uint32_t *unlock = run->program->unlocks + in->unlock;
+    run->remaining--;
+    for (uint32_t k = 0; k < in->nunlock; k++)
+        if (!--run->after[unlock[k]]) run->queue[run->queue_tail++] = unlock[k];
+    /* the last one also passes through the drain, which finishes the run */
+    if (run->queue_head != run->queue_tail || !run->remaining) run_make_ready(run);
+}
+
+static void child_done(struct hr_request *req) {
+    struct hr_run *run = req->state;
+    run->outstanding--;
+    if (req->status != HR_OK && !run->failing) {
+        hr_comm_break_locked(run->comm, req->status, req->peer, req->phase, req->provider, NULL, 1);
+        return; /* breaking has set failing, and has finished the run unless more is outstanding */
+    }
+    if (run->failing) return; /* hr_runs_end finishes it */
+    instr_ended(run, (uint32_t)(hr_container(req, struct instr_state, req) - run->st));
+}
+
+static uint32_t recv_flags(const struct hr_instr *in) {
+    uint32_t flags = in->flags & HR_INSTR_NT ? HR_RECV_NT : 0;
+    if (in->op == HR_OP_BORROW) return HR_RECV_BORROW;
+    if (in->op != HR_OP_RECV_REDUCE) return flags;
+    if (in->flags & HR_INSTR_SWAP) flags |= HR_RECV_SWAP;
+    if (in->flags & HR_INSTR_SCALE) flags |= HR_RECV_SCALE;
+    return flags | HR_RECV_REDUCE;
+}
+
+static void start_talk(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
+    struct hr_request *req = &run->st[i].req;
+    int send = in->op == HR_OP_SEND;
+    req->flags = 0;
+    req->priority = run->priority;
+    req->then = child_done;
+    req->state = run;
+    req->buf = send ? run->bufs[in->src_buf] + in->src_off : run->bufs[in->dst_buf] + in->dst_off;
+    req->len = in->len;
+    req->tag = HR_COLL_TAG | (run->seq << 24) | in->tag;
+    req->sig = run->sig;
+    req->dtype = (uint8_t)run->dtype;
+    req->op = (uint8_t)run->op;
+    run->outstanding++;
+    if (send) {
+        hr_send_start(run->comm, req, in->peer);
+    } else {
+        req->rflags = (uint8_t)recv_flags(in);
+        hr_recv_start(run->comm, req, in->peer);
+    }
+}
+
+static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offset, uint64_t len) {
+    char *dst = run->bufs[in->dst_buf] + in->dst_off + offset;
+    if (in->op == HR_OP_COPY) {
+        hr_copy(dst, run->bufs[in->src_buf] + in->src_off + offset, len, in->flags & HR_INSTR_NT);
+        return;
+    }
+    const void *src[HR_REDUCE_MAX_SRC];
+    for (uint32_t k = 0; k < in->nref; k++) {
+        const struct hr_ref *r = &run->program->refs_[in->ref + k];
+        if (r->buf == HR_BUF_BORROWED) {
+            struct hr_request *lent = &run->st[r->off].req;
+            src[k] = (lent->xfer ? (const char *)lent->xfer->rmem.ptr : (const char *)lent->buf) + offset;
+        } else {
+            src[k] = run->bufs[r->buf] + r->off + offset;
+        }
+    }
+    double scale = in->flags & HR_INSTR_SCALE ? 1.0 / run->comm->size : 1.0;
+    hr_reduce(run->op, run->dtype, dst, src, (int)in->nref, len / hr_dtype_size(run->dtype), scale, in->flags & HR_INSTR_NT);
+}
+
+static void computed(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
+    if (in->op == HR_OP_REDUCE)
+        for (uint32_t k = in->ref; k < in->ref + in->nref; k++) {
+            const struct hr_ref *r = &run->program->refs_[k];
+            if (r->buf == HR_BUF_BORROWED && run->st[r->off].req.xfer) hr_xfer_return(run->comm->engine, run->st[r->off].req.xfer);
+        }
+    instr_ended(run, i);
+}
+
+static uint64_t piece_size(const struct hr_instr *in) {
+    uint64_t n = WORK_BYTES / (in->op == HR_OP_REDUCE ? in->nref : 1);
+    return (n < HR_INLINE_WORK ? HR_INLINE_WORK : n) & ~63ull;
+}
+
+static int compute_step(struct hr_engine *engine, struct hr_work *work) {
+    struct instr_state *st = hr_container(work, struct instr_state, work);
+    struct hr_run *run = st->run;
+    uint32_t i = (uint32_t)(st - run->st);
+    const struct hr_instr *in = &run->program->instrs[i];
+    uint64_t left = in->len - st->offset, n = piece_size(in);
+    if (n > left) n = left;
+    compute(run, in, st->offset, n);
+    st->offset += n;
+    if (st->offset < in->len) return 1;
+    hr_work_remove(engine, work);
+    run->outstanding--;
+    computed(run, i, in);
+    return 0;
+}
+
+static void start_compute(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
+    struct instr_state *st = &run->st[i];
+    uint64_t cost = in->len * (in->op == HR_OP_REDUCE ? in->nref : 1);
+    if (cost <= HR_INLINE_WORK) {
+        if (in->len) compute(run, in, 0, in->len);
+        computed(run, i, in);
+        return;
+    }
+    st->offset = 0;
+    st->work.step = compute_step;
+    run->outstanding++;
+    hr_work_add(run->comm->engine, &st->work, run->priority);
+}
+
+static void start(struct hr_run *run, uint32_t i) {
+    const struct hr_instr *in = &run->program->instrs[i];
+    switch (in->op) {
+    case HR_OP_NOP: instr_ended(run, i); break;
+    case HR_OP_COPY:
+    case HR_OP_REDUCE: start_compute(run, i, in); break;
+    default: start_talk(run, i, in);
+    }
+}
+
+void hr_runs_drain(struct hr_engine *engine) {
+    struct hr_link *l;
+    while ((l = hr_list_pop(&engine->ready))) {
+        struct hr_run *run = hr_container(l, struct hr_run, ready);
+        struct hr_comm *comm = run->comm;
+        /* starting one may break the communicator and end the run: then its queue is empty */
+        while (comm->state.status == HR_OK && run->queue_head != run->queue_tail) start(run, run->queue[run->queue_head++]);
+        if (comm->state.status == HR_OK && !run->remaining) run_finish(run);
+    }
+}
+
+/* --- starting ------------------------------------------------------------------------------------------------------------------ */
+
+hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *in, void *out, hr_dtype dtype, hr_redop op, uint64_t sig,
+                 struct hr_request *req) {
+    struct hr_engine *engine = comm->engine;
+    if (program->size != comm->size || dtype >= HR_DTYPES || op >= HR_REDOPS) return HR_ERR_INVALID;
+    struct hr_run *run = atomic_exchange(&program->idle, NULL);
+    if (!run) run = run_new(program);
+    if (!run) return HR_ERR_NOMEM;
+    if (!run_tmp(run, program->tmp_bytes)) {
+        hr_run_free(run);
+        return HR_ERR_NOMEM;
+    }
+    req->then = NULL;
+    req->state = NULL;
+    hr_program_get(program);
+    run->program = program;
+    run->comm = comm;
+    run->req = req;
+    run->bufs[HR_BUF_IN] = (char *)in;
+    run->bufs[HR_BUF_OUT] = out;
+    run->dtype = dtype;
+    run->op = op;
+    run->sig = sig;
+    run->remaining = program->ninstr;
+    run->outstanding = 0;
+    run->failing = 0;
+    memcpy(run->queue, program->first, program->nfirst * sizeof *run->queue);
+    run->queue_head = 0;
+    run->queue_tail = program->nfirst;
+    for (uint32_t i = 0; i < program->ninstr; i++) {
+        run->after[i] = program->instrs[i].after;
+        run->st[i].req.xfer = NULL;
+    }
+    hr_lock(engine);
+    hr_request_init(comm, req, HR_REQ_RUN);
+    run->priority = req->priority;
+    run->seq = comm->run_seq++;
+    hr_list_push(&comm->runs, &run->link);
+    if (comm->state.status != HR_OK) {
+        run->failing = 1;
+        run_finish(run);
+    } else {
+        run_make_ready(run);
+    }
+    hr_settle(engine);
+    hr_unlock(engine);
+    return HR_OK;
+}

@@ -1,0 +1,441 @@
+/* transfer.c - rendezvous: how a message that is too large to be copied along gets from buffer to buffer. */
+
+/*
+ * The receiver decides, when its receive matches the sender's RTS:
+ *   lent     the borrower reads the sender's mapped memory in place and says FIN when it is through
+ *   pull     the RTS has a descriptor that this side can read: it reads (or reduces) piece by piece, then FIN
+ *   push     this side's buffer can be written by the peer: CTS with a descriptor; the sender writes with notification
+ *   segments CTS without one: the sender sends the bytes as messages; they are copied or reduced as they arrive
+ * Either side may give up at any time: FIN with an error from the receiver, CANCEL from the sender. Transfers are named on the
+ * wire by an id that carries a generation, so that what comes late for one that is over is recognised and dropped.
+ *
+ * A buffer is free for its owner as soon as its request is finished: pulled buffers after FIN, pushed ones when the provider
+ * has let go of them; a receive buffer that peers could write is deregistered first (HR_CAP_REVOKE), or the connection is cut.
+ */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/engine.h"
+
+#define ID_INDEX_BITS 20
+#define ID_INDEX(id) ((id) & ((1u << ID_INDEX_BITS) - 1))
+#define XFER_COOKIE(x) ((void *)((uintptr_t)(x) | 1))
+
+struct hr_xfer *hr_xfer_new(struct hr_engine *engine, struct hr_request *req, struct hr_conn *conn, int mode) {
+    if (!engine->xfer_free) {
+        uint32_t old = engine->nxfers, n = old ? old * 2 : 64;
+        if (n > 1u << ID_INDEX_BITS) return NULL;
+        struct hr_xfer **table = realloc(engine->xfers, n * sizeof *table);
+        if (!table) return NULL;
+        engine->xfers = table;
+        for (uint32_t i = old; i < n; i++) {
+            table[i] = calloc(1, sizeof **table);
+            if (!table[i]) return NULL;
+            engine->nxfers = i + 1;
+            table[i]->id = i + (1u << ID_INDEX_BITS);
+            table[i]->remote = engine->xfer_free;
+            engine->xfer_free = i + 1;
+        }
+    }
+    struct hr_xfer *x = engine->xfers[engine->xfer_free - 1];
+    uint32_t id = x->id;
+    engine->xfer_free = x->remote;
+    memset(x, 0, sizeof *x);
+    x->id = id;
+    x->mode = (uint8_t)mode;
+    x->req = req;
+    x->conn = conn;
+    x->buf = req->buf;
+    x->len = req->len;
+    hr_list_init(&x->work.link);
+    req->xfer = x;
+    return x;
+}
+
+/* Off every list, memory let go, the id dead. */
+void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x) {
+    struct hr_conn *conn = x->conn;
+    if (!hr_list_empty(&x->work.link)) {
+        if (x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG) {
+            hr_list_remove(&x->work.link);
+            conn->nbulk--;
+        } else {
+            hr_work_remove(engine, &x->work);
+        }
+    }
+    if (x->has_rmem) conn->lanes[0].ep->domain->ops->mem_release(conn->lanes[0].ep, &x->rmem);
+    if (x->has_mem) conn->lanes[0].ep->domain->ops->mem_deregister(conn->lanes[0].ep->domain, &x->mem);
+    if (x->req && x->req->xfer == x) x->req->xfer = NULL;
+    x->mode = HR_XFER_FREE;
+    x->req = NULL;
+    x->has_mem = x->has_rmem = 0;
+    x->id += 1u << ID_INDEX_BITS;
+    x->remote = engine->xfer_free;
+    engine->xfer_free = ID_INDEX(x->id) + 1;
+}
+
+static struct hr_xfer *xfer_find(struct hr_conn *conn, uint32_t id) {
+    struct hr_engine *engine = conn->engine;
+    if (ID_INDEX(id) >= engine->nxfers) return NULL;
+    struct hr_xfer *x = engine->xfers[ID_INDEX(id)];
+    if (x->id == id && x->mode != HR_XFER_FREE && x->conn == conn) return x;
+    HR_COUNT(engine, stale);
+    return NULL;
+}
+
+static void send_fin(struct hr_conn *conn, uint64_t comm, uint32_t sreq, hr_status status) {
+    struct hr_hdr h = {.kind = HR_MSG_FIN, .status = (int8_t)status, .comm = comm, .rreq = sreq};
+    hr_conn_send_ctl(conn, &h, sizeof h);
+}
+
+/* Copies or reduces what came into its place. Offsets of reductions are multiples of the element size. */
+void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_t len) {
+    char *dst = (char *)req->buf + offset;
+    if (!len) return;
+    if (!(req->rflags & HR_RECV_REDUCE)) {
+        hr_copy(dst, data, len, req->rflags & HR_RECV_NT);
+        return;
+    }
+    const void *src[2] = {dst, data};
+    if (req->rflags & HR_RECV_SWAP) { src[0] = data; src[1] = dst; }
+    double scale = req->rflags & HR_RECV_SCALE ? hr_run_scale(req) : 1.0;
+    hr_reduce(req->op, req->dtype, dst, src, 2, len / hr_dtype_size(req->dtype), scale, req->rflags & HR_RECV_NT);
+}
+
+/* Pieces of a segment: whole elements, whole cache lines. */
+static uint64_t segment_size(struct hr_conn *conn, int message) {
+    uint64_t n = conn->caps->segment;
+    if (conn->caps->window) {
+        uint64_t share = conn->window / 4;
+        if (n > share) n = share;
+        if (n < HR_SEGMENT_MIN) n = HR_SEGMENT_MIN;
+    }
+    if (message && n > conn->caps->max_send) n = conn->caps->max_send;
+    return n & ~63ull;
+}
+
+/* --- the sender's side --------------------------------------------------------------------------------------------------- */
+
+/* Pulling is for providers that map memory, or that cannot be written to. */
+static int conn_pulls(struct hr_conn *conn) {
+    return (conn->caps->flags & HR_CAP_READ) && ((conn->caps->flags & HR_CAP_MAP) || !(conn->caps->flags & HR_CAP_WRITE));
+}
+
+hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_hdr_long *rts) {
+    struct hr_ep *ep = conn->lanes[0].ep;
+    struct hr_xfer *x = hr_xfer_new(conn->engine, req, conn, HR_XFER_SEND);
+    if (!x) return HR_ERR_NOMEM;
+    rts->h.sreq = x->id;
+    if (!conn_pulls(conn)) return HR_OK;
+    if (ep->domain->ops->mem_register(ep->domain, x->buf, x->len, HR_ACCESS_REMOTE_READ, &x->mem) != HR_OK) return HR_OK;
+    x->has_mem = 1;
+    hr_status status = ep->domain->ops->mem_export(ep, &x->mem, x->buf, x->len, &rts->desc);
+    if (status == HR_OK) rts->h.flags = HR_HDR_DESC;
+    if (status == HR_AGAIN) {
+        hr_xfer_free(conn->engine, x);
+        return HR_AGAIN;
+    }
+    return HR_OK; /* not reachable by this peer: it will ask for segments */
+}
+
+void hr_xfer_on_cts(struct hr_conn *conn, const struct hr_hdr_long *cts) {
+    struct hr_xfer *x = xfer_find(conn, cts->h.sreq);
+    struct hr_ep *ep = conn->lanes[0].ep;
+    if (!x || x->mode != HR_XFER_SEND) {
+        struct hr_hdr h = {.kind = HR_MSG_CANCEL, .status = HR_ERR_CANCELED, .comm = cts->h.comm, .rreq = cts->h.rreq};
+        hr_conn_send_ctl(conn, &h, sizeof h);
+        return;
+    }
+    x->remote = cts->h.rreq;
+    x->mode = HR_XFER_SEND_SEG;
+    if (cts->h.flags & HR_HDR_DESC) {
+        if (ep->domain->ops->mem_import(ep, &cts->desc, &x->rmem) != HR_OK || x->rmem.len < x->len) {
+            hr_conn_lost(conn, HR_ERR_PROTOCOL, "a memory descriptor that cannot be used");
+            return;
+        }
+        x->has_rmem = 1;
+        x->mode = HR_XFER_SEND_PUSH;
+        HR_COUNT(conn->engine, push);
+    } else {
+        HR_COUNT(conn->engine, seg);
+    }
+    hr_list_push(&conn->bulk[x->req->priority], &x->work.link);
+    conn->nbulk++;
+    hr_conn_activate(conn);
+}
+
+static void send_finished(struct hr_conn *conn, struct hr_xfer *x) {
+    struct hr_request *req = x->req;
+    hr_xfer_free(conn->engine, x);
+    hr_finish(conn->engine, req, HR_OK);
+}
+
+/* Lanes take turns; one that is full is passed over. */
+static hr_status write_segment(struct hr_conn *conn, struct hr_rma *rma) {
+    hr_status status = HR_AGAIN;
+    for (int i = 0; i < conn->nlanes && status == HR_AGAIN; i++) {
+        struct hr_ep *ep = conn->lanes[conn->next_lane++ % (uint32_t)conn->nlanes].ep;
+        status = ep->domain->ops->post_write(ep, rma);
+    }
+    return status;
+}
+
+hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t *nbytes_p) {
+    uint64_t left = x->len - x->posted, n = segment_size(conn, x->mode == HR_XFER_SEND_SEG);
+    hr_status status;
+    if (n > left) n = left;
+    if (x->mode == HR_XFER_SEND_PUSH) {
+        struct hr_rma rma = {.local = x->buf + x->posted, .len = n, .remote = &x->rmem, .offset = x->posted, .with_notify = 1,
+                             .value = x->remote, .cookie = XFER_COOKIE(x)};
+        status = write_segment(conn, &rma);
+    } else {
+        struct hr_hdr h = {.kind = HR_MSG_SEG, .comm = x->req->comm->id, .aux = x->posted, .rreq = x->remote,
+                           .credit = conn->owed_credit, .ack = conn->owed_ack};
+        struct hr_msg msg = {.hdr = &h, .hdr_len = sizeof h, .payload = x->buf + x->posted, .len = n, .cookie = XFER_COOKIE(x)};
+        status = conn->lanes[0].ep->domain->ops->post_send(conn->lanes[0].ep, &msg);
+        if (status == HR_OK || status == HR_INPROGRESS) {
+            conn->owed_credit -= h.credit;
+            conn->owed_ack -= h.ack;
+        }
+    }
+    if (status == HR_AGAIN) return status;
+    if (hr_is_error(status)) {
+        hr_conn_lost(conn, hr_is_peer_error(status) ? status : HR_ERR_PEER_LOST, "a segment could not be sent");
+        return status;
+    }
+    *nbytes_p = n;
+    conn->tx_bytes += n;
+    x->posted += n;
+    if (status == HR_INPROGRESS) x->outstanding++;
+    if (x->posted == x->len) {
+        hr_list_remove(&x->work.link);
+        conn->nbulk--;
+        if (!x->outstanding) send_finished(conn, x);
+    }
+    return HR_OK;
+}
+
+void hr_xfer_on_fin(struct hr_conn *conn, const struct hr_hdr *h) {
+    struct hr_xfer *x = xfer_find(conn, h->rreq);
+    if (!x || (x->mode != HR_XFER_SEND && x->mode != HR_XFER_SEND_PUSH && x->mode != HR_XFER_SEND_SEG)) return;
+    struct hr_request *req = x->req;
+    if (h->status == HR_OK) {
+        send_finished(conn, x);
+        return;
+    }
+    hr_xfer_abort(conn->engine, x, 0); /* the receiver does not want it: nothing to tell it */
+    if (h->status == HR_ERR_MISMATCH || h->status == HR_ERR_BROKEN)
+        hr_fail(conn->engine, req, h->status, hr_comm_rank_of(req->comm, conn), HR_PHASE_MATCH, conn);
+    else
+        hr_finish(conn->engine, req, HR_OK); /* truncated or withdrawn there: delivered as far as this side is concerned */
+}
+
+/* --- the receiver's side --------------------------------------------------------------------------------------------------- */
+
+static void recv_finished(struct hr_conn *conn, struct hr_xfer *x, int fin) {
+    struct hr_request *req = x->req;
+    uint64_t comm = req->comm->id;
+    uint32_t sreq = x->remote;
+    req->nbytes = x->len;
+    hr_xfer_free(conn->engine, x);
+    if (fin) send_fin(conn, comm, sreq, HR_OK);
+    hr_finish(conn->engine, req, HR_OK);
+}
+
+/* One piece of a pull. */
+static int pull_step(struct hr_engine *engine, struct hr_work *work) {
+    struct hr_xfer *x = hr_container(work, struct hr_xfer, work);
+    struct hr_conn *conn = x->conn;
+    struct hr_ep *ep = conn->lanes[0].ep;
+    uint64_t n = segment_size(conn, 0), left = x->len - x->posted;
+    if (n > left) n = left;
+    if (x->rmem.ptr) {
+        hr_consume(x->req, (const char *)x->rmem.ptr + x->posted, x->posted, n);
+    } else {
+        struct hr_rma rma = {.local = x->buf + x->posted, .len = n, .remote = &x->rmem, .offset = x->posted, .cookie = XFER_COOKIE(x)};
+        hr_status status = ep->domain->ops->post_read(ep, &rma);
+        if (status == HR_AGAIN) return 1;
+        if (hr_is_error(status)) {
+            struct hr_request *req = x->req;
+            send_fin(conn, req->comm->id, x->remote, status);
+            hr_xfer_abort(engine, x, 0);
+            hr_fail(engine, req, status, req->peer, HR_PHASE_TRANSFER, conn);
+            return 0;
+        }
+        if (status == HR_INPROGRESS) x->outstanding++;
+        else x->completed += n;
+    }
+    conn->rx_bytes += n;
+    x->posted += n;
+    if (x->posted < x->len) return 1;
+    hr_work_remove(engine, work);
+    if (!x->outstanding) recv_finished(conn, x, 1);
+    return 0;
+}
+
+static void ask(struct hr_conn *conn, struct hr_xfer *x, struct hr_hdr_long *cts) {
+    cts->h.kind = HR_MSG_CTS;
+    cts->h.comm = x->req->comm->id;
+    cts->h.sreq = x->remote;
+    cts->h.rreq = x->id;
+    hr_conn_send_ctl(conn, &cts->h, sizeof *cts);
+}
+
+void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct hr_hdr_long *rts) {
+    struct hr_engine *engine = conn->engine;
+    struct hr_ep *ep = conn->lanes[0].ep;
+    const struct hr_provider *ops = ep->domain->ops;
+    struct hr_hdr_long cts = {0};
+    hr_status status = HR_OK;
+    if (conn->state != HR_CONN_UP) status = hr_is_error(conn->why) ? conn->why : HR_ERR_PEER_LOST;
+    else if (rts->size > req->len) status = HR_ERR_TRUNCATED;
+    struct hr_xfer *x = status == HR_OK ? hr_xfer_new(engine, req, conn, HR_XFER_SEG) : NULL;
+    if (!x) {
+        if (status == HR_OK) status = HR_ERR_NOMEM;
+        req->nbytes = rts->size;
+        send_fin(conn, rts->h.comm, rts->h.sreq, status);
+        hr_fail(engine, req, status, req->peer, HR_PHASE_MATCH, conn);
+        return;
+    }
+    x->len = rts->size;
+    x->remote = rts->h.sreq;
+    if ((rts->h.flags & HR_HDR_DESC) && ops->mem_import(ep, &rts->desc, &x->rmem) == HR_OK) {
+        x->has_rmem = 1;
+        if (x->rmem.len < x->len) {
+            hr_conn_lost(conn, HR_ERR_PROTOCOL, "a memory descriptor that is too short");
+            return;
+        }
+        if (x->rmem.ptr && (req->rflags & HR_RECV_BORROW)) {
+            x->mode = HR_XFER_LENT;
+            HR_COUNT(engine, lent);
+            req->nbytes = x->len;
+            hr_finish(engine, req, HR_OK);
+            return;
+        }
+        if (x->rmem.ptr || !(req->rflags & HR_RECV_REDUCE)) {
+            x->mode = HR_XFER_PULL;
+            x->work.step = pull_step;
+            HR_COUNT(engine, pull);
+            if (x->rmem.ptr && x->len <= HR_INLINE_WORK) {
+                hr_consume(req, x->rmem.ptr, 0, x->len);
+                conn->rx_bytes += x->len;
+                recv_finished(conn, x, 1);
+            } else {
+                hr_work_add(engine, &x->work, req->priority);
+            }
+            return;
+        }
+    }
+    if ((conn->caps->flags & HR_CAP_WRITE) && !(req->rflags & HR_RECV_REDUCE) && !(conn->caps->flags & HR_CAP_MAP) &&
+        ops->mem_register(ep->domain, x->buf, x->len, HR_ACCESS_REMOTE_WRITE, &x->mem) == HR_OK) {
+        x->has_mem = 1;
+        if (ops->mem_export(ep, &x->mem, x->buf, x->len, &cts.desc) == HR_OK) {
+            x->mode = HR_XFER_PUSH;
+            cts.h.flags = HR_HDR_DESC;
+        }
+    }
+    ask(conn, x, &cts);
+}
+
+void hr_xfer_on_seg(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len) {
+    hr_conn_owe(conn, 0, (uint32_t)len);
+    struct hr_xfer *x = xfer_find(conn, h->rreq);
+    if (!x) return; /* it was given up here; the sender will hear */
+    if (x->mode != HR_XFER_SEG || h->aux != x->completed || len > x->len - x->completed) {
+        hr_conn_lost(conn, HR_ERR_PROTOCOL, "a segment that does not fit its transfer");
+        return;
+    }
+    hr_consume(x->req, payload, x->completed, len);
+    x->completed += len;
+    if (x->completed == x->len) recv_finished(conn, x, 0);
+}
+
+void hr_xfer_on_notify(struct hr_conn *conn, uint64_t value, size_t nbytes) {
+    hr_conn_owe(conn, 0, (uint32_t)nbytes);
+    struct hr_xfer *x = value <= UINT32_MAX ? xfer_find(conn, (uint32_t)value) : NULL;
+    if (!x) return;
+    if (x->mode != HR_XFER_PUSH || nbytes > x->len - x->completed) {
+        hr_conn_lost(conn, HR_ERR_PROTOCOL, "a notification that does not fit its transfer");
+        return;
+    }
+    x->completed += nbytes;
+    if (x->completed == x->len) recv_finished(conn, x, 0);
+}
+
+void hr_xfer_on_cancel(struct hr_conn *conn, const struct hr_hdr *h) {
+    struct hr_engine *engine = conn->engine;
+    struct hr_xfer *x = NULL;
+    if (h->rreq) x = xfer_find(conn, h->rreq);
+    else
+        for (uint32_t i = 0; i < engine->nxfers && !x; i++) { /* matched here, but the sender never heard of it */
+            struct hr_xfer *y = engine->xfers[i];
+            if (y->conn == conn && y->remote == h->sreq && y->mode >= HR_XFER_PULL) x = y;
+        }
+    if (!x) {
+        hr_match_cancel(conn, h->sreq, h->comm, h->tag);
+        return;
+    }
+    struct hr_request *req = x->req;
+    if (x->mode == HR_XFER_LENT) { /* the borrower has finished its receive and may be reading: its run is spoilt */
+        hr_comm_break_locked(req->comm, HR_ERR_BROKEN, hr_comm_rank_of(req->comm, conn), HR_PHASE_TRANSFER, conn->provider->name, NULL, 0);
+        return;
+    }
+    hr_xfer_abort(engine, x, 0);
+    if (req->rflags & HR_RECV_REDUCE) hr_fail(engine, req, HR_ERR_CANCELED, req->peer, HR_PHASE_TRANSFER, conn);
+    else hr_match_again(engine, req); /* what was withdrawn was never sent */
+}
+
+/* A read or write has left the provider. */
+void hr_xfer_on_done(struct hr_xfer *x, hr_status status) {
+    struct hr_conn *conn = x->conn;
+    x->outstanding--;
+    if (hr_is_error(status)) {
+        struct hr_request *req = x->req;
+        if (x->mode == HR_XFER_PULL) send_fin(conn, req->comm->id, x->remote, status);
+        hr_xfer_abort(conn->engine, x, x->mode != HR_XFER_PULL);
+        hr_fail(conn->engine, req, status, hr_comm_rank_of(req->comm, conn), HR_PHASE_TRANSFER, conn);
+        return;
+    }
+    if (x->posted < x->len || x->outstanding) return;
+    if (x->mode == HR_XFER_PULL) recv_finished(conn, x, 1);
+    else send_finished(conn, x);
+}
+
+/* --- endings ------------------------------------------------------------------------------------------------------------------ */
+
+void hr_xfer_return(struct hr_engine *engine, struct hr_xfer *x) {
+    struct hr_conn *conn = x->conn;
+    uint64_t comm = x->req->comm->id;
+    uint32_t sreq = x->remote;
+    conn->rx_bytes += x->len;
+    hr_xfer_free(engine, x);
+    send_fin(conn, comm, sreq, HR_OK);
+}
+
+/* Gives up. tell: the peer does not know yet. On return neither side's provider touches the buffer any more. */
+void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
+    struct hr_conn *conn = x->conn;
+    int sender = x->mode == HR_XFER_SEND || x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG;
+    int cut = 0;
+    if (conn->state == HR_CONN_UP || conn->state == HR_CONN_CLOSED) {
+        for (int i = 0; i < conn->nlanes && x->outstanding; i++) {
+            struct hr_ep *ep = conn->lanes[i].ep;
+            if (ep->domain->ops->cancel(ep, XFER_COOKIE(x)) != HR_OK) cut = 1;
+        }
+        /* without revocation only a dead endpoint keeps late writes out of the buffer */
+        if (x->mode == HR_XFER_PUSH && !(conn->caps->flags & HR_CAP_REVOKE)) cut = 1;
+        if (tell && sender) {
+            struct hr_hdr h = {.kind = HR_MSG_CANCEL, .status = HR_ERR_CANCELED, .comm = x->req->comm->id, .tag = x->req->tag,
+                               .sreq = x->id, .rreq = x->mode == HR_XFER_SEND ? 0 : x->remote};
+            hr_conn_send_ctl(conn, &h, sizeof h);
+        } else if (tell) {
+            send_fin(conn, x->req->comm->id, x->remote, HR_ERR_CANCELED);
+        }
+    }
+    hr_xfer_free(engine, x);
+    if (cut) {
+        for (int i = 0; i < conn->nlanes; i++) conn->lanes[i].ep->domain->ops->ep_abort(conn->lanes[i].ep);
+        hr_conn_lost(conn, HR_ERR_PEER_LOST, "cut off: an operation on this connection could not be withdrawn");
+    }
+}

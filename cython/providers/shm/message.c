@@ -1,0 +1,124 @@
+/* message.c - messages through the ring: what a small one costs is decided here. */
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "providers/shm/shm.h"
+
+void hr_shm_lose(struct shm_ep *e, hr_status status, const char *format, ...) {
+    va_list args;
+    if (e->lost || e->state == SHM_LOST || e->state == SHM_ABORTED) return;
+    va_start(args, format);
+    vsnprintf(e->text, sizeof e->text, format, args);
+    va_end(args);
+    e->lost = status;
+    e->special = 1;
+    shm_ep_domain(e)->attend = 1;
+    /* A hang-up stays readable for ever. What lies in the socket can still be read. */
+    if (e->sock >= 0) epoll_ctl(shm_ep_domain(e)->epfd, EPOLL_CTL_DEL, e->sock, NULL);
+    if (e->pidfd >= 0) epoll_ctl(shm_ep_domain(e)->epfd, EPOLL_CTL_DEL, e->pidfd, NULL);
+}
+
+void hr_shm_report(struct shm_ep *e) {
+    struct shm_domain *dom = shm_ep_domain(e);
+    e->state = SHM_LOST;
+    e->special = 0;
+    if (e->counted) {
+        e->counted = 0;
+        dom->connecting--;
+    }
+    dom->base.sink->state(&e->base, e->lost, e->text);
+}
+
+/* The flag may have been raised by a peer that went away since: EPIPE and the like are found elsewhere. EAGAIN is a
+ * counter at its end, so the peer's event is up anyway. */
+void hr_shm_wake(struct shm_ep *e) {
+    static const uint64_t one = 1;
+    while (write(e->peer_wakefd, &one, sizeof one) < 0 && errno == EINTR) continue;
+}
+
+hr_status hr_shm_room(struct shm_ep *e, uint64_t n) {
+    if (!ring_tx_look(&e->tx)) {
+        hr_shm_lose(e, HR_ERR_PROTOCOL, "process %d damaged the ring: it says that it has read what was never sent",
+                    (int)e->pid);
+        return HR_ERR_PROTOCOL;
+    }
+    return ring_tx_fits(&e->tx, n) ? HR_OK : HR_AGAIN;
+}
+
+/* All that can keep an endpoint from sending; the usual case is none of it. */
+static hr_status may_send(struct shm_ep *e, uint64_t n) {
+    hr_status status;
+    if (e->state == SHM_LOST || e->state == SHM_ABORTED || e->lost) return e->lost ? e->lost : HR_ERR_PEER_LOST;
+    if (e->state != SHM_UP) return HR_ERR_INVALID;
+    if (e->pushing && (status = hr_shm_push(e)) != HR_OK) return status;
+    if (ring_tx_fits(&e->tx, n + SHM_RESERVE)) return HR_OK;
+    status = hr_shm_room(e, n + SHM_RESERVE);
+    e->blocked = status == HR_AGAIN ? n + SHM_RESERVE : 0;
+    return status;
+}
+
+hr_status hr_shm_post_send(struct hr_ep *ep, const struct hr_msg *msg) {
+    struct shm_ep *e = shm_ep(ep);
+    size_t hdr_len = msg->hdr_len, len = msg->len;
+    uint64_t n = ring_record(hdr_len, len);
+    uint8_t *at;
+
+    if (hdr_len < 8 || hdr_len > HR_MAX_HDR || hdr_len % 8 || len > SHM_MAX_SEND) return HR_ERR_INVALID;
+    if (__builtin_expect(e->state != SHM_UP || e->special || !ring_tx_fits(&e->tx, n + SHM_RESERVE), 0)) {
+        hr_status status = may_send(e, n);
+        if (status != HR_OK) return status;
+    }
+    at = ring_tx_at(&e->tx);
+    for (size_t i = 0; i < hdr_len; i += 8) memcpy(at + i, (const uint8_t *)msg->hdr + i, 8);
+    if (len == 8)
+        memcpy(at + hdr_len, msg->payload, 8);
+    else if (len)
+        memcpy(at + hdr_len, msg->payload, len);
+    if (ring_tx_publish(&e->tx, ring_word(RING_MSG, hdr_len, len), n)) hr_shm_wake(e);
+    return HR_OK;
+}
+
+/* A record of any kind; 0: it makes no sense. */
+static inline int deliver(struct shm_ep *e, uint64_t word) {
+    size_t hdr_len = ring_word_hdr_len(word), len = ring_word_len(word);
+    const uint8_t *at = ring_rx_at(&e->rx);
+
+    if (!ring_word_marked(word) || hdr_len < 8 || hdr_len > HR_MAX_HDR || hdr_len % 8 || len > SHM_MAX_SEND) return 0;
+    if (ring_word_kind(word) == RING_MSG)
+        shm_ep_domain(e)->base.sink->recv(&e->base, at, hdr_len, at + hdr_len, len);
+    else if (!hr_shm_on_remote(e, ring_word_kind(word), at, hdr_len, at + hdr_len, len))
+        return 0;
+    if (ring_rx_consume(&e->rx, ring_record(hdr_len, len))) hr_shm_wake(e);
+    return 1;
+}
+
+/* A peer that died has its last records delivered first; one that writes nonsense has not. */
+static int poll_special(struct shm_ep *e) {
+    if (e->pushing && !e->lost) hr_shm_push(e);
+    if (!e->lost || (e->lost == HR_ERR_PEER_LOST && ring_rx_word(&e->rx))) return 0;
+    hr_shm_report(e);
+    return 1;
+}
+
+int hr_shm_ep_poll(struct shm_ep *e, int budget) {
+    int n = 0;
+    uint64_t word;
+
+    if (e->state != SHM_UP || (e->lost && e->lost != HR_ERR_PEER_LOST)) goto special;
+    while (n < budget && (word = ring_rx_word(&e->rx))) {
+        if (!deliver(e, word)) {
+            e->lost = HR_OK; /* dead or not: what it sent is the better reason */
+            hr_shm_lose(e, HR_ERR_PROTOCOL, "process %d damaged the ring: record word %016llx at %llu", (int)e->pid,
+                        (unsigned long long)word, (unsigned long long)e->rx.pos);
+            break;
+        }
+        n++;
+    }
+special:
+    if (__builtin_expect(e->special, 0) && n < budget && e->state == SHM_UP) n += poll_special(e);
+    return n;
+}

@@ -1,0 +1,148 @@
+/* ring.h - one direction of a connection: records in a ring of shared memory, one producer, one consumer. */
+#ifndef HR_SHM_RING_H
+#define HR_SHM_RING_H
+
+/*
+ * A record begins on a cache line with a word that says what it is; header and payload follow without a gap, and the
+ * next record begins on the next free line:
+ *
+ *     | word | header 8..64 | payload .......... | pad | word | ...
+ *       8 B                                            ^ zero: nothing here yet
+ *
+ * The word is written last, by it alone the consumer learns of a record: there is no tail in shared memory, so an
+ * 8-byte message under a 48-byte header moves one cache line from core to core, and nothing else. The price: a line on
+ * which the next record will begin must hold a zero word before the record in front of it is published, for old payload
+ * may lie there. The producer zeroes a few lines ahead, after it has published: by then it owns lines that it will need
+ * soon, and the consumer does not wait for it.
+ *
+ * The data is mapped twice in a row: a record may run over the end of the first map and still lies in one piece.
+ *
+ * The consumer says how far it has come (head) once per quarter of the ring only. As no record is larger than three
+ * quarters, a producer that waits for room always gets it from a consumer that has emptied the ring.
+ *
+ * Who sleeps says so in shared memory, then looks once more; who publishes does so, then looks whether the other
+ * sleeps. All four accesses are seq_cst, so in their one total order either the sleeper's second look comes after the
+ * word was written and finds it, or the publisher's look comes after the flag was raised and finds that. The
+ * publisher's exchange takes the flag down: one wake-up for each sleep, however many records follow. want and head are
+ * the same with the roles reversed.
+ *
+ * Nothing that the other process can write is used as an index or a length before it was checked on a private copy.
+ */
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define SHM_LINE 64
+#define SHM_WORD 8
+#define SHM_AHEAD 8 /* lines that are zeroed in advance */
+
+struct ring_ctl { /* in shared memory; each member on lines of its own, two because processors fetch pairs */
+    _Alignas(128) _Atomic uint64_t head;   /* bytes consumed and given back; written by the consumer */
+    _Alignas(128) _Atomic uint32_t asleep; /* the consumer sleeps: wake it after publishing */
+    _Alignas(128) _Atomic uint32_t want;   /* the producer sleeps until there is room */
+};
+
+struct ring_tx { /* the producer's own */
+    uint8_t *data;
+    uint64_t mask;
+    uint64_t tail;  /* where the next record goes; positions count up for ever */
+    uint64_t clear; /* the words of all lines in [tail, clear) are zero */
+    uint64_t limit; /* head + size, as last seen */
+    struct ring_ctl *ctl;
+};
+
+struct ring_rx { /* the consumer's own */
+    uint8_t *data;
+    uint64_t mask;
+    uint64_t pos;   /* the next record */
+    uint64_t given; /* head, as last written */
+    struct ring_ctl *ctl;
+};
+
+enum ring_kind { RING_MSG = 1, RING_WRITE, RING_ATOMIC, RING_REPLY };
+
+static inline uint64_t ring_word(enum ring_kind kind, size_t hdr_len, size_t len) {
+    return (uint64_t)len | (uint64_t)hdr_len << 32 | (uint64_t)kind << 48 | 0xa5ull << 56;
+}
+static inline size_t ring_word_len(uint64_t word) { return (uint32_t)word; }
+static inline size_t ring_word_hdr_len(uint64_t word) { return word >> 32 & 0xffff; }
+static inline unsigned ring_word_kind(uint64_t word) { return word >> 48 & 0xff; }
+static inline int ring_word_marked(uint64_t word) { return word >> 56 == 0xa5; }
+
+/* Bytes that a record takes in the ring. */
+static inline uint64_t ring_record(size_t hdr_len, size_t len) {
+    return (SHM_WORD + hdr_len + len + SHM_LINE - 1) & ~(uint64_t)(SHM_LINE - 1);
+}
+
+static inline _Atomic uint64_t *ring_slot(uint8_t *data, uint64_t mask, uint64_t pos) {
+    return (_Atomic uint64_t *)(void *)(data + (pos & mask));
+}
+
+static inline void ring_tx_init(struct ring_tx *tx, struct ring_ctl *ctl, uint8_t *data, uint64_t size) {
+    *tx = (struct ring_tx){.data = data, .mask = size - 1, .clear = size, .limit = size, .ctl = ctl};
+}
+
+static inline void ring_rx_init(struct ring_rx *rx, struct ring_ctl *ctl, uint8_t *data, uint64_t size) {
+    *rx = (struct ring_rx){.data = data, .mask = size - 1, .ctl = ctl};
+}
+
+/* Is there room for n bytes of records, and the zero word behind them, as far as is known here? */
+static inline int ring_tx_fits(const struct ring_tx *tx, uint64_t n) { return tx->tail + n + SHM_LINE <= tx->limit; }
+
+/* Looks how far the consumer has come: 0 when it says what cannot be. */
+static inline int ring_tx_look(struct ring_tx *tx) {
+    uint64_t size = tx->mask + 1, head = atomic_load(&tx->ctl->head), seen = tx->limit - size;
+    if (head - seen > tx->tail - seen || head % SHM_LINE) return 0;
+    tx->limit = head + size;
+    return 1;
+}
+
+/* Where the next record's header goes. */
+static inline uint8_t *ring_tx_at(struct ring_tx *tx) { return tx->data + (tx->tail & tx->mask) + SHM_WORD; }
+
+/* Publishes the record of n bytes that was written at tail. 1: the consumer sleeps and has to be woken. */
+static inline int ring_tx_publish(struct ring_tx *tx, uint64_t word, uint64_t n) {
+    uint64_t next = tx->tail + n;
+    if (tx->clear <= next) {
+        atomic_store_explicit(ring_slot(tx->data, tx->mask, next), 0, memory_order_relaxed);
+        tx->clear = next + SHM_LINE;
+    }
+    atomic_store(ring_slot(tx->data, tx->mask, tx->tail), word);
+    tx->tail = next;
+    if (__builtin_expect(tx->clear <= next + SHM_LINE, 0)) {
+        uint64_t end = next + SHM_AHEAD * SHM_LINE;
+        if (end > tx->limit) end = tx->limit;
+        for (; tx->clear < end; tx->clear += SHM_LINE)
+            atomic_store_explicit(ring_slot(tx->data, tx->mask, tx->clear), 0, memory_order_relaxed);
+    }
+    return __builtin_expect(atomic_load(&tx->ctl->asleep), 0) && atomic_exchange(&tx->ctl->asleep, 0);
+}
+
+/* The word of the next record; 0: there is none. */
+static inline uint64_t ring_rx_word(const struct ring_rx *rx) {
+    return atomic_load_explicit(ring_slot(rx->data, rx->mask, rx->pos), memory_order_acquire);
+}
+
+/* Going to sleep: raise the flag on all rings first, then look at all of them once more. */
+static inline void ring_rx_sleep(const struct ring_rx *rx) { atomic_store(&rx->ctl->asleep, 1); }
+static inline int ring_rx_look(const struct ring_rx *rx) {
+    return atomic_load(ring_slot(rx->data, rx->mask, rx->pos)) != 0;
+}
+static inline void ring_rx_awake(const struct ring_rx *rx) {
+    atomic_store_explicit(&rx->ctl->asleep, 0, memory_order_relaxed);
+}
+
+static inline uint8_t *ring_rx_at(const struct ring_rx *rx) { return rx->data + (rx->pos & rx->mask) + SHM_WORD; }
+
+/* Done with n bytes. 1: the producer sleeps, waiting for the room that was just given back, and has to be woken. */
+static inline int ring_rx_consume(struct ring_rx *rx, uint64_t n) {
+    rx->pos += n;
+    if (__builtin_expect(rx->pos - rx->given < (rx->mask + 1) / 4, 1)) return 0;
+    rx->given = rx->pos;
+    atomic_store(&rx->ctl->head, rx->pos);
+    return atomic_load(&rx->ctl->want) && atomic_exchange(&rx->ctl->want, 0);
+}
+
+#endif

@@ -1,0 +1,143 @@
+/* endpoint.c - the life of an endpoint: made, connected, failed, aborted, freed. */
+
+#include <errno.h>
+#include <linux/sockios.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "providers/tcp/tcp.h"
+
+#define RX_FIRST (16u << 10) /* receive buffer of an endpoint that sees small frames only */
+
+/*
+ * Several endpoints may reach one peer, each over its own socket. They are told apart by a stream number, the lowest that
+ * no living endpoint to that peer has: both sides count alike when they make and free their endpoints in one order.
+ */
+static uint32_t free_stream(struct hr_tcp_domain *d, uint64_t peer_id) {
+    for (uint32_t stream = 0;; stream++) {
+        int used = 0;
+        for (struct hr_tcp_link *l = d->eps.next; l != &d->eps && !used; l = l->next) {
+            struct hr_tcp_ep *ep = HR_TCP_OF(l, struct hr_tcp_ep, link);
+            used = ep->base.peer_id == peer_id && ep->stream == stream;
+        }
+        if (!used) return stream;
+    }
+}
+
+hr_status hr_tcp_ep_create(struct hr_domain *domain, uint64_t peer_id, void *ctx, struct hr_ep **ep_p) {
+    struct hr_tcp_domain *d = (struct hr_tcp_domain *)domain;
+    struct hr_tcp_ep *ep = calloc(1, sizeof *ep);
+    if (!ep) return HR_ERR_NOMEM;
+    ep->base = (struct hr_ep){.domain = domain, .ctx = ctx, .peer_id = peer_id};
+    ep->source = (struct hr_tcp_source){.kind = HR_TCP_EP, .fd = -1};
+    ep->stream = free_stream(d, peer_id);
+    ep->dscp = ep->priority = -1;
+    hr_tcp_link_init(&ep->ready);
+    hr_tcp_link_push(&d->eps, &ep->link);
+    *ep_p = &ep->base;
+    return HR_OK;
+}
+
+void hr_tcp_ep_tell(struct hr_tcp_ep *ep, hr_status status) {
+    ep->told = 1;
+    ep->tell = status;
+    hr_tcp_ep_ready(ep);
+}
+
+/* Lets go of everything but the endpoint itself. */
+static void drop(struct hr_tcp_ep *ep) {
+    struct hr_tcp_domain *d = hr_tcp_domain_of(&ep->base);
+    hr_tcp_dial_end(ep);
+    hr_tcp_unwatch(d, &ep->source);
+    hr_tcp_tx_clear(ep);
+    free(ep->rx);
+    free(ep->pending);
+    free(ep->serve);
+    ep->rx = NULL;
+    ep->pending = NULL;
+    ep->serve = NULL;
+    ep->serve_count = ep->serve_head = 0;
+    ep->rx_cap = ep->rx_off = ep->rx_end = 0;
+    memset(&ep->body, 0, sizeof ep->body);
+}
+
+hr_status hr_tcp_ep_up(struct hr_tcp_ep *ep, int fd, int local, const union hr_tcp_sockaddr *peer) {
+    struct hr_tcp_domain *d = hr_tcp_domain_of(&ep->base);
+    ep->source.fd = fd;
+    ep->local = local;
+    ep->peer = *peer;
+    ep->rx = malloc(RX_FIRST);
+    ep->rx_cap = RX_FIRST;
+    if (!ep->rx || hr_tcp_watch(d, &ep->source, EPOLLIN)) {
+        hr_tcp_ep_fail(ep, HR_ERR_UNREACHABLE, "out of memory for the connection", errno);
+        return HR_ERR_NOMEM;
+    }
+    if (ep->dscp >= 0) hr_tcp_socket_class(fd, peer->sa.sa_family, ep->dscp, ep->priority);
+    hr_tcp_dial_end(ep);
+    ep->state = HR_TCP_UP;
+    hr_tcp_ep_tell(ep, HR_OK);
+    return HR_OK;
+}
+
+void hr_tcp_ep_fail(struct hr_tcp_ep *ep, hr_status status, const char *what, int error) {
+    char text[HR_TCP_TEXT] = "";
+    if (ep->peer.sa.sa_family) hr_tcp_addr_text(&ep->peer, text);
+    snprintf(ep->detail, sizeof ep->detail, "%s%s%s%s%s", text, *text ? ": " : "", what, error ? ": " : "",
+             error ? strerror(error) : "");
+    drop(ep);
+    ep->state = HR_TCP_LOST;
+    hr_tcp_ep_tell(ep, status);
+}
+
+void hr_tcp_ep_abort(struct hr_ep *base) {
+    struct hr_tcp_ep *ep = (struct hr_tcp_ep *)base;
+    drop(ep);
+    hr_tcp_link_remove(&ep->ready);
+    ep->told = 0;
+    ep->state = HR_TCP_CLOSED;
+}
+
+void hr_tcp_ep_destroy(struct hr_ep *base) {
+    struct hr_tcp_ep *ep = (struct hr_tcp_ep *)base;
+    hr_tcp_ep_abort(base);
+    hr_tcp_link_remove(&ep->link);
+    free(ep->ring);
+    free(ep);
+}
+
+hr_status hr_tcp_ep_set_class(struct hr_ep *base, int dscp, int priority) {
+    struct hr_tcp_ep *ep = (struct hr_tcp_ep *)base;
+    if (dscp < 0 || dscp > 63 || priority < 0 || priority > 7) return HR_ERR_INVALID;
+    hr_status status;
+    if (ep->state == HR_TCP_UP) {
+        status = hr_tcp_socket_class(ep->source.fd, ep->peer.sa.sa_family, dscp, priority);
+    } else {
+        /* Tried on a socket of its own, so that the answer is as good as that of a connected one. */
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (fd < 0) return HR_ERR_UNSUPPORTED;
+        status = hr_tcp_socket_class(fd, AF_INET, dscp, priority);
+        close(fd);
+    }
+    if (status == HR_OK) {
+        ep->dscp = dscp;
+        ep->priority = priority;
+    }
+    return status;
+}
+
+/*
+ * Between hosts a byte has left when the peer acknowledged it: until then it may sit in a queue of this host. On one
+ * host there is no such queue: a byte that was sent is in the peer's receive buffer, and its acknowledgement may be
+ * delayed by 40 ms, which would hold back the next segment for nothing.
+ */
+uint64_t hr_tcp_ep_unsent(struct hr_ep *base) {
+    struct hr_tcp_ep *ep = (struct hr_tcp_ep *)base;
+    int queued = 0;
+    if (ep->state != HR_TCP_UP) return 0;
+    if (ioctl(ep->source.fd, ep->local ? SIOCOUTQNSD : SIOCOUTQ, &queued) || queued < 0) queued = 0;
+    return ep->tx_bytes + (uint64_t)queued;
+}

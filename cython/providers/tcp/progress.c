@@ -1,0 +1,155 @@
+/* progress.c - polling: whose turn it is, deadlines of connections being made, how to sleep. */
+
+/*
+ * A waiter names the endpoint it waits for: its socket is read directly, which costs one system call where asking the
+ * epoll first would cost two. The epoll is asked when that gave nothing (every POLL_EVERY-th time, so that a spinning
+ * waiter spends its time on its own socket) and now and then when it gave something. Every ALL_EVERY-th call the others
+ * go first, so a flood on the endpoint of the hint cannot starve them; events that did not fit into the budget are kept
+ * and come first in the next call, so neither can one of the others. No cost grows with the number of endpoints.
+ *
+ * Sleeping needs no arming, as epoll is level triggered: what is in the kernel keeps event_fd readable. What was
+ * received and not delivered is known here only, and makes event_arm say so.
+ */
+
+#include <errno.h>
+#include <sys/timerfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "providers/tcp/tcp.h"
+
+#define POLL_EVERY 4
+#define ALL_EVERY 8
+#define TICK (50 * HR_TCP_MS)
+
+int64_t hr_tcp_now(void) {
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return ts.tv_sec * 1000000000LL + ts.tv_nsec;
+}
+
+int hr_tcp_watch(struct hr_tcp_domain *d, struct hr_tcp_source *source, uint32_t interest) {
+    struct epoll_event event = {.events = interest, .data.ptr = source};
+    if (source->watched && source->interest == interest) return 0;
+    if (epoll_ctl(d->epfd, source->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, source->fd, &event)) return -1;
+    source->watched = 1;
+    source->interest = interest;
+    return 0;
+}
+
+void hr_tcp_forget(struct hr_tcp_domain *d, struct hr_tcp_source *source) {
+    if (!source->watched) return;
+    epoll_ctl(d->epfd, EPOLL_CTL_DEL, source->fd, NULL);
+    source->watched = 0;
+    source->interest = 0;
+    for (int i = d->event_next; i < d->event_count; i++)
+        if (d->events[i].data.ptr == source) d->events[i].data.ptr = NULL;
+}
+
+void hr_tcp_unwatch(struct hr_tcp_domain *d, struct hr_tcp_source *source) {
+    hr_tcp_forget(d, source);
+    if (source->fd >= 0) close(source->fd);
+    source->fd = -1;
+}
+
+void hr_tcp_timer_update(struct hr_tcp_domain *d) {
+    int on = d->dialing || d->half_open || d->accept_paused;
+    if (on == d->timer_on) return;
+    struct timespec tick = {.tv_nsec = on ? TICK : 0};
+    struct itimerspec spec = {.it_interval = tick, .it_value = tick};
+    timerfd_settime(d->timer.fd, 0, &spec, NULL);
+    d->timer_on = on;
+}
+
+static void tick(struct hr_tcp_domain *d) {
+    uint64_t expired;
+    if (read(d->timer.fd, &expired, sizeof expired) < 0) return;
+    int64_t now = hr_tcp_now();
+    hr_tcp_callers_tick(d, now);
+    if (!d->dialing) return;
+    for (struct hr_tcp_link *l = d->eps.next; l != &d->eps; l = l->next)
+        hr_tcp_dial_tick(HR_TCP_OF(l, struct hr_tcp_ep, link), now);
+}
+
+static int ep_event(struct hr_tcp_ep *ep, uint32_t bits, int budget) {
+    int n = 0;
+    if (ep->state == HR_TCP_DIALING) {
+        hr_tcp_dial_event(ep);
+        return 0;
+    }
+    if (ep->state == HR_TCP_UP && bits & EPOLLOUT) n += hr_tcp_flush(ep, budget);
+    if (ep->state == HR_TCP_UP && bits & ~(uint32_t)EPOLLOUT) n += hr_tcp_receive(ep, budget - n);
+    return n;
+}
+
+static int run_events(struct hr_tcp_domain *d, int budget) {
+    int n = 0;
+    if (d->event_next == d->event_count) {
+        d->event_next = 0;
+        d->event_count = epoll_wait(d->epfd, d->events, HR_TCP_EVENTS, 0);
+        if (d->event_count < 0) d->event_count = 0;
+    }
+    while (d->event_next < d->event_count && n < budget) {
+        struct epoll_event event = d->events[d->event_next++];
+        struct hr_tcp_source *source = event.data.ptr;
+        if (!source) continue;
+        switch (source->kind) {
+        case HR_TCP_EP: n += ep_event(HR_TCP_OF(source, struct hr_tcp_ep, source), event.events, budget - n); break;
+        case HR_TCP_LISTENER: hr_tcp_accept(d, HR_TCP_OF(source, struct hr_tcp_listener, source)); break;
+        case HR_TCP_CALLER: hr_tcp_caller_event(d, HR_TCP_OF(source, struct hr_tcp_caller, source)); break;
+        case HR_TCP_TIMER: tick(d); break;
+        }
+    }
+    return n;
+}
+
+/* What an endpoint could not say or finish before. */
+static int run_one_ready(struct hr_tcp_ep *ep, int budget) {
+    int n = 0;
+    hr_tcp_link_remove(&ep->ready);
+    if (ep->told) {
+        ep->told = 0;
+        hr_tcp_domain_of(&ep->base)->base.sink->state(&ep->base, ep->tell, ep->tell == HR_OK ? NULL : ep->detail);
+        n++;
+    }
+    if (ep->state == HR_TCP_UP) {
+        if (n < budget)
+            n += hr_tcp_receive(ep, budget - n);
+        else
+            hr_tcp_ep_ready(ep);
+    }
+    return n;
+}
+
+/* Each that is on the list now is served once; one that is put back waits for the next call. */
+static int run_ready(struct hr_tcp_domain *d, int budget) {
+    int n = 0;
+    struct hr_tcp_link *last = d->ready.prev;
+    while (!hr_tcp_link_alone(&d->ready) && n < budget) {
+        struct hr_tcp_link *l = d->ready.next;
+        n += run_one_ready(HR_TCP_OF(l, struct hr_tcp_ep, ready), budget - n);
+        if (l == last) break;
+    }
+    return n;
+}
+
+int hr_tcp_progress(struct hr_domain *domain, int budget, struct hr_ep *hint) {
+    struct hr_tcp_domain *d = (struct hr_tcp_domain *)domain;
+    struct hr_tcp_ep *ep = (struct hr_tcp_ep *)hint;
+    int n = 0, others_first = d->turn++ % ALL_EVERY == 0;
+    if (!ep || ep->state != HR_TCP_UP || !hr_tcp_link_alone(&ep->ready)) ep = NULL;
+    if (others_first) n += run_events(d, budget);
+    if (ep && n < budget) n += hr_tcp_receive(ep, budget - n);
+    if (n < budget && !hr_tcp_link_alone(&d->ready)) n += run_ready(d, budget - n);
+    if (n == 0 && !others_first && (!ep || ep->tx_count || d->misses++ % POLL_EVERY == 0)) n += run_events(d, budget);
+    return n;
+}
+
+int hr_tcp_event_fd(struct hr_domain *domain) { return ((struct hr_tcp_domain *)domain)->epfd; }
+
+hr_status hr_tcp_event_arm(struct hr_domain *domain) {
+    struct hr_tcp_domain *d = (struct hr_tcp_domain *)domain;
+    return hr_tcp_link_alone(&d->ready) && d->event_next == d->event_count ? HR_OK : HR_AGAIN;
+}
+
+void hr_tcp_event_disarm(struct hr_domain *domain) { (void)domain; }

@@ -1,0 +1,95 @@
+/* socket.c - settings of a connection's socket: latency, buffers, congestion control, traffic class. */
+
+#include <errno.h>
+#include <netinet/ip.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "providers/tcp/tcp.h"
+
+/*
+ * What is handed to the kernel cannot be overtaken. TCP_NOTSENT_LOWAT keeps the part of a socket's queue that has not
+ * been sent small, however large the buffer for what is in flight has grown: the rest waits in our own ring, where an
+ * urgent message gets between the chunks of a read's answer and where the engine sees it as unsent.
+ */
+#define NOTSENT_LOWAT (256 << 10)
+
+/* A host that vanished without a word: found by probes when the connection is idle, by user_timeout when it is not. The
+ * control plane's heartbeats are faster; this is what remains when there is no control plane. */
+#define KEEPALIVE_IDLE 30
+#define KEEPALIVE_INTERVAL 10
+#define KEEPALIVE_COUNT 3
+
+int hr_tcp_is_own_address(const struct hr_tcp_domain *d, const union hr_tcp_sockaddr *a) {
+    if (hr_tcp_addr_loopback(a)) return 1;
+    for (int i = 0; i < d->nifaces; i++)
+        if (hr_tcp_addr_within(a, &d->ifaces[i].at, a->sa.sa_family == AF_INET ? 32 : 128)) return 1;
+    return 0;
+}
+
+static int set(int fd, int level, int option, int value) { return setsockopt(fd, level, option, &value, sizeof value); }
+
+static int set_cc(int fd, const char *name) {
+    return setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name));
+}
+
+/*
+ * Congestion control is for networks. Between two processes of one host there is none to control, and bbr, which paces,
+ * halves the bandwidth there: "auto" takes cubic on such connections, or reno where an unprivileged process may not have
+ * cubic, and leaves real links to the system's choice.
+ */
+hr_status hr_tcp_cc_resolve(struct hr_tcp_domain *d, char detail[256]) {
+    static const char *const quick[] = {"cubic", "reno"};
+    int is_auto = strcmp(d->opt.cc, "auto") == 0;
+    hr_status status = HR_OK;
+    if (strcmp(d->opt.cc, "system") == 0) return HR_OK;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 && errno == EAFNOSUPPORT) fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        snprintf(detail, 256, "cannot make a tcp socket: %s", strerror(errno));
+        return HR_ERR_DEVICE;
+    }
+    for (int i = 0; is_auto && i < 2 && !*d->cc_local; i++)
+        if (set_cc(fd, quick[i]) == 0) strcpy(d->cc_local, quick[i]);
+    if (!is_auto) {
+        if (set_cc(fd, d->opt.cc)) {
+            snprintf(detail, 256, "cc=%s: %s (sysctl net.ipv4.tcp_allowed_congestion_control lists what is allowed)",
+                     d->opt.cc, strerror(errno));
+            status = HR_ERR_INVALID;
+        }
+        strcpy(d->cc_local, d->opt.cc);
+        strcpy(d->cc_remote, d->opt.cc);
+    }
+    close(fd);
+    return status;
+}
+
+int hr_tcp_socket_prepare(struct hr_tcp_domain *d, int fd, int local) {
+    const char *cc = local ? d->cc_local : d->cc_remote;
+    if (*cc && set_cc(fd, cc)) return -1;
+    if (d->opt.sndbuf && set(fd, SOL_SOCKET, SO_SNDBUF, d->opt.sndbuf)) return -1;
+    if (d->opt.rcvbuf && set(fd, SOL_SOCKET, SO_RCVBUF, d->opt.rcvbuf)) return -1;
+    if (set(fd, IPPROTO_TCP, TCP_NODELAY, 1) || set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOTSENT_LOWAT) ||
+        set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, (int)(d->opt.user_timeout * 1000)) ||
+        set(fd, SOL_SOCKET, SO_KEEPALIVE, 1) || set(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE) ||
+        set(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL) || set(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_COUNT))
+        return -1;
+    return 0;
+}
+
+/* The type of service goes first: setting it overwrites the priority. Both are read back, since some kernels and
+ * sandboxes accept and ignore them. The two low bits of the byte are the kernel's (ECN). */
+hr_status hr_tcp_socket_class(int fd, int family, int dscp, int priority) {
+    int level = family == AF_INET ? IPPROTO_IP : IPPROTO_IPV6;
+    int option = family == AF_INET ? IP_TOS : IPV6_TCLASS;
+    int tos = 0, prio = -1;
+    socklen_t len = sizeof tos;
+    if (set(fd, level, option, dscp << 2) || set(fd, SOL_SOCKET, SO_PRIORITY, priority)) return HR_ERR_UNSUPPORTED;
+    if (getsockopt(fd, level, option, &tos, &len) || tos >> 2 != dscp) return HR_ERR_UNSUPPORTED;
+    len = sizeof prio;
+    if (getsockopt(fd, SOL_SOCKET, SO_PRIORITY, &prio, &len) || prio != priority) return HR_ERR_UNSUPPORTED;
+    return HR_OK;
+}

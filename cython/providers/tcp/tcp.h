@@ -1,0 +1,300 @@
+/* tcp.h - the provider's objects: domain, endpoint, region, and who may call what between its files. */
+#ifndef HR_TCP_H
+#define HR_TCP_H
+
+/*
+ * tcp.c     the vtable; options, opening and closing of a domain
+ * ifaces.c  interface grammar               address.c   the bytes by which peers reach a domain
+ * dial.c    the caller's side               accept.c    the acceptor's side of a connection
+ * socket.c  settings of a socket            endpoint.c  life of an endpoint; classes, unsent bytes
+ * send.c    frames out, cancel              serve.c     answers to a peer's reads and atomics
+ * recv.c    frames in                       regions.c   registered memory, keys
+ * progress.c  polling, fairness, timer, sleeping
+ *
+ * Callbacks run in progress() alone. What happens elsewhere and must be told (a connection that stands already when
+ * ep_connect is called, an error that post_send met) is noted in the endpoint, which is put on the domain's ready list.
+ */
+
+#include <stdint.h>
+#include <sys/epoll.h>
+
+#include "hr/auth.h"
+#include "hr/provider.h"
+#include "providers/tcp/ifaces.h"
+#include "providers/tcp/wire.h"
+
+struct hr_tcp_link {
+    struct hr_tcp_link *next, *prev;
+};
+#define HR_TCP_OF(ptr, type, field) ((type *)((char *)(ptr) - offsetof(type, field)))
+
+static inline void hr_tcp_link_init(struct hr_tcp_link *l) { l->next = l->prev = l; }
+static inline int hr_tcp_link_alone(const struct hr_tcp_link *l) { return l->next == l; }
+static inline void hr_tcp_link_push(struct hr_tcp_link *head, struct hr_tcp_link *l) {
+    l->prev = head->prev, l->next = head;
+    head->prev->next = l, head->prev = l;
+}
+/* Removing twice is harmless. */
+static inline void hr_tcp_link_remove(struct hr_tcp_link *l) {
+    l->prev->next = l->next, l->next->prev = l->prev;
+    hr_tcp_link_init(l);
+}
+
+/* What an epoll event points to; the first member of everything that has a descriptor there. */
+enum hr_tcp_kind { HR_TCP_EP, HR_TCP_LISTENER, HR_TCP_CALLER, HR_TCP_TIMER };
+struct hr_tcp_source {
+    enum hr_tcp_kind kind;
+    int fd;
+    int watched;       /* in the epoll, with these bits: */
+    uint32_t interest;
+};
+
+struct hr_tcp_options {
+    char cc[16];            /* congestion control: "auto", "system", or a kernel name */
+    int sndbuf, rcvbuf;     /* bytes; 0: the kernel tunes them */
+    unsigned user_timeout;  /* seconds without progress after which the kernel gives a connection up */
+};
+
+struct hr_tcp_listener {
+    struct hr_tcp_source source;
+    union hr_tcp_sockaddr at; /* with port */
+    char name[IF_NAMESIZE];
+};
+
+/* A caller that was accepted and has no endpoint yet. */
+enum hr_tcp_caller_step { HR_TCP_PROVING, HR_TCP_OPENING, HR_TCP_PARKED };
+struct hr_tcp_caller {
+    struct hr_tcp_source source;
+    struct hr_tcp_link link; /* domain.callers */
+    enum hr_tcp_caller_step step;
+    struct hr_handshake hs;
+    struct hr_tcp_open open;
+    uint32_t have; /* bytes of open */
+    int local;
+    int64_t deadline; /* until parked */
+    union hr_tcp_sockaddr from;
+};
+
+/* Registered memory that peers may reach. A key is index and generation: it never comes back. */
+struct hr_tcp_region {
+    uint8_t *addr;
+    size_t len;
+    uint32_t generation;
+    uint32_t access;
+    uint32_t live;
+    uint32_t serving; /* READ_DATA frames in send queues that point into it */
+    uint32_t next_free;
+};
+
+enum { HR_TCP_EVENTS = 16, HR_TCP_SCRATCH = 64 << 10 };
+
+struct hr_tcp_domain {
+    struct hr_domain base;
+    struct hr_tcp_options opt;
+    char cc_local[16], cc_remote[16]; /* congestion control to ask for; "": leave the system's */
+    const struct hr_auth *auth;
+    uint64_t self_id;
+    uint64_t host_id; /* boot and network namespace: the same where a loopback address reaches the same stack; 0 unknown */
+    struct hr_tcp_addr *ifaces;
+    int nifaces;
+    struct hr_tcp_listener *listeners;
+    int nlisteners;
+    int epfd;
+    struct hr_tcp_source timer;
+    int timer_on;
+    struct hr_tcp_link eps, ready, callers;
+    int dialing;   /* endpoints on their way to being connected */
+    int half_open; /* callers that have not proved the key yet */
+    int parked;    /* callers that have, and wait for an endpoint */
+    int accept_paused;
+    struct epoll_event events[HR_TCP_EVENTS];
+    int event_next, event_count;
+    unsigned turn, misses;
+    struct hr_tcp_region *regions;
+    uint32_t nregions, free_region; /* free_region: index + 1, 0 none */
+    uint8_t *scratch;               /* HR_TCP_SCRATCH bytes that nobody reads: late payload goes here */
+};
+
+/* One frame on its way out. */
+enum hr_tcp_op_kind {
+    HR_TCP_OP_POSTED,  /* message or write: done is told when the kernel has all of it */
+    HR_TCP_OP_REQUEST, /* read or atomic: done is told when the answer is here */
+    HR_TCP_OP_ANSWER,  /* to a peer's request */
+    HR_TCP_OP_CHUNK    /* READ_DATA that points into a region */
+};
+struct hr_tcp_op {
+    enum hr_tcp_op_kind kind;
+    uint32_t head_len;
+    const uint8_t *payload;
+    size_t len;
+    size_t sent; /* of head and payload */
+    void *cookie;
+    uint64_t id; /* REQUEST: which. CHUNK: key of the region */
+    void *copy;  /* CHUNK of a region that went: the payload, owned */
+    uint8_t head[sizeof(struct hr_tcp_frame) + HR_MAX_HDR];
+};
+
+enum {
+    HR_TCP_QUEUE = 16,              /* posted operations and requests waiting for the socket */
+    HR_TCP_RING = HR_TCP_QUEUE + 8, /* the same and answers */
+    HR_TCP_CHUNKS = 2               /* READ_DATA frames queued at a time, so that other frames get between */
+};
+
+/* A read or atomic of ours without an answer yet; slot id % HR_TCP_READS. */
+struct hr_tcp_pending {
+    uint64_t id; /* 0: free */
+    uint8_t *local;
+    size_t len, have;
+    int atomic;
+    int canceled; /* the answer is still to come and goes to nobody */
+    void *cookie;
+};
+
+/* A peer's request that is still to be answered. */
+struct hr_tcp_serve {
+    uint64_t id, key, offset, left;
+    int atomic;
+    int64_t status; /* atomic */
+    uint64_t value;
+};
+
+/* Where the payload now arriving goes. WRITE: key/offset. READ_DATA: id. */
+struct hr_tcp_body {
+    enum hr_tcp_type type; /* 0: none */
+    int dropped;           /* some of it had nowhere to go */
+    int notify;
+    uint64_t left, nbytes;
+    uint64_t key, offset, id, value;
+};
+
+enum hr_tcp_state { HR_TCP_NEW, HR_TCP_WAITING, HR_TCP_DIALING, HR_TCP_UP, HR_TCP_LOST, HR_TCP_CLOSED };
+
+struct hr_tcp_ep {
+    struct hr_ep base;
+    struct hr_tcp_source source;
+    enum hr_tcp_state state;
+    struct hr_tcp_link link, ready;
+    uint32_t stream; /* which of this domain's endpoints to that peer */
+    int local;       /* the peer is on this host */
+    int dscp, priority; /* -1: as the kernel has it */
+    struct hr_tcp_dial *dial;
+    union hr_tcp_sockaddr peer;
+
+    int told;             /* a state is to be told from progress */
+    hr_status tell;
+    char detail[200];
+
+    uint8_t *rx; /* bytes [rx_off, rx_end) were received and not looked at */
+    uint32_t rx_cap, rx_off, rx_end, rx_need;
+    struct hr_tcp_body body;
+
+    struct hr_tcp_op *ring; /* HR_TCP_RING, allocated when first needed, as are the two below */
+    uint32_t tx_head, tx_count, tx_posted, tx_chunks;
+    uint64_t tx_bytes; /* in the ring and not in the kernel */
+    int tx_errno;      /* sending failed: the rest is received, then the peer is lost */
+
+    struct hr_tcp_pending *pending; /* HR_TCP_READS */
+    uint64_t next_id;
+    struct hr_tcp_serve *serve; /* HR_TCP_READS */
+    uint32_t serve_head, serve_count;
+};
+
+static inline struct hr_tcp_domain *hr_tcp_domain_of(struct hr_ep *ep) { return (struct hr_tcp_domain *)ep->domain; }
+
+/* endpoint.c */
+hr_status hr_tcp_ep_create(struct hr_domain *domain, uint64_t peer_id, void *ctx, struct hr_ep **ep_p);
+void hr_tcp_ep_abort(struct hr_ep *base);
+void hr_tcp_ep_destroy(struct hr_ep *base);
+hr_status hr_tcp_ep_set_class(struct hr_ep *base, int dscp, int priority);
+uint64_t hr_tcp_ep_unsent(struct hr_ep *base);
+/* Connected: takes over fd (its own already, for a caller). The engine is told from progress. */
+hr_status hr_tcp_ep_up(struct hr_tcp_ep *ep, int fd, int local, const union hr_tcp_sockaddr *peer);
+/* The endpoint is over; the engine is told from progress. `what` is text, error (an errno) may be 0. */
+void hr_tcp_ep_fail(struct hr_tcp_ep *ep, hr_status status, const char *what, int error);
+void hr_tcp_ep_tell(struct hr_tcp_ep *ep, hr_status status);
+static inline void hr_tcp_ep_ready(struct hr_tcp_ep *ep) {
+    if (hr_tcp_link_alone(&ep->ready)) hr_tcp_link_push(&hr_tcp_domain_of(&ep->base)->ready, &ep->ready);
+}
+
+/* address.c */
+#define HR_TCP_ADDRESSES 35 /* as many as fit into HR_MAX_ADDR */
+size_t hr_tcp_address_write(const struct hr_tcp_domain *d, void *bytes);
+/* Number of addresses, or -1 when these bytes are no address of a tcp domain. */
+int hr_tcp_address_read(const void *bytes, size_t len, uint64_t *host_id_p, union hr_tcp_sockaddr *list);
+uint64_t hr_tcp_host_id(void);
+
+/* dial.c */
+hr_status hr_tcp_ep_connect(struct hr_ep *base, const void *addr, size_t addr_len, int active);
+void hr_tcp_dial_event(struct hr_tcp_ep *ep);
+void hr_tcp_dial_tick(struct hr_tcp_ep *ep, int64_t now);
+void hr_tcp_dial_end(struct hr_tcp_ep *ep);
+
+/* socket.c */
+int hr_tcp_socket_prepare(struct hr_tcp_domain *d, int fd, int local);
+hr_status hr_tcp_socket_class(int fd, int family, int dscp, int priority);
+/* Turns the option cc into cc_local and cc_remote; HR_ERR_INVALID with detail when the kernel refuses it. */
+hr_status hr_tcp_cc_resolve(struct hr_tcp_domain *d, char detail[256]);
+int hr_tcp_is_own_address(const struct hr_tcp_domain *d, const union hr_tcp_sockaddr *a);
+
+/* accept.c */
+hr_status hr_tcp_listen(struct hr_tcp_domain *d, char detail[256]);
+void hr_tcp_accept(struct hr_tcp_domain *d, struct hr_tcp_listener *listener);
+void hr_tcp_caller_event(struct hr_tcp_domain *d, struct hr_tcp_caller *caller);
+void hr_tcp_callers_tick(struct hr_tcp_domain *d, int64_t now);
+void hr_tcp_callers_close(struct hr_tcp_domain *d);
+/* Hands over a caller that waits for this endpoint: 1, or 0 when there is none. */
+int hr_tcp_pair(struct hr_tcp_domain *d, struct hr_tcp_ep *ep);
+
+/* regions.c */
+hr_status hr_tcp_mem_register(struct hr_domain *domain, void *addr, size_t len, uint32_t access, struct hr_mem *mem_p);
+void hr_tcp_mem_deregister(struct hr_domain *domain, struct hr_mem *mem);
+hr_status hr_tcp_mem_export(struct hr_ep *ep, const struct hr_mem *mem, void *addr, size_t len, struct hr_desc *desc_p);
+hr_status hr_tcp_mem_import(struct hr_ep *ep, const struct hr_desc *desc, struct hr_rmem *rmem_p);
+void hr_tcp_mem_release(struct hr_ep *ep, struct hr_rmem *rmem);
+/* The region if the key is good, allows this access and covers the range; NULL otherwise. */
+struct hr_tcp_region *hr_tcp_region_at(struct hr_tcp_domain *d, uint64_t key, uint32_t access, uint64_t offset,
+                                       uint64_t len);
+
+/* send.c */
+hr_status hr_tcp_post_send(struct hr_ep *base, const struct hr_msg *msg);
+hr_status hr_tcp_post_write(struct hr_ep *base, const struct hr_rma *rma);
+hr_status hr_tcp_post_read(struct hr_ep *base, const struct hr_rma *rma);
+hr_status hr_tcp_post_atomic(struct hr_ep *base, const struct hr_atomic *atomic);
+hr_status hr_tcp_cancel(struct hr_ep *base, void *cookie);
+/* A frame whose header is this; sends at once when it can. HR_OK: the kernel has all of it. */
+hr_status hr_tcp_push(struct hr_tcp_ep *ep, enum hr_tcp_op_kind kind, const struct hr_tcp_frame *frame, const void *hdr,
+                      const void *payload, void *cookie, uint64_t id);
+/* Sends what waits; returns the number of events told. */
+int hr_tcp_flush(struct hr_tcp_ep *ep, int budget);
+/* Forgets what waits. */
+void hr_tcp_tx_clear(struct hr_tcp_ep *ep);
+/* Gives queued chunks of this region a copy of what they point to. */
+void hr_tcp_tx_detach(struct hr_tcp_ep *ep, uint64_t key);
+
+/* serve.c */
+hr_status hr_tcp_serve_read(struct hr_tcp_ep *ep, const struct hr_tcp_read *read);
+hr_status hr_tcp_serve_atomic(struct hr_tcp_ep *ep, const struct hr_tcp_atomic *atomic);
+/* Queues answers while there is room. */
+void hr_tcp_serve_pump(struct hr_tcp_ep *ep);
+
+/* recv.c */
+/* Receives and delivers; returns the number of events told. */
+int hr_tcp_receive(struct hr_tcp_ep *ep, int budget);
+
+/* progress.c */
+int hr_tcp_progress(struct hr_domain *domain, int budget, struct hr_ep *hint);
+int hr_tcp_event_fd(struct hr_domain *domain);
+hr_status hr_tcp_event_arm(struct hr_domain *domain);
+void hr_tcp_event_disarm(struct hr_domain *domain);
+/* Adds it to the epoll, or changes its bits. -1: errno. */
+int hr_tcp_watch(struct hr_tcp_domain *d, struct hr_tcp_source *source, uint32_t interest);
+/* Takes it out of the epoll and out of the events at hand. */
+void hr_tcp_forget(struct hr_tcp_domain *d, struct hr_tcp_source *source);
+/* Forgets it and closes the descriptor; nothing when there is none. */
+void hr_tcp_unwatch(struct hr_tcp_domain *d, struct hr_tcp_source *source);
+/* Turns the timer on when something has a deadline, off when nothing has. */
+void hr_tcp_timer_update(struct hr_tcp_domain *d);
+int64_t hr_tcp_now(void);
+#define HR_TCP_MS 1000000LL
+
+#endif

@@ -1,0 +1,268 @@
+"""The control thread: waits for sockets, timers and posted calls, and hands what happens to the current phase.
+
+One thread per process does all of the control plane's work, so that its state needs no locks. What is to be done next
+depends on the phase, an object with the methods of `Phase`: first a rank joins (`hrdma.control.join`), then it is a
+member (`hrdma.control.membership`). The thread sleeps without a timeout unless a timer is set: an idle job costs its
+heartbeats, and those are libzmq's.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import zmq
+
+from hrdma.control.link import Call, Link, Listener, Waker
+from hrdma.control.trust import Admission, Caller, Gate, TokenError
+from hrdma.control.wire import FrameError, Kind, decode, encode, frame_limit
+from hrdma.log import logger
+
+__all__ = ["Dialog", "Loop", "Phase"]
+
+
+class Phase(Protocol):
+    """What the thread tells the phase. All methods run in the control thread and never block."""
+
+    def admitted(self, peer: Admission) -> None:
+        """A peer proved the token at our listener; it stands for no rank until the phase says so."""
+
+    def heard(self, rank: int, kind: Kind, body: dict[str, Any]) -> None:
+        """A message of a rank connected to our listener."""
+
+    def hung_up(self, rank: int) -> None:
+        """The connection of a rank to our listener ended."""
+
+    def answered(self, dialog: Dialog, kind: Kind, body: dict[str, Any]) -> None:
+        """A message of the rank that we called."""
+
+    def refused(self, dialog: Dialog, error: TokenError) -> None:
+        """The rank that we called does not hold our token."""
+
+    def ended(self, dialog: Dialog) -> None:
+        """The connection to the rank that we called ended, or never came up."""
+
+
+class Dialog:
+    """A call to a rank's listener and the handshake on it."""
+
+    def __init__(self, rank: int, call: Call, caller: Caller) -> None:
+        self.rank = rank
+        self.call = call
+        self.caller = caller
+        self.welcome = False
+        call.send(caller.hello)
+
+
+class Loop:
+    """The thread and what it waits for. `post`, `stop` and `drop` may be called from any thread."""
+
+    def __init__(self, size: int, key: bytes, heartbeat: float, *, open_to_all: bool, max_frame: int = 0) -> None:
+        self.size = size
+        self.limit = max_frame or frame_limit(size)
+        self.heartbeat = heartbeat
+        self.key = key
+        self.open_to_all = open_to_all
+        self.phase: Phase | None = None
+        self.listener: Listener | None = None
+        self.gate: Gate | None = None
+        self._context = zmq.Context(io_threads=1)
+        self._context.setsockopt(zmq.MAX_SOCKETS, max(1024, 8 * size))
+        self._poller = zmq.Poller()
+        self._dialogs: dict[Dialog, None] = {}
+        self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._posted: collections.deque[Callable[[], None]] = collections.deque()
+        self._lock = threading.Lock()
+        self._waker: Waker | None = Waker()
+        self._poller.register(self._waker.descriptor, zmq.POLLIN)
+        self._stopping = False
+        self._linger = 0.0
+        self._thread = threading.Thread(target=self._run, name="hrdma-control", daemon=True)
+
+    # Any thread
+
+    def start(self, first: Callable[[], None]) -> None:
+        """Starts the thread with this call."""
+        self.post(first)
+        self._thread.start()
+
+    def post(self, call: Callable[[], None]) -> bool:
+        """Runs a call in the control thread, soon; False when the thread has ended."""
+        with self._lock:
+            if self._waker is None:
+                return False
+            self._posted.append(call)
+            self._waker.ring()
+            return True
+
+    def join(self, timeout: float) -> bool:
+        """Waits until the thread has ended; False when it has not."""
+        self._thread.join(max(0.0, timeout))
+        return not self._thread.is_alive()
+
+    def descriptors(self) -> list[int]:
+        """Descriptors of connections and listener, for a forked child to close."""
+        links: list[Link] = [dialog.call for dialog in list(self._dialogs)]
+        found = [descriptor for link in links for descriptor in list(link.descriptors)]
+        if self.listener is not None:
+            found += [self.listener.bound, *list(self.listener.descriptors)]
+        return found
+
+    def drop(self) -> None:
+        """After a fork, in the child: closes the copies of the sockets, so that their ends are those of the parent."""
+        for descriptor in self.descriptors():
+            try:
+                os.close(descriptor)
+            except OSError:
+                continue
+        self._waker = None
+        self._dialogs.clear()
+        self.listener = None
+
+    # The control thread
+
+    def stop(self, linger: float = 0.0) -> None:
+        """Ends the thread after this turn; what was sent has `linger` seconds to leave."""
+        self._stopping = True
+        self._linger = linger
+
+    def at(self, name: str, when: float, call: Callable[[], None]) -> None:
+        """Sets the timer of this name, replacing it; `when` is on the monotonic clock."""
+        self._timers[name] = (when, call)
+
+    def cancel(self, name: str) -> None:
+        self._timers.pop(name, None)
+
+    def open(self, sock: Any) -> Listener:
+        """Begins to listen on a socket that listens already."""
+        listener = Listener(self._context, sock, self.size, self.heartbeat)
+        self.listener = listener
+        self.gate = Gate(self.key, self.limit, self.size, open_to_all=self.open_to_all, send=listener.send)
+        self._poller.register(listener.socket, zmq.POLLIN)
+        self._poller.register(listener.monitor, zmq.POLLIN)
+        return listener
+
+    def dial(self, rank: int, endpoint: str, hello: dict[str, Any], private: dict[str, Any]) -> Dialog:
+        """Calls a rank and begins the handshake; `private` is told it once it has proved the token."""
+        caller = Caller(self.key, self.limit, hello, private)
+        dialog = Dialog(rank, Call(self._context, endpoint, self.size, self.heartbeat), caller)
+        self._dialogs[dialog] = None
+        self._poller.register(dialog.call.socket, zmq.POLLIN)
+        self._poller.register(dialog.call.monitor, zmq.POLLIN)
+        return dialog
+
+    def hang_up(self, dialog: Dialog, linger: float = 0.0) -> None:
+        """Ends a call; the phase is not told."""
+        if dialog in self._dialogs:
+            del self._dialogs[dialog]
+            self._poller.unregister(dialog.call.socket)
+            self._poller.unregister(dialog.call.monitor)
+            dialog.call.close(linger)
+
+    def frame(self, kind: Kind, body: dict[str, Any]) -> bytes:
+        return encode(kind, body, limit=self.limit)
+
+    def say(self, dialog: Dialog, kind: Kind, body: dict[str, Any]) -> None:
+        """Sends to a rank that we called."""
+        dialog.call.send(self.frame(kind, body))
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+        except Exception:
+            # Without this thread nobody would ever be told of a loss: say so, and let the peers see us hang up.
+            logger.exception("control: the control thread failed; the other ranks will count this one as lost")
+        finally:
+            self._close()
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        wait = None
+        if self._timers:
+            wait = max(0.0, min(when for when, _ in self._timers.values()) - now) * 1000
+        self._poller.poll(None if wait is None else int(wait) + 1)
+        waker = self._waker
+        if waker is not None:
+            waker.clear()
+        for _ in range(len(self._posted)):
+            self._posted.popleft()()
+        self._serve_listener()
+        for dialog in list(self._dialogs):
+            self._serve_dialog(dialog)
+        now = time.monotonic()
+        for name, (when, call) in list(self._timers.items()):
+            if when <= now and self._timers.get(name) == (when, call):
+                del self._timers[name]
+                call()
+
+    def _serve_listener(self) -> None:
+        listener, gate = self.listener, self.gate
+        if listener is None or gate is None or self.phase is None:
+            return
+        events = listener.events()
+        strange = []
+        for received in listener.receive():
+            rank = listener.rank_of(received.identity)
+            if rank is None:
+                strange.append(received)
+                continue
+            try:
+                kind, body = decode(received.frame, limit=self.limit)
+            except FrameError as error:
+                gate.note(f"rank {rank}", f"it sent a wrong frame ({error})")
+                continue
+            self.phase.heard(rank, kind, body)
+        for event, descriptor in events:
+            if event == zmq.EVENT_DISCONNECTED:
+                rank = listener.hung_up(descriptor)
+                if rank is not None:
+                    self.phase.hung_up(rank)
+        for received in strange:
+            # A stranger's connection may have ended before its frames are read, and its end is not reported again.
+            if received.descriptor in listener.descriptors:
+                peer = gate.receive(*received, same_host=lambda received=received: listener.same_host(received))
+                if peer is not None:
+                    self.phase.admitted(peer)
+
+    def _serve_dialog(self, dialog: Dialog) -> None:
+        call = dialog.call
+        call.poll_events()
+        for frame in call.receive():
+            if dialog not in self._dialogs or self.phase is None:
+                return
+            try:
+                kind, body = decode(frame, limit=self.limit)
+                if kind is Kind.CHALLENGE and not dialog.welcome:
+                    call.send(dialog.caller.answer(body))
+                    continue
+            except TokenError as error:
+                self.phase.refused(dialog, error)
+                continue
+            except FrameError as error:
+                logger.warning("control: rank %d sent a wrong frame: %s", dialog.rank, error)
+                continue
+            if kind is Kind.WELCOME:
+                dialog.welcome = True
+            if dialog.welcome or kind in (Kind.ABORT, Kind.EXPELLED):
+                self.phase.answered(dialog, kind, body)
+        if call.down and dialog in self._dialogs and self.phase is not None:
+            self.hang_up(dialog)
+            self.phase.ended(dialog)
+
+    def _close(self) -> None:
+        with self._lock:
+            waker, self._waker = self._waker, None
+        for dialog in list(self._dialogs):
+            self.hang_up(dialog, self._linger)
+        if self.listener is not None:
+            self.listener.close(self._linger)
+            self.listener = None
+        self._posted.clear()
+        self._context.term()
+        if waker is not None:
+            waker.close()

@@ -1,0 +1,160 @@
+"""Who waits where, and whether their calls match: what the coordinator makes of the reports of stalled ranks.
+
+A rank that waits long in a collective reports (communicator, sequence number, signature, text). Two reports of one
+communicator with the same number and different signatures are a mismatch; different numbers alone are not, a rank may
+be slow. A rank whose core has seen a wrong signature reports that as well, and then the others are asked where they
+are. A verdict waits a moment so that it can name everybody, but never longer than `PATIENCE`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+__all__ = ["Report", "Stalls", "Verdict", "verdict_text"]
+
+CONFLICT_PATIENCE = 0.3  # seconds that a found conflict waits for the remaining ranks
+PATIENCE = 1.0  # the same where a core saw a mismatch but no two reports show it yet
+FRESH = 2.5  # a stalled rank reports every second; an older report says nothing about where it is now
+KEEP = 256  # communicators and verdicts remembered
+SEQUENCES = 8  # operations of a communicator remembered
+SHOWN = 32  # ranks described to a stalled one
+
+
+class Report(NamedTuple):
+    """Where one rank said it was."""
+
+    sequence: int
+    signature: int
+    text: str
+    when: float
+
+
+class Verdict(NamedTuple):
+    """A mismatch, for all members of a communicator."""
+
+    comm: int
+    members: tuple[int, ...]
+    text: str
+
+
+@dataclass
+class _Comm:
+    members: tuple[int, ...]
+    latest: dict[int, Report] = field(default_factory=dict)
+    reports: OrderedDict[int, dict[int, Report]] = field(default_factory=OrderedDict)
+    suspect: int = -1  # sequence number under suspicion
+    decide_at: float = 0.0
+
+
+class Stalls:
+    """Collects reports. Ranks are those of the world; texts speak of ranks in the communicator."""
+
+    def __init__(self) -> None:
+        self._comms: OrderedDict[int, _Comm] = OrderedDict()
+        self._verdicts: OrderedDict[int, Verdict] = OrderedDict()
+
+    def add(self, comm: int, members: tuple[int, ...], rank: int, report: Report, *, mismatch: bool) -> list[int]:
+        """Takes a report; returns the ranks to ask where they are, when there is a suspicion to clear up."""
+        if comm in self._verdicts:
+            return []
+        state = self._comms.setdefault(comm, _Comm(members))
+        self._comms.move_to_end(comm)
+        while len(self._comms) > KEEP:
+            self._comms.popitem(last=False)
+        state.latest[rank] = report
+        peers = state.reports.setdefault(report.sequence, {})
+        peers[rank] = report
+        while len(state.reports) > SEQUENCES:
+            del state.reports[min(state.reports)]
+        conflict = len({other.signature for other in peers.values()}) > 1
+        if not (conflict or mismatch) or (state.suspect >= 0 and state.suspect != report.sequence):
+            return []
+        decide_at = report.when + (CONFLICT_PATIENCE if conflict else PATIENCE)
+        fresh = state.suspect < 0
+        state.suspect = report.sequence
+        state.decide_at = decide_at if fresh else min(state.decide_at, decide_at)
+        return [other for other in state.members if other not in peers] if fresh else []
+
+    def verdict(self, comm: int) -> Verdict | None:
+        """The verdict on a communicator, once there is one."""
+        return self._verdicts.get(comm)
+
+    def next_time(self) -> float | None:
+        """When `due` should be asked again."""
+        return min((state.decide_at for state in self._comms.values() if state.suspect >= 0), default=None)
+
+    def due(self, now: float, gone: Collection[int]) -> list[Verdict]:
+        """Verdicts whose time has come, or for which every living member has reported."""
+        found = []
+        for comm, state in list(self._comms.items()):
+            if state.suspect < 0:
+                continue
+            reports = state.reports.get(state.suspect, {})
+            silent = [rank for rank in state.members if rank not in reports and rank not in gone]
+            if silent and now < state.decide_at:
+                continue
+            text = verdict_text(state.suspect, state.members, reports, state.latest, gone)
+            verdict = Verdict(comm, state.members, text)
+            found.append(verdict)
+            self._verdicts[comm] = verdict
+            del self._comms[comm]
+            while len(self._verdicts) > KEEP:
+                self._verdicts.popitem(last=False)
+        return found
+
+    def where(self, comm: int, sequence: int, now: float) -> dict[int, str]:
+        """Who is where, by rank in the communicator; first those that are not in this operation."""
+        state = self._comms.get(comm)
+        if state is None:
+            return {}
+        late, here = {}, {}
+        for place, rank in enumerate(state.members):
+            report = state.latest.get(rank)
+            if report is None or now - report.when > FRESH:
+                late[place] = "not waiting in this communicator"
+            elif report.sequence != sequence:
+                late[place] = f"waiting in {_name(report.text)} #{report.sequence}: {report.text}"
+            else:
+                here[place] = f"waiting in {_name(report.text)} #{report.sequence}: {report.text}"
+        return dict(list({**late, **here}.items())[:SHOWN])
+
+
+def verdict_text(
+    sequence: int,
+    members: tuple[int, ...],
+    reports: dict[int, Report],
+    latest: dict[int, Report],
+    gone: Collection[int],
+) -> str:
+    """Says who differs: minorities first, then the majority, then who is elsewhere."""
+    groups: dict[int, list[int]] = {}
+    texts: dict[int, str] = {}
+    for place, rank in enumerate(members):
+        if rank in reports:
+            groups.setdefault(reports[rank].signature, []).append(place)
+            texts.setdefault(reports[rank].signature, reports[rank].text)
+    order = sorted(groups, key=lambda signature: (-len(groups[signature]), groups[signature][0]))
+    parts = [_call(groups[signature], texts[signature]) for signature in reversed(order)]
+    if len(order) == 1:
+        parts.append("what a peer sent does not match")
+    for place, rank in enumerate(members):
+        report = latest.get(rank)
+        if rank in gone or rank in reports:
+            continue
+        if report is not None:
+            parts.append(f"rank {place} is in {_name(report.text)} #{report.sequence}: {report.text}")
+        else:
+            parts.append(f"rank {place} has not said where it is")
+    return f"{_name(texts[order[0]])} #{sequence}: {', '.join(parts)}"
+
+
+def _name(text: str) -> str:
+    return text.partition("(")[0]
+
+
+def _call(places: list[int], text: str) -> str:
+    shown = ", ".join(str(place) for place in places[:SHOWN]) + (", ..." if len(places) > SHOWN else "")
+    return f"rank {shown} calls {text}" if len(places) == 1 else f"ranks {shown} call {text}"

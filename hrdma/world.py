@@ -1,0 +1,231 @@
+"""Which rank this process is: read from the environment that a launcher set.
+
+`hrdma run` and torchrun set ``RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT``; mpiexec and srun
+set names of their own and no address. Where all ranks of such a job are on one host they need none: `World.job` is
+then a name that exactly the ranks of this launch share, and `hrdma.control.meeting` turns it into an address.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from hrdma.config import Config
+
+__all__ = ["World", "world_from_env"]
+
+DEFAULT_PORT = 29500
+
+
+class Names(NamedTuple):
+    """The variables of one launcher; the first that is set counts."""
+
+    launcher: str
+    rank: str
+    size: tuple[str, ...]
+    local_rank: tuple[str, ...] = ()
+    local_size: tuple[str, ...] = ()
+
+
+# The first row whose rank is set decides. RANK comes first: torchrun and `hrdma run` may themselves run under Slurm.
+LAUNCHERS: tuple[Names, ...] = (
+    Names("RANK", "RANK", ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
+    Names(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        ("OMPI_COMM_WORLD_SIZE",),
+        ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    Names(
+        "MVAPICH",
+        "MV2_COMM_WORLD_RANK",
+        ("MV2_COMM_WORLD_SIZE",),
+        ("MV2_COMM_WORLD_LOCAL_RANK",),
+        ("MV2_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    Names("PMI", "PMI_RANK", ("PMI_SIZE",), ("MPI_LOCALRANKID",), ("MPI_LOCALNRANKS",)),
+    Names("Slurm", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_LOCALID",)),
+    Names("PMIx", "PMIX_RANK", ("PMIX_SIZE", "WORLD_SIZE")),
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """A process's place in its job.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank, and how many there are.
+    local_rank, local_size : int or None
+        The same among the ranks of this host; None where the launcher does not say.
+    master_addr : str
+        Name or address at which rank 0 is met; empty when `job` stands in for it, or when there is one rank.
+    master_port : int
+        TCP port there.
+    job : str
+        Name shared by exactly the ranks of this launch on this host; empty when there is an address.
+    launcher : str
+        Whose variables were read; empty when there were none.
+    listener : socket or None
+        Already listening at the address; rank 0 has one where `hrdma.control.meet` chose the port.
+    """
+
+    rank: int
+    size: int
+    local_rank: int | None = None
+    local_size: int | None = None
+    master_addr: str = ""
+    master_port: int = DEFAULT_PORT
+    job: str = ""
+    launcher: str = ""
+    listener: socket.socket | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"world size {self.size}: at least 1 rank is needed")
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"rank {self.rank} is out of range for a world of {self.size}: 0 to {self.size - 1}")
+
+
+def world_from_env(config: Config | None = None, environ: Mapping[str, str] | None = None) -> World:
+    """Reads rank, size and meeting point from the environment.
+
+    Parameters
+    ----------
+    config : Config, optional
+        Its `port` goes before MASTER_PORT.
+    environ : mapping, optional
+        Read instead of ``os.environ``.
+
+    Returns
+    -------
+    World
+        Rank 0 of 1 where no launcher has left a trace.
+
+    Raises
+    ------
+    ValueError
+        A variable is missing or malformed; the message names it.
+    """
+    environ = os.environ if environ is None else environ
+    names = next((names for names in LAUNCHERS if environ.get(names.rank)), None)
+    if names is None:
+        if environ.get("WORLD_SIZE", "1") not in ("", "1"):
+            raise ValueError(f"WORLD_SIZE={environ['WORLD_SIZE']} but RANK is not set: set RANK on every rank")
+        return World(0, 1, 0, 1)
+    rank = _number(environ, names.rank)
+    size_name = next((name for name in names.size if environ.get(name)), None)
+    if size_name is None:
+        raise ValueError(f"{names.rank}={rank} but {names.size[-1]} is not set: set it to the number of ranks")
+    size = _number(environ, size_name)
+    if size < 1:
+        raise ValueError(f"{size_name}={size}: at least 1 rank is needed")
+    if rank >= size:
+        raise ValueError(f"{names.rank}={rank} is out of range for {size_name}={size}: 0 to {size - 1}")
+    local_rank = _optional(environ, names.local_rank)
+    local_size = _optional(environ, names.local_size)
+    address = environ.get("MASTER_ADDR", "").strip().strip("[]")
+    port = _master_port(environ)
+    if config is not None and config.port is not None:
+        port = config.port
+    job = ""
+    if not address and size > 1:
+        job = _job_name(names, environ, size, local_size)
+        if not job:
+            raise ValueError(
+                f"MASTER_ADDR is not set: set it, on all {size} ranks, to the address of the host of rank 0"
+            )
+    return World(rank, size, local_rank, local_size, address, port, job, names.launcher)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    value = environ[name].strip()
+    if not re.fullmatch(r"[0-9]{1,9}", value):
+        raise ValueError(f"{name}={value}: expected a whole number, 0 or more")
+    return int(value)
+
+
+def _optional(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    name = next((name for name in names if environ.get(name)), None)
+    return None if name is None else _number(environ, name)
+
+
+def _master_port(environ: Mapping[str, str]) -> int:
+    value = environ.get("MASTER_PORT", "").strip()
+    if not value:
+        return DEFAULT_PORT
+    if not re.fullmatch(r"[0-9]{1,5}", value) or not 0 < int(value) < 65536:
+        raise ValueError(f"MASTER_PORT={value}: expected a port number, 1 to 65535")
+    port = int(value)
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() in ("true", "1"):
+        # The agent of torchrun listens on MASTER_PORT itself and goes on doing so while the ranks run.
+        if port == 65535:
+            raise ValueError("MASTER_PORT=65535 is held by torchrun and there is no port after it: set HRDMA_PORT")
+        port += 1
+    return port
+
+
+def _job_name(names: Names, environ: Mapping[str, str], size: int, local_size: int | None) -> str:
+    """A name that exactly the ranks of this launch share; empty when they are not, or may not be, on one host."""
+    if local_size is not None and local_size < size:
+        return ""
+    if names.launcher == "RANK":
+        return ""
+    if environ.get("SLURM_JOB_ID") and names.launcher in ("Slurm", "PMI", "PMIx"):
+        nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES")
+        step = environ.get("SLURM_STEP_ID")
+        return f"slurm:{environ['SLURM_JOB_ID']}.{step}" if nodes == "1" and step else ""
+    if environ.get("PMIX_NAMESPACE"):
+        return f"pmix:{environ['PMIX_NAMESPACE']}:{environ.get('PMIX_SERVER_URI2', '')}"
+    if environ.get("PMI_PORT"):
+        return f"pmi-port:{environ['PMI_PORT']}"
+    proxy = _pmi_proxy(environ.get("PMI_FD", "")) or _ancestor()
+    return f"pid:{proxy}:{_started(proxy)}" if proxy else ""
+
+
+def _pmi_proxy(descriptor: str) -> int:
+    """Process at the other end of PMI_FD: the launcher's proxy on this host made the socket pair. 0 when unknown."""
+    if not re.fullmatch(r"[0-9]{1,9}", descriptor):
+        return 0
+    try:
+        with socket.socket(fileno=os.dup(int(descriptor))) as pair:
+            credentials = pair.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    except OSError:
+        return 0
+    return struct.unpack("3i", credentials)[0]
+
+
+# Per-host daemons of launchers, as the kernel shows them (15 characters at most).
+_DAEMONS = ("hydra_pmi_proxy", "hydra_bstrap_pr", "prted", "prterun", "orted", "mpiexec", "mpirun", "mpiexec.gforker")
+
+
+def _ancestor() -> int:
+    """The nearest ancestor that is a launcher's daemon; 0 when there is none."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                head, _, tail = file.read().rpartition(")")
+        except OSError:
+            return 0
+        if head.partition("(")[2] in _DAEMONS:
+            return pid
+        pid = int(tail.split()[1])
+    return 0
+
+
+def _started(pid: int) -> str:
+    """Start time of a process in clock ticks: pids are used again, pid and start time are not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""

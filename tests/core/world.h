@@ -1,0 +1,120 @@
+/* world.h - several engines in one process, one thread each: what tests of the engine run on. */
+#ifndef HR_TESTS_WORLD_H
+#define HR_TESTS_WORLD_H
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "hr/hr.h"
+#include "hr/memory.h"
+
+#define WORLD_MAX 8
+#define SECONDS(n) ((int64_t)((n) * 1e9))
+
+struct rank {
+    struct hr_engine *engine;
+    struct hr_comm *comm;
+    int rank, size;
+    void *arg;
+};
+struct world {
+    int n;
+    struct rank ranks[WORLD_MAX];
+};
+
+static inline const char *world_provider(void) {
+    const char *name = getenv("HR_TEST_PROVIDER");
+    return name ? name : "loop";
+}
+
+static inline void world_open(struct world *w, int n, const char *fault) {
+    uint8_t addr[WORLD_MAX][HR_MAX_ADDR];
+    size_t len[WORLD_MAX];
+    uint64_t peers[WORLD_MAX];
+    const char *provider = world_provider();
+    memset(w, 0, sizeof *w);
+    w->n = n;
+    for (int i = 0; i < n; i++) {
+        char detail[256] = "";
+        struct hr_config config = {.self_id = (uint64_t)i, .providers = provider, .fault = i == 0 ? fault : NULL, .local_peers = n, .spin_us = -1};
+        hr_auth_init(&config.auth, "secret", 6, 0, 1);
+        hr_status status = hr_engine_open(&config, &w->ranks[i].engine, detail);
+        if (status != HR_OK) fprintf(stderr, "engine: %s\n", detail);
+        CHECK_EQ(status, HR_OK);
+        hr_engine_set_locality(w->ranks[i].engine, n, 2);
+        const char *name;
+        struct hr_caps caps;
+        char text[256];
+        for (int d = 0; hr_engine_domain(w->ranks[i].engine, d, &name, addr[i], &len[i], &caps, text); d++)
+            if (!strcmp(name, provider)) break;
+        peers[i] = (uint64_t)i;
+    }
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < n; j++) {
+            const char *name = provider;
+            uint8_t self[HR_MAX_ADDR];
+            size_t self_len = len[j];
+            const uint8_t *to = addr[j];
+            if (i == j) { /* the loop domain comes first */
+                struct hr_caps caps;
+                char text[256];
+                hr_engine_domain(w->ranks[i].engine, 0, &name, self, &self_len, &caps, text);
+                to = self;
+            }
+            CHECK_EQ(hr_connect(w->ranks[i].engine, (uint64_t)j, name, to, self_len, i < j), HR_OK);
+        }
+    /* all of them must move for any of them to be connected: the background threads do */
+    for (int i = 0; i < n; i++) {
+        uint64_t bad = 0;
+        char detail[256] = "";
+        hr_status status = hr_connect_wait(w->ranks[i].engine, hr_now() + SECONDS(5), &bad, detail);
+        if (status != HR_OK) fprintf(stderr, "rank %d, peer %d: %s\n", i, (int)bad, detail);
+        CHECK_EQ(status, HR_OK);
+        CHECK_EQ(hr_comm_open(w->ranks[i].engine, 1, peers, n, i, &w->ranks[i].comm), HR_OK);
+        w->ranks[i].rank = i;
+        w->ranks[i].size = n;
+    }
+}
+
+static inline void world_close(struct world *w) {
+    for (int i = 0; i < w->n; i++) {
+        if (w->ranks[i].comm) hr_comm_close(w->ranks[i].comm);
+        if (w->ranks[i].engine) hr_engine_close(w->ranks[i].engine, hr_now() + SECONDS(2));
+    }
+}
+
+/* Runs body on every rank in a thread of its own. */
+static inline void world_run(struct world *w, void *(*body)(void *), void *arg) {
+    pthread_t threads[WORLD_MAX];
+    for (int i = 0; i < w->n; i++) {
+        w->ranks[i].arg = arg;
+        CHECK_EQ(pthread_create(&threads[i], NULL, body, &w->ranks[i]), 0);
+    }
+    for (int i = 0; i < w->n; i++) pthread_join(threads[i], NULL);
+}
+
+/* Blocking forms, as the binding has them. */
+static inline hr_status finish(struct rank *r, struct hr_request *req, double seconds) {
+    int64_t deadline = hr_now() + SECONDS(seconds);
+    hr_status status;
+    do status = hr_wait(r->engine, req, deadline, 0);
+    while (status == HR_INTERRUPTED);
+    if (status == HR_ERR_TIMEOUT) hr_cancel(r->engine, req, HR_ERR_TIMEOUT);
+    return req->status;
+}
+static inline hr_status send_to(struct rank *r, const void *buf, size_t len, int dst, uint32_t tag) {
+    struct hr_request req = {.priority = HR_PRIORITY_DEFAULT};
+    hr_status status = hr_isend(r->comm, buf, len, dst, tag, &req);
+    return status == HR_OK ? finish(r, &req, 20) : status;
+}
+static inline hr_status recv_from(struct rank *r, void *buf, size_t len, int src, uint32_t tag, struct hr_request *req) {
+    struct hr_request local = {0};
+    if (!req) req = &local;
+    req->priority = HR_PRIORITY_DEFAULT;
+    hr_status status = hr_irecv(r->comm, buf, len, src, tag, req);
+    return status == HR_OK ? finish(r, req, 20) : status;
+}
+
+#endif

@@ -1,0 +1,157 @@
+"""What a schedule costs: alpha, beta, gamma of a connection, closed forms of algorithms, and a critical path for any schedule.
+
+A message costs `alpha` of its sender's and receiver's time, a byte that moves `beta`, a byte that is reduced into another
+`gamma`; a step that must wait for another rank adds `latency`. Where peers' memory is read in place (`pull`), operands of
+a reduction do not move and a sender does nothing for a byte. Where ranks share cores, work of the ranks of a core adds up:
+no collective ends before all its work, spread over the cores, is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from hrdma.topo.schedule import COPY, Schedule, blocks
+
+__all__ = ["DEFAULT_COST", "Cost", "Work", "effort", "predict"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Parameters of the connections between ranks, in seconds.
+
+    Attributes
+    ----------
+    alpha : float
+        Per message.
+    beta : float
+        Per byte moved.
+    gamma : float
+        Per byte that is reduced into another (two operands; `effort` scales it for more).
+    latency : float
+        Per step that waits for another rank (a wake-up, where ranks share cores).
+    pull : bool
+        Peers' memory is read in place.
+    cores : int
+        Cores that all ranks share; 0: each rank has its own.
+    offload : bool
+        Bytes move without the cores (RDMA).
+    name : str
+        Where the numbers come from.
+    """
+
+    alpha: float
+    beta: float
+    gamma: float
+    latency: float = 0.0
+    pull: bool = False
+    cores: int = 0
+    offload: bool = False
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("alpha", "beta", "gamma", "latency"):
+            value = getattr(self, field)
+            if not 0 <= value < 1:
+                raise ValueError(f"{field} must be seconds in [0, 1), not {value}")
+        if self.cores < 0:
+            raise ValueError(f"cores must not be negative, but is {self.cores}")
+
+    def to_dict(self) -> dict:
+        """For a cache file; `Cost(**data)` reads it back."""
+        return asdict(self)
+
+
+# Orders of magnitude for a recent host; a communicator measures its own.
+DEFAULT_COST: dict[str, Cost] = {
+    "loop": Cost(2e-7, 1.2e-10, 1.2e-10, 0.0, pull=True, name="default for loop"),
+    "shm": Cost(5e-7, 1.2e-10, 1.2e-10, 1e-6, pull=True, name="default for shm"),
+    "tcp": Cost(6e-6, 4.0e-10, 1.2e-10, 2e-5, name="default for tcp"),
+    "verbs": Cost(1e-6, 8.0e-11, 1.2e-10, 2e-6, offload=True, name="default for verbs"),
+}
+
+
+def effort(operands: int) -> float:
+    """Memory traffic per reduced byte of one pass over that many operands, against one over two: it writes only once."""
+    return (operands + 1) / (3 * (operands - 1)) if operands > 1 else 1.0
+
+
+class Work(NamedTuple):
+    """What an algorithm does on its critical path, as a closed form of size and bytes."""
+
+    steps: float  #: dependent steps
+    messages: float
+    sent: float  #: bytes that leave senders
+    copied: float  #: bytes that arrive and replace
+    reduced: float  #: bytes that arrive and are reduced
+    share: float = 1.0  #: of the ranks, busy on average
+    effort: float = 1.0  #: per reduced byte, against a reduction of two operands
+
+    def seconds(self, size: int, cost: Cost, parts: int = 1) -> float:
+        """Predicted time. With several parts the shorter of moving and reducing hides behind the longer."""
+        moving = cost.beta * (self.copied if cost.pull else max(self.sent, self.copied + self.reduced))
+        reducing = cost.gamma * self.reduced * self.effort
+        path = self.messages * cost.alpha
+        alone = path + self.steps * cost.latency + max(moving, reducing) + min(moving, reducing) / parts
+        if not cost.cores or cost.cores >= size:
+            return alone
+        together = (path + reducing + (0.0 if cost.offload else moving)) * size * self.share / cost.cores
+        return max(alone, together + self.steps * cost.latency)
+
+
+def predict(schedule: Schedule, nbytes: float, cost: Cost) -> float:
+    """Seconds until the last rank has its result: the critical path through data and ports.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Complete.
+    nbytes : float
+        Of the whole vector (of all blocks together; alltoall: what one rank sends).
+    cost : Cost
+
+    Notes
+    -----
+    A rank sends one message at a time and receives one at a time, in the order of the table; equal chunks are assumed
+    unless the schedule has weights. Contention inside a network is not modelled. Cost: linear in the transfers.
+    """
+    size, split = schedule.size, schedule.split
+    nblocks = size if schedule.collective == "alltoall" else blocks(schedule.collective, size)
+    weights = schedule.weights or (1,) * split
+    unit = nbytes / nblocks / sum(weights)
+    chunk_bytes = [unit * w for w in weights]
+    sending, receiving, busy = [0.0] * size, [0.0] * size, [0.0] * size
+    ready: dict[tuple[int, int], float] = {}
+    pending: dict[tuple[int, int], float] = {}
+    operands: dict[tuple[int, int, int], int] = {}
+    for rnd, _, dst, chunk, *_ in schedule.table.tolist():
+        operands[rnd, dst, chunk] = operands.get((rnd, dst, chunk), 1) + 1
+    now, end = -1, 0.0
+    for rnd, src, dst, chunk, span, op, _ in schedule.table.tolist():
+        if rnd != now:
+            ready.update(pending)
+            pending.clear()
+            now = rnd
+        length = sum(chunk_bytes[c % split] for c in range(chunk, chunk + span))
+        pulled = cost.pull and op != COPY
+        moving = 0.0 if pulled else cost.beta * length
+        start = max(ready.get((src, c), 0.0) for c in range(chunk, chunk + span))
+        start = max(start, receiving[dst], 0.0 if cost.pull else sending[src])
+        arrived = start + cost.alpha + moving
+        if not cost.pull:
+            sending[src] = arrived
+        reducing = 0.0 if op == COPY else cost.gamma * length * effort(operands[rnd, dst, chunk])
+        receiving[dst] = arrived
+        if op != COPY:
+            own = max(ready.get((dst, c), 0.0) for c in range(chunk, chunk + span))
+            arrived = max(arrived, own) + reducing
+            if cost.pull:
+                receiving[dst] = arrived
+        busy[dst] += cost.alpha + reducing + (0.0 if cost.offload else moving)
+        for c in range(chunk, chunk + span):
+            key = dst, c
+            pending[key] = max(pending.get(key, 0.0), arrived + cost.latency)
+        end = max(end, arrived + cost.latency)
+    if cost.cores and cost.cores < size:
+        end = max(end, sum(busy) / cost.cores)
+    return end

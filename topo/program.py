@@ -1,0 +1,87 @@
+"""The core's instruction set as Python sees it: a mirror of cython/include/hr/program.h, and the program of one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = [
+    "BORROW", "BUF_BORROWED", "BUF_IN", "BUF_OUT", "BUF_TMP", "COPY", "INSTR", "NOP", "NT", "RECV", "RECV_REDUCE", "REDUCE",
+    "REDUCE_MAX_SRC", "REF", "SCALE", "SEND", "SWAP", "ProgramSpec",
+]  # fmt: skip
+
+BUF_IN, BUF_OUT, BUF_TMP, BUF_BORROWED = range(4)
+SEND, RECV, RECV_REDUCE, BORROW, REDUCE, COPY, NOP = range(7)
+SCALE, NT, SWAP = 1, 2, 4
+REDUCE_MAX_SRC = 64
+
+INSTR = np.dtype(
+    {
+        "names": ["op", "lane", "flags", "peer", "tag", "after", "unlock", "nunlock", "ref", "nref", "len", "dst_buf", "src_buf",
+                  "dst_off", "src_off"],
+        "formats": ["u1", "u1", "u2", "i4", "u4", "u4", "u4", "u4", "u4", "u4", "u8", "u1", "u1", "u8", "u8"],
+        "offsets": [0, 1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 41, 48, 56],
+        "itemsize": 64,
+    }
+)  # fmt: skip
+REF = np.dtype({"names": ["buf", "off"], "formats": ["u4", "u8"], "offsets": [0, 8], "itemsize": 16})
+
+_NAMES = ("SEND", "RECV", "RECV_REDUCE", "BORROW", "REDUCE", "COPY", "NOP")
+_BUFS = ("in", "out", "tmp", "borrowed")
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramSpec:
+    """What hr_program_new takes: one rank's instructions of one schedule. Offsets and lengths are bytes.
+
+    Attributes
+    ----------
+    instrs : ndarray of INSTR
+    unlocks : ndarray of uint32
+    refs : ndarray of REF
+    in_bytes, out_bytes, tmp_bytes : int
+    size, rank : int
+    alias : int or None
+        In place: byte 0 of IN is this byte of OUT (negative: OUT begins inside IN). None: they are apart.
+    """
+
+    instrs: np.ndarray
+    unlocks: np.ndarray
+    refs: np.ndarray
+    in_bytes: int
+    out_bytes: int
+    tmp_bytes: int
+    size: int
+    rank: int
+    alias: int | None = None
+
+    def __str__(self) -> str:
+        """The instructions, one a line: index, what, where, and which ones it waits for."""
+        waits: list[list[int]] = [[] for _ in self.instrs]
+        sizes = f"in {self.in_bytes} out {self.out_bytes} tmp {self.tmp_bytes} bytes"
+        lines = [f"rank {self.rank} of {self.size}: {len(self.instrs)} instructions, {sizes}"]
+        for index, i in enumerate(self.instrs):
+            for unlocked in self.unlocks[i["unlock"] : i["unlock"] + i["nunlock"]].tolist():
+                waits[unlocked].append(index)
+        for index, i in enumerate(self.instrs):
+            op = int(i["op"])
+            text = f"{index:5} {_NAMES[op]:11}"
+            if op in (RECV, RECV_REDUCE, BORROW, REDUCE, COPY):
+                text += f" {_BUFS[i['dst_buf']]}+{i['dst_off']}"
+            if op in (SEND, COPY):
+                text += f" {'<- ' if op == COPY else ''}{_BUFS[i['src_buf']]}+{i['src_off']}"
+            if op == REDUCE:
+                refs = self.refs[i["ref"] : i["ref"] + i["nref"]].tolist()
+                text += " <- " + ", ".join(
+                    f"{_BUFS[buf]}+{off}" if buf != BUF_BORROWED else f"#{off}" for buf, off in refs
+                )
+            if op != NOP:
+                text += f" len {i['len']}"
+            if i["peer"] >= 0:
+                text += f" {'to' if op == SEND else 'from'} {i['peer']} tag {i['tag']}"
+            flags = [name for bit, name in ((SCALE, "scale"), (NT, "nt"), (SWAP, "swap")) if i["flags"] & bit]
+            text += f" [{' '.join(flags)}]" if flags else ""
+            text += f" after {waits[index]}" if waits[index] else ""
+            lines.append(text)
+        return "\n".join(lines)
