@@ -159,6 +159,7 @@ cdef extern from "hr/hr.h" nogil:
         uint64_t self_id
         const char *providers
         const char *ifname
+        const char *options
         const char *fault
         int local_peers
         int spin_us

@@ -200,7 +200,7 @@ def _pmi_proxy(descriptor: str) -> int:
             credentials = pair.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     except OSError:
         return 0
-    return struct.unpack("3i", credentials)[0]
+    return int(struct.unpack("3i", credentials)[0])
 
 
 # Per-host daemons of launchers, as the kernel shows them (15 characters at most).

@@ -50,7 +50,8 @@ def check(schedule: Schedule, ordered: bool = False, single: bool = False) -> No
     table = schedule.table.tolist()
     at, everyone = 0, (1 << schedule.size) - 1
     while at < len(table):
-        rnd, groups = table[at][ROUND], {}
+        rnd = table[at][ROUND]
+        groups: dict[tuple[int, int, int], list[list[int]]] = {}
         while at < len(table) and table[at][ROUND] == rnd:
             row = table[at]
             groups.setdefault((row[DST], row[CHUNK], row[SPAN]), []).append(row)

@@ -80,6 +80,9 @@ cdef class Channel:
         if self.handle != NULL and self.engine.handle != NULL and self.engine.forked_at == forks:
             hr_comm_close(self.handle)
 
+    def _close(self):
+        self.release()
+
     cdef int release(self) except -1:
         handle = self.handle
         self.handle = NULL

@@ -32,6 +32,7 @@ cdef class CommunicatorBase(Messenger):
     cdef dict programs
     cdef PyObject *slots[SLOTS]  # borrowed from programs
     cdef bint rank_order         # the default of deterministic=
+    cdef Program current         # of the collective that was started last
 
     def __cinit__(self):
         self.programs = {}
@@ -48,6 +49,11 @@ cdef class CommunicatorBase(Messenger):
     def _plan(self, collective, counts, itemsize, dtype, op, root, in_place, deterministic):
         """Makes the :class:`Program` for a call; a subclass in Python does."""
         raise NotImplementedError
+
+    def _current(self):
+        """``(sequence, signature, text)`` of the collective that was started last; None before the first."""
+        program = self.current
+        return None if program is None else (self.sequence - 1, program.signature, program.text)
 
     # -- the parts that all collectives share ---------------------------------------------------------------------------
 
@@ -131,6 +137,7 @@ cdef class CommunicatorBase(Messenger):
         if program.in_bytes > source.nbytes or program.out_bytes > target.nbytes:
             raise ValueError(f"{program.text} wants buffers of {program.in_bytes} and {program.out_bytes} bytes; they have "
                              f"{source.nbytes} and {target.nbytes}")
+        self.current = program
         call.operation = NAMES[key.collective]
         call.sequence = self.sequence
         call.seconds = seconds

@@ -162,9 +162,10 @@ def reduce(op, dtype, dst, srcs, double scale=1.0, bint nontemporal=False):
 
 def reduce_isa(force=None):
     """The instruction set of the reduction kernels; ``force`` names another one, for tests (``""``: the best)."""
+    cdef bytes name
     if force is not None:
         name = force.encode()
-        if not hr_reduce_force_isa(NULL if not name else <const char *> name):
+        if not hr_reduce_force_isa(<const char *> name if name else <const char *> NULL):
             raise ValueError(f"instruction set {force!r} is not there on this machine")
     return text_of(hr_reduce_isa())
 

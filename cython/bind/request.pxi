@@ -3,7 +3,6 @@
 # The core's request lives inside the Python object, and the engine owns a reference to that object from the start of the
 # operation until it was reaped from the engine's done list: dropping a Request that is on its way is harmless. The
 # buffers are held just as long.
-import asyncio as _asyncio
 
 
 cdef class Request:
@@ -162,7 +161,9 @@ cdef class Request:
 
     def __await__(self):
         if not self.done:
-            loop = _asyncio.get_running_loop()
+            import asyncio
+
+            loop = asyncio.get_running_loop()
             future = loop.create_future()
             if self.waiters is None:
                 self.waiters = []

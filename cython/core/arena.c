@@ -194,15 +194,15 @@ void *hr_arena_alloc(size_t len, uint32_t flags) {
     if (block) return block;
 
     struct hr_arena *a = arena_new(size, flags, big);
-    if (!a && errno == ENOMEM) { /* what is kept for later is wanted now; a small arena may do, too */
+    if (!a) { /* what is kept for later is wanted now, its descriptors too; and a smaller arena may do */
+        int rc = errno;
         pthread_mutex_lock(&lock);
         struct hr_arena *gone = trim(0);
         pthread_mutex_unlock(&lock);
         size_t least = round_up(len, HR_HUGE_PAGE);
-        if (discard_all(gone) || least < size)
-            a = arena_new(least, flags, big);
-        else
-            errno = ENOMEM;
+        int again = discard_all(gone) || least < size;
+        errno = rc;
+        if (again) a = arena_new(least, flags, big);
     }
     if (!a) return NULL;
 

@@ -37,6 +37,9 @@
 #ifndef MADV_COLLAPSE
 #    define MADV_COLLAPSE 25
 #endif
+#ifndef MFD_NOEXEC_SEAL
+#    define MFD_NOEXEC_SEAL 0x0008U
+#endif
 #ifndef F_SEAL_FUTURE_WRITE
 #    define F_SEAL_FUTURE_WRITE 0x0010
 #endif
@@ -44,6 +47,12 @@
 #define SMALL_PAGE 4096
 #define COLLAPSE_TRIES 3    /* EAGAIN: a page was busy */
 #define COLLAPSE_FAILURES 4 /* in a row: memory is fragmented, and each further attempt costs a compaction */
+
+/* Where vm.memfd_noexec is 2 only this flag is let through; before Linux 6.3 it is unknown. */
+static int create(void) {
+    int fd = memfd_create("hrdma-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+    return fd < 0 && errno == EINVAL ? memfd_create("hrdma-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING) : fd;
+}
 
 /* Maps size bytes at a huge page's boundary: peers and the kernel can then use one entry for 2 MiB. */
 static void *map_aligned(int fd, size_t size) {
@@ -109,7 +118,7 @@ int hr_pages_map(size_t size, int writable_by_peers, struct hr_pages *pages_p) {
     struct hr_pages pages = {.size = size};
     int rc;
     if (size > hr_arena_room()) return ENOMEM;
-    pages.fd = memfd_create("hrdma-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    pages.fd = create();
     if (pages.fd < 0) return errno;
     if (ftruncate(pages.fd, (off_t)size) || !(pages.base = map_aligned(pages.fd, size))) {
         rc = errno;

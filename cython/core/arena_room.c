@@ -33,7 +33,7 @@ static size_t read_number(const char *folder, const char *name, const char *form
     char path[1024], line[512];
     unsigned long long value;
     size_t found = otherwise;
-    snprintf(path, sizeof path, "%s/%s", folder, name);
+    if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path) return otherwise;
     FILE *f = fopen(path, "re");
     if (!f) return otherwise;
     while (fgets(line, sizeof line, f)) {
@@ -59,7 +59,7 @@ static size_t left_in(const struct layout *layout, const char *folder) {
 static size_t groups_left(const struct layout *layout, const char *proc, const char *cgroup) {
     char path[1024], line[600], group[512] = "";
     size_t least = SIZE_MAX;
-    snprintf(path, sizeof path, "%s/self/cgroup", proc);
+    if (snprintf(path, sizeof path, "%s/self/cgroup", proc) >= (int)sizeof path) return SIZE_MAX;
     FILE *f = fopen(path, "re");
     if (!f) return SIZE_MAX;
     int member = 0;
@@ -67,8 +67,8 @@ static size_t groups_left(const struct layout *layout, const char *proc, const c
     fclose(f);
     if (!member) return SIZE_MAX;
     for (char *end = group + strlen(group);; *end = 0) {
-        snprintf(path, sizeof path, "%s%s%s", cgroup, layout->folder, group);
-        size_t left = left_in(layout, path);
+        int fits = snprintf(path, sizeof path, "%s%s%s", cgroup, layout->folder, group) < (int)sizeof path;
+        size_t left = fits ? left_in(layout, path) : SIZE_MAX;
         if (left < least) least = left;
         if (end == group) return least;
         do end--;

@@ -94,7 +94,7 @@ fail:
     return status;
 }
 
-/* Everybody who waits on it hears; members hear too, so that they need not find out one by one. */
+/* Everybody who waits on it hears. Members hear too, and pass it on once: whoever began may have reached only some. */
 void hr_comm_break_locked(struct hr_comm *comm, hr_status status, int peer, int phase, const char *provider, const char *detail, int tell) {
     struct hr_engine *engine = comm->engine;
     if (comm->state.status != HR_OK) return;

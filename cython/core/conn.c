@@ -391,7 +391,7 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
         struct hr_comm *comm = hr_comm_find(conn->engine, h->comm);
         int64_t blame = (int64_t)h->tag;
         if (comm && blame >= -1 && blame < comm->size)
-            hr_comm_break_locked(comm, h->status < 0 ? h->status : HR_ERR_BROKEN, (int)blame, h->flags, conn->provider->name, NULL, 0);
+            hr_comm_break_locked(comm, h->status < 0 ? h->status : HR_ERR_BROKEN, (int)blame, h->flags, conn->provider->name, NULL, 1);
         break;
     }
     case HR_MSG_BYE: conn_bye(conn); break;

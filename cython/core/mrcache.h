@@ -3,8 +3,8 @@
 #define HR_MRCACHE_H
 
 /*
- * Registering pins pages: 10 to 100 us for a megabyte on an RDMA device, against 20 us to send it. So a registration is
- * kept when its operation is over, and found again by address.
+ * Registering pins pages: on an RDMA device that may take longer than to send them. So a registration is kept when its
+ * operation is over, and found again by address.
  *
  *   hr_mrcache_get(cache, buf, len, HR_ACCESS_LOCAL, &mr, detail);
  *   ... post with &mr->mem ...

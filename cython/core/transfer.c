@@ -378,7 +378,7 @@ void hr_xfer_on_cancel(struct hr_conn *conn, const struct hr_hdr *h) {
     }
     struct hr_request *req = x->req;
     if (x->mode == HR_XFER_LENT) { /* the borrower has finished its receive and may be reading: its run is spoilt */
-        hr_comm_break_locked(req->comm, HR_ERR_BROKEN, hr_comm_rank_of(req->comm, conn), HR_PHASE_TRANSFER, conn->provider->name, NULL, 0);
+        hr_comm_break_locked(req->comm, HR_ERR_BROKEN, hr_comm_rank_of(req->comm, conn), HR_PHASE_TRANSFER, conn->provider->name, NULL, 1);
         return;
     }
     hr_xfer_abort(engine, x, 0);

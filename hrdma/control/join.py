@@ -134,8 +134,7 @@ class Roster(_Meeting):
             return
         listener.bind_rank(peer.identity, peer.descriptor, rank)
         # Who reaches rank 0 from its own host is reached by others as rank 0 is: at MASTER_ADDR.
-        host = "" if peer.private.get("same_host") is True or peer.address.startswith("127.") else peer.address
-        self._arrived[rank] = {"card": card, "host": host, "port": port}
+        self._arrived[rank] = {"card": card, "host": "" if peer.same_host else peer.address, "port": port}
         listener.send(peer.identity, self._loop.frame(Kind.WELCOME, {}))
         self._complete()
 
@@ -192,14 +191,14 @@ class Roster(_Meeting):
             return
         self._loop.cancel("join")
         self._abort_body = {"kind": kind, "text": text, "rank": rank}
+        until = time.monotonic() + TELL if kind == "value" else 0.0
+        self._loop.at("abort", until, lambda: self._fail(failure(kind, text, rank)))
         listener = self._loop.listener
         assert listener is not None
         for other in list(self._arrived):
             identity = listener.identity_of(other)
             if identity is not None:
                 self._tell(identity, other)
-        until = time.monotonic() + TELL if kind == "value" else 0.0
-        self._loop.at("abort", until, lambda: self._fail(failure(kind, text, rank)))
 
     def _tell(self, identity: bytes, rank: int) -> None:
         listener, body = self._loop.listener, self._abort_body

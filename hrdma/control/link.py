@@ -3,8 +3,8 @@
 Each connection is a ZMTP connection over TCP with heartbeats, which libzmq's own thread answers: a process whose
 interpreter is busy stays alive, a frozen or dead one does not. A connection that broke is never mended silently
 (RECONNECT_IVL=-1): its end is what tells that the peer is gone. libzmq reports ends on a monitor socket by file
-descriptor and messages by routing identity; `Listener` joins the two. The order matters and is kept by `hrdma.control.loop`:
-events are drained before messages are received, so that each message sent before a hang-up is seen before it.
+descriptor and messages by routing identity; `Listener` joins the two. The order matters, and the loop keeps it: events
+are drained before messages are received, so that each message sent before a hang-up is seen before it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,7 @@ from hrdma.control.wire import frame_limit
 __all__ = ["Call", "Link", "Listener", "Received", "Waker", "listen", "resolve", "url"]
 
 _EVENTS = (
-    zmq.EVENT_ACCEPTED
-    | zmq.EVENT_CONNECTED
-    | zmq.EVENT_CLOSED
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 )
 _MONITORS = itertools.count()
 _BATCH = 256  # messages taken in one turn, so that timers and hang-ups get their turn too
@@ -82,9 +78,9 @@ def is_loopback(host: str) -> bool:
 class Link:
     """What both kinds of socket share: options, monitor, the list of open descriptors."""
 
-    def __init__(self, context: zmq.Context, kind: int, size: int, heartbeat: float) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, size: int, heartbeat: float) -> None:
         self.descriptors: set[int] = set()
-        self.socket: zmq.Socket = context.socket(kind)
+        self.socket: zmq.Socket[bytes] = context.socket(kind)
         interval = max(20, int(heartbeat * 1000 / 5))
         for option, value in (
             (zmq.LINGER, 0),
@@ -101,7 +97,7 @@ class Link:
             self.socket.setsockopt(option, value)
         name = f"inproc://monitor-{next(_MONITORS)}"
         self.socket.monitor(name, _EVENTS)
-        self.monitor: zmq.Socket = context.socket(zmq.PAIR)
+        self.monitor: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self.monitor.setsockopt(zmq.LINGER, 0)
         self.monitor.connect(name)
 
@@ -130,7 +126,7 @@ class Link:
 class Listener(Link):
     """Where peers call: a ROUTER, and who of them is which rank."""
 
-    def __init__(self, context: zmq.Context, sock: socket.socket, size: int, heartbeat: float) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], sock: socket.socket, size: int, heartbeat: float) -> None:
         super().__init__(context, zmq.ROUTER, size, heartbeat)
         self.host, self.port = sock.getsockname()[:2]
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -144,7 +140,7 @@ class Listener(Link):
 
     def receive(self) -> list[Received]:
         """Messages that have arrived. Those that are not one frame of a TCP peer are left out."""
-        found = []
+        found: list[Received] = []
         with contextlib.suppress(zmq.Again):
             while len(found) < _BATCH:
                 parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -194,13 +190,13 @@ class Listener(Link):
                 here, there = copy.getsockname()[0], copy.getpeername()[0]
         except OSError:
             return False
-        return here == there == received.address
+        return bool(here == there == received.address)
 
 
 class Call(Link):
-    """A connection to the listener of one rank. `up` once libzmq's handshake is through, `down` for good after its end."""
+    """A connection to the listener of one rank: `up` after libzmq's handshake, `down` for good after its end."""
 
-    def __init__(self, context: zmq.Context, endpoint: str, size: int, heartbeat: float) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, size: int, heartbeat: float) -> None:
         super().__init__(context, zmq.DEALER, size, heartbeat)
         self.up = False
         self.down = False
@@ -217,7 +213,7 @@ class Call(Link):
                 self.down = True
 
     def receive(self) -> list[bytes]:
-        found = []
+        found: list[bytes] = []
         with contextlib.suppress(zmq.Again):
             while len(found) < _BATCH:
                 parts = self.socket.recv_multipart(zmq.NOBLOCK)

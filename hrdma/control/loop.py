@@ -9,6 +9,7 @@ heartbeats, and those are libzmq's.
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import threading
 import time
@@ -207,6 +208,8 @@ class Loop:
         events = listener.events()
         strange = []
         for received in listener.receive():
+            if self._stopping:
+                return
             rank = listener.rank_of(received.identity)
             if rank is None:
                 strange.append(received)
@@ -218,14 +221,14 @@ class Loop:
                 continue
             self.phase.heard(rank, kind, body)
         for event, descriptor in events:
-            if event == zmq.EVENT_DISCONNECTED:
+            if event == zmq.EVENT_DISCONNECTED and not self._stopping:
                 rank = listener.hung_up(descriptor)
                 if rank is not None:
                     self.phase.hung_up(rank)
         for received in strange:
             # A stranger's connection may have ended before its frames are read, and its end is not reported again.
-            if received.descriptor in listener.descriptors:
-                peer = gate.receive(*received, same_host=lambda received=received: listener.same_host(received))
+            if received.descriptor in listener.descriptors and not self._stopping:
+                peer = gate.receive(*received, same_host=functools.partial(listener.same_host, received))
                 if peer is not None:
                     self.phase.admitted(peer)
 
@@ -233,7 +236,7 @@ class Loop:
         call = dialog.call
         call.poll_events()
         for frame in call.receive():
-            if dialog not in self._dialogs or self.phase is None:
+            if dialog not in self._dialogs or self.phase is None or self._stopping:
                 return
             try:
                 kind, body = decode(frame, limit=self.limit)
@@ -250,7 +253,7 @@ class Loop:
                 dialog.welcome = True
             if dialog.welcome or kind in (Kind.ABORT, Kind.EXPELLED):
                 self.phase.answered(dialog, kind, body)
-        if call.down and dialog in self._dialogs and self.phase is not None:
+        if call.down and dialog in self._dialogs and self.phase is not None and not self._stopping:
             self.hang_up(dialog)
             self.phase.ended(dialog)
 

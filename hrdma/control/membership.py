@@ -2,9 +2,9 @@
 
 Ranks form a star around the coordinator, so a job of n ranks has n - 1 connections. Each rank listens all the same.
 When the coordinator's connection ends, its members call the lowest rank that they hold for living; a rank that is
-called before it has noticed anything itself keeps the caller waiting. If it then hears from the old coordinator that the
-caller was lost, it expels the caller; if the old coordinator goes, it is the new one. Nobody is counted as lost because
-of silence of its interpreter: only the end of a connection, a refused call, or missing heartbeats count.
+called before it has noticed anything itself keeps the caller waiting. If it then hears from the old coordinator that
+the caller was lost, it expels the caller; if the old coordinator goes, it is the new one. Nobody is counted as lost
+because its interpreter is silent: only the end of a connection, a refused call, or missing heartbeats count.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class Membership:
         if rank == 0:
             self._coordinate(())
         for peer in early.values():
-            self.admitted(peer)
+            if loop.listener is not None and peer.descriptor in loop.listener.descriptors:
+                self.admitted(peer)
 
     # What the owner asks for
 

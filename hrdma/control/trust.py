@@ -40,6 +40,7 @@ class Admission(NamedTuple):
     identity: bytes
     descriptor: int
     address: str
+    same_host: bool
     rank: int
     hello: dict[str, Any]
     private: dict[str, Any]
@@ -103,7 +104,7 @@ class Gate:
         if kind is Kind.HELLO:
             self._hello(identity, frame, body, address, same_host)
         elif kind is Kind.PROOF and identity in self._strangers:
-            return self._proof(identity, body, descriptor, address)
+            return self._proof(identity, body, descriptor, address, same_host())
         elif kind is Kind.GIVE_UP:
             self.wrong_tokens += 1
             self.note(address, "its job token differs from ours (HRDMA_TOKEN)")
@@ -142,7 +143,9 @@ class Gate:
         answer = {"nonce": nonce, "proof": proof(self._key, "A", frame, nonce.encode())}
         self._send(identity, encode(Kind.CHALLENGE, answer, limit=self._limit))
 
-    def _proof(self, identity: bytes, body: dict[str, Any], descriptor: int, address: str) -> Admission | None:
+    def _proof(
+        self, identity: bytes, body: dict[str, Any], descriptor: int, address: str, same_host: bool
+    ) -> Admission | None:
         stranger = self._strangers.pop(identity)
         theirs, text = body.get("proof"), body.get("private")
         if not isinstance(theirs, str) or not isinstance(text, str):
@@ -160,4 +163,4 @@ class Gate:
         if not isinstance(private, dict):
             self.note(address, "its proof is malformed")
             return None
-        return Admission(identity, descriptor, address, stranger.body["rank"], stranger.body, private)
+        return Admission(identity, descriptor, address, same_host, stranger.body["rank"], stranger.body, private)

@@ -1,8 +1,8 @@
 """Frames of the control plane: encoding, strict decoding, and the proofs of the job token.
 
-A frame is ``magic "HRCP" | protocol u8 | kind u8 | zero u16 | length u32`` (big endian) and then that many bytes of JSON,
-an object. Anything else is refused: another magic, kind or length, a body that is not an object, trailing bytes. There
-is no pickle, so a frame can at worst carry wrong values, and those are checked where they are read.
+A frame is ``magic "HRCP" | protocol u8 | kind u8 | zero u16 | length u32`` (big endian) and then that many bytes of
+JSON, an object. Anything else is refused: another magic, kind or length, a body that is not an object, trailing bytes.
+There is no pickle, so a frame can at worst carry wrong values, and those are checked where they are read.
 
 The proofs authenticate a connection, not each frame, and nothing is encrypted: the token keeps strangers out of a job,
 it does not hide the job from somebody who can read or rewrite its traffic.

@@ -24,8 +24,7 @@ void count_faults(struct hr_domain *domain) {
     const char *names[HR_FAULT_KINDS];
     uint64_t values[HR_FAULT_KINDS];
     int n = hr_fault_counts(domain, names, values, HR_FAULT_KINDS);
-    for (int i = 0; i < n; i++)
-        injected += values[i];
+    for (int i = 0; i < n; i++) injected += values[i];
 }
 
 static void on_alarm(int sig) {
@@ -36,8 +35,7 @@ static void on_alarm(int sig) {
 }
 
 static int list(void) {
-    for (struct check_test *t = check_first; t; t = t->next)
-        puts(t->name);
+    for (struct check_test *t = check_first; t; t = t->next) puts(t->name);
     return 0;
 }
 
@@ -86,9 +84,12 @@ static int run(const char *filter) {
 
 int main(int argc, char **argv) {
     static const struct option flags[] = {
-        {"list", no_argument, NULL, 'l'},          {"threads", no_argument, NULL, 't'},
-        {"options", required_argument, NULL, 'o'}, {"ifname", required_argument, NULL, 'i'},
-        {"limit", required_argument, NULL, 's'},   {"expect-fail", no_argument, NULL, 'x'},
+        {"list", no_argument, NULL, 'l'},
+        {"threads", no_argument, NULL, 't'},
+        {"options", required_argument, NULL, 'o'},
+        {"ifname", required_argument, NULL, 'i'},
+        {"limit", required_argument, NULL, 's'},
+        {"expect-fail", no_argument, NULL, 'x'},
         {0},
     };
     int flag, failed, expect_failure = 0;

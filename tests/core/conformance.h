@@ -50,7 +50,7 @@ struct end { /* the rig's view of one endpoint */
     hr_status loss;
     uint64_t next_tx, next_rx; /* sequence numbers of end_send's messages */
     uint64_t bytes_rx;
-    int gaps;     /* a canceled message may be missing */
+    int gaps;      /* a canceled message may be missing */
     int any_order; /* another check looks at the sequence */
     uint64_t notifies, notify_value, notify_bytes;
     int ended; /* done callbacks */
@@ -69,7 +69,7 @@ struct side {
     int nends;
     struct hr_ep *hint;
     int in_progress, callbacks;
-    int paused;               /* is not driven: a peer that does not look */
+    int paused;                     /* is not driven: a peer that does not look */
     int (*work)(struct side *side); /* returns whether it wants to be called again without an event */
     void *arg;
     int lost_wakeups; /* threads: slept through an event */
@@ -93,7 +93,7 @@ struct rig_setup { /* zero: two sides that trust each other */
 /* A domain and both ids; a rig that does not open ends the program: nothing can be checked then. */
 void rig_open(struct rig *rig, const struct rig_setup *setup);
 void rig_close(struct rig *rig);
-#define RIG_WITH(name, ...) \
+#define RIG_WITH(name, ...)                              \
     struct rig name __attribute__((cleanup(rig_close))); \
     rig_open(&name, &(struct rig_setup){__VA_ARGS__})
 #define RIG(name) RIG_WITH(name, 0)
@@ -107,7 +107,7 @@ void end_destroy(struct end *end);
 /* A connected pair; a is on side 0. Returns 0 (and has noted a failure) when it does not come about. */
 int rig_pair(struct rig *rig, struct end **a_p, struct end **b_p);
 #define PAIR(rig, a, b) \
-    struct end *a, *b; \
+    struct end *a, *b;  \
     if (!rig_pair(&(rig), &a, &b)) return
 
 /* Lets both sides do something. */
@@ -117,17 +117,16 @@ int64_t rig_now(void);
 
 /* Until cond holds; leaves the check with a failure when it does not within the limit. cond is evaluated under both
  * locks. */
-#define WAIT(rig, cond) \
-    do { \
-        int64_t wait_end = rig_now() + settings.limit; \
-        int wait_ok; \
-        while (!(wait_ok = (cond)) && rig_now() < wait_end) \
-            rig_pump(&(rig)); \
-        if (!wait_ok) { \
-            if (check_note()) \
+#define WAIT(rig, cond)                                                                                           \
+    do {                                                                                                          \
+        int64_t wait_end = rig_now() + settings.limit;                                                            \
+        int wait_ok;                                                                                              \
+        while (!(wait_ok = (cond)) && rig_now() < wait_end) rig_pump(&(rig));                                     \
+        if (!wait_ok) {                                                                                           \
+            if (check_note())                                                                                     \
                 fprintf(stderr, "%s:%d: %s: waited in vain for: %s\n", __FILE__, __LINE__, check_current, #cond); \
-            return; \
-        } \
+            return;                                                                                               \
+        }                                                                                                         \
     } while (0)
 
 /* Test data: every 8-byte word differs from its neighbours and between seeds, so that every wrong offset shows. */

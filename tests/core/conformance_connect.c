@@ -9,8 +9,7 @@
 static int count_descriptors(void) {
     DIR *dir = opendir("/proc/self/fd");
     int n = 0;
-    while (readdir(dir))
-        n++;
+    while (readdir(dir)) n++;
     closedir(dir);
     return n;
 }
@@ -52,7 +51,8 @@ TEST(domain_describes_itself) {
         CHECK(memchr(little, 0, 8));
         CHECK_EQ(little[8], 'x');
     }
-    CHECK(rig.side[0].addr_len != rig.side[1].addr_len || memcmp(rig.side[0].addr, rig.side[1].addr, rig.side[0].addr_len));
+    CHECK(rig.side[0].addr_len != rig.side[1].addr_len ||
+          memcmp(rig.side[0].addr, rig.side[1].addr, rig.side[0].addr_len));
 }
 
 /* ---- connecting ---- */
@@ -165,14 +165,11 @@ TEST(several_endpoints_to_one_peer) {
         CHECK(!hr_is_error(end_connect(a[i], &rig.side[1], 1)));
         CHECK(!hr_is_error(end_connect(b[i], &rig.side[0], 0)));
     }
-    for (int i = 0; i < N; i++)
-        WAIT(rig, a[i]->connected && b[i]->connected);
+    for (int i = 0; i < N; i++) WAIT(rig, a[i]->connected && b[i]->connected);
     /* Paired in order of creation: the i-th has i messages of its own. */
     for (int i = 0; i < N; i++)
-        for (int n = 0; n < i; n++)
-            CHECK_EQ(end_send(a[i], (size_t)i, op), HR_OK);
-    for (int i = 0; i < N; i++)
-        WAIT(rig, b[i]->next_rx == (uint64_t)i);
+        for (int n = 0; n < i; n++) CHECK_EQ(end_send(a[i], (size_t)i, op), HR_OK);
+    for (int i = 0; i < N; i++) WAIT(rig, b[i]->next_rx == (uint64_t)i);
 }
 
 /* ---- the end ---- */
@@ -240,8 +237,7 @@ TEST(destroying_one_endpoint_leaves_the_others) {
         for (int i = 0; i < N; i++)
             WAIT(rig, i == 1 || (a[i]->next_rx == (uint64_t)round + 1 && b[i]->next_rx == (uint64_t)round + 1));
     }
-    for (int i = 0; i < N; i++)
-        CHECK(i == 1 || (!a[i]->losses && !b[i]->losses));
+    for (int i = 0; i < N; i++) CHECK(i == 1 || (!a[i]->losses && !b[i]->losses));
 }
 
 TEST(a_pair_after_a_loss) {

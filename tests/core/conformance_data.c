@@ -48,16 +48,14 @@ struct op *op_new(size_t cap) {
 
 void op_free(struct op *op) {
     struct op **at = &ops;
-    while (*at != op)
-        at = &(*at)->next;
+    while (*at != op) at = &(*at)->next;
     *at = op->next;
     free(op->buf);
     free(op);
 }
 
 void op_free_all(void) {
-    while (ops)
-        op_free(ops);
+    while (ops) op_free(ops);
 }
 
 hr_status end_send(struct end *end, size_t len, struct op *op) {
@@ -84,8 +82,7 @@ hr_status end_send(struct end *end, size_t len, struct op *op) {
 static hr_status finish(struct rig *rig, struct op *op, hr_status status) {
     int64_t end = rig_now() + settings.limit;
     if (status != HR_INPROGRESS) return status;
-    while (op->state == OP_OPEN && rig_now() < end)
-        rig_pump(rig);
+    while (op->state == OP_OPEN && rig_now() < end) rig_pump(rig);
     CHECK_EQ(op->state, OP_ENDED);
     return op->state == OP_ENDED ? op->status : HR_ERR_TIMEOUT;
 }
@@ -189,7 +186,8 @@ hr_status window_open(struct rig *rig, struct window *window, struct end *owner,
 /* Imports of an aborted endpoint ended with it. The owner may have deregistered already (reg.addr NULL). */
 void window_close(struct window *window) {
     if (!window->mem) return;
-    if (window->peer->ep && !window->peer->aborted) window->peer->side->domain->ops->mem_release(window->peer->ep, &window->rmem);
+    if (window->peer->ep && !window->peer->aborted)
+        window->peer->side->domain->ops->mem_release(window->peer->ep, &window->rmem);
     if (window->reg.addr) window->owner->side->domain->ops->mem_deregister(window->owner->side->domain, &window->reg);
     hr_arena_free(window->mem);
     window->mem = NULL;

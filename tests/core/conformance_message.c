@@ -50,8 +50,7 @@ struct stream {
 
 static void stream_init(struct stream *s, struct end *end, uint64_t count, size_t max) {
     *s = (struct stream){.end = end, .count = count, .max = max, .random = 88172645463325252u + end->side->id};
-    for (int i = 0; i < SLOTS; i++)
-        s->ops[i] = op_new(max);
+    for (int i = 0; i < SLOTS; i++) s->ops[i] = op_new(max);
 }
 
 static size_t next_size(struct stream *s) {
@@ -115,12 +114,10 @@ TEST(a_peer_that_does_not_look) {
     struct op *ops[1024];
     int n = 0;
 
-    for (int i = 0; i < 1024; i++)
-        ops[i] = op_new(size);
+    for (int i = 0; i < 1024; i++) ops[i] = op_new(size);
     rig.side[1].paused = 1;
     for (int idle = 0; idle < 50 && a->next_tx * size < bound;) {
-        while (n < 1024 && ops[n]->state == OP_OPEN)
-            n++;
+        while (n < 1024 && ops[n]->state == OP_OPEN) n++;
         if (n == 1024) n = 0;
         if (ops[n]->state != OP_OPEN && end_send(a, size, ops[n]) != HR_AGAIN) {
             idle = 0;
@@ -135,8 +132,7 @@ TEST(a_peer_that_does_not_look) {
     rig.side[1].paused = 0;
     side_kick(&rig.side[1]);
     WAIT(rig, b->next_rx == taken);
-    for (int i = 0; i < 1024; i++)
-        WAIT(rig, ops[i]->state != OP_OPEN);
+    for (int i = 0; i < 1024; i++) WAIT(rig, ops[i]->state != OP_OPEN);
     stream_init(&s, a, taken + 500, size);
     stream_start(&s);
     WAIT(rig, b->next_rx == taken + 500);
@@ -201,14 +197,13 @@ TEST(cancel) {
         status = a->side->domain->ops->cancel(a->ep, op);
         CHECK(status == HR_OK || status == HR_ERR_UNSUPPORTED);
         if (status != HR_OK) continue;
-        op->state = OP_FREE; /* a done from now on is noted as one too many */
+        op->state = OP_FREE;         /* a done from now on is noted as one too many */
         memset(op->buf, 0xdd, size); /* and what still leaves must leave from elsewhere */
         canceled++;
     }
     rig.side[1].paused = 0;
     side_kick(&rig.side[1]);
-    for (int i = 0; i < nopen; i++)
-        WAIT(rig, ops[open[i]]->state != OP_OPEN);
+    for (int i = 0; i < nopen; i++) WAIT(rig, ops[open[i]]->state != OP_OPEN);
     WAIT(rig, end_send(a, 8, op_new(8)) == HR_OK);
     WAIT(rig, b->next_rx == a->next_tx);
     if (!canceled) SKIP("nothing stayed in progress that could be canceled");
@@ -230,10 +225,8 @@ TEST(a_busy_hint_does_not_starve_others) {
     WAIT(rig, b[0]->next_rx > 1000);
     for (int round = 1; round <= 20; round++) {
         uint64_t passes = rig.side[1].passes;
-        for (int i = 1; i < N; i++)
-            CHECK_EQ(end_send(a[i], 16, op), HR_OK);
-        for (int i = 1; i < N; i++)
-            WAIT(rig, b[i]->next_rx == (uint64_t)round);
+        for (int i = 1; i < N; i++) CHECK_EQ(end_send(a[i], 16, op), HR_OK);
+        for (int i = 1; i < N; i++) WAIT(rig, b[i]->next_rx == (uint64_t)round);
         CHECK(rig.threads || rig.side[1].passes - passes < 2000);
     }
     rig.side[0].work = NULL;

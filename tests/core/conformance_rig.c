@@ -99,7 +99,8 @@ static int drive(struct side *side) {
 /* Sleeps as an engine does. Called with the lock, which is given up meanwhile. */
 static void side_sleep(struct side *side) {
     struct pollfd fds[2] = {{.fd = side->kick, .events = POLLIN}, {.events = POLLIN}};
-    int ready = 0, watched = !side->paused && side->domain->ops->event_fd(side->domain) >= 0;
+    int ready, watched = !side->paused && side->domain->ops->event_fd(side->domain) >= 0;
+    int timeout = watched || side->paused ? 1000 : 1;
     uint64_t count;
 
     if (watched) {
@@ -107,7 +108,7 @@ static void side_sleep(struct side *side) {
         fds[1].fd = side->domain->ops->event_fd(side->domain);
     }
     pthread_mutex_unlock(&side->lock);
-    ready = poll(fds, 1 + watched, watched || side->paused ? 1000 : 1);
+    ready = poll(fds, 1 + watched, timeout);
     pthread_mutex_lock(&side->lock);
     if (fds[0].revents && read(side->kick, &count, sizeof count) < 0) side->kick = -1;
     if (!watched) return;
@@ -149,8 +150,7 @@ void rig_pump(struct rig *rig) {
 
 void rig_pump_for(struct rig *rig, int ms) {
     int64_t end = rig_now() + (int64_t)ms * 1000000;
-    while (rig_now() < end)
-        rig_pump(rig);
+    while (rig_now() < end) rig_pump(rig);
 }
 
 /* ---- opening ---- */
@@ -200,8 +200,7 @@ void rig_open(struct rig *rig, const struct rig_setup *setup) {
             exit(1);
         }
     }
-    for (int i = 0; i < 2 && rig->threads; i++)
-        side_start(&rig->side[i]);
+    for (int i = 0; i < 2 && rig->threads; i++) side_start(&rig->side[i]);
 }
 
 void rig_close(struct rig *rig) {
@@ -218,8 +217,7 @@ void rig_close(struct rig *rig) {
     for (int i = 0; i < 2; i++) {
         struct side *side = &rig->side[i];
         if (!side->domain) continue;
-        for (int e = 0; e < side->nends; e++)
-            end_destroy(&side->ends[e]);
+        for (int e = 0; e < side->nends; e++) end_destroy(&side->ends[e]);
     }
     for (int i = 0; i < 2; i++) {
         struct side *side = &rig->side[i];

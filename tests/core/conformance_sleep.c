@@ -5,11 +5,11 @@
 #include <poll.h>
 
 /* Both sides sleep and wake by hand here, so these checks drive the domains themselves: one thread, in either mode. */
-#define ONE_THREAD(rig) \
+#define ONE_THREAD(rig)             \
     int threads = settings.threads; \
-    settings.threads = 0; \
-    RIG(rig); \
-    settings.threads = threads; \
+    settings.threads = 0;           \
+    RIG(rig);                       \
+    settings.threads = threads;     \
     if (rig.side[0].domain->ops->event_fd(rig.side[0].domain) < 0) SKIP("the provider must be polled")
 
 static int readable(struct side *side, int ms) {
@@ -52,8 +52,7 @@ TEST(every_message_wakes) {
         if (!fall_asleep(to->side)) return;
         CHECK(end_send(from, i % 100, op) == HR_OK);
         if (!woken(to->side)) return;
-        for (int n = 0; to->next_rx == before && n < 1000; n++)
-            pump_side(to->side);
+        for (int n = 0; to->next_rx == before && n < 1000; n++) pump_side(to->side);
         CHECK_EQ(to->next_rx, before + 1);
     }
 }
@@ -122,13 +121,11 @@ TEST(room_wakes_the_sender) {
         if (n == 4096) SKIP("the provider took 4096 messages of 4096 bytes");
         if (!fall_asleep(a->side)) return;
         b->side->paused = 0;
-        for (int i = 0; i < 100000 && b->next_rx < a->next_tx && !readable(a->side, 0); i++)
-            pump_side(b->side);
+        for (int i = 0; i < 100000 && b->next_rx < a->next_tx && !readable(a->side, 0); i++) pump_side(b->side);
         if (!woken(a->side)) return;
         WAIT(rig, end_send(a, 4096, extra) != HR_AGAIN);
         WAIT(rig, b->next_rx == a->next_tx);
-        for (int i = 0; i < n; i++)
-            WAIT(rig, ops[i]->state != OP_OPEN);
+        for (int i = 0; i < n; i++) WAIT(rig, ops[i]->state != OP_OPEN);
         WAIT(rig, extra->state != OP_OPEN);
     }
 }
@@ -138,7 +135,6 @@ TEST(connecting_and_losing_wake) {
     for (int round = 0; round < 10; round++) {
         struct end *a = end_new(&rig.side[0], rig.side[1].id), *b = end_new(&rig.side[1], rig.side[0].id);
         int64_t limit = rig_now() + settings.limit;
-        if (round >= 7) break; /* MAX_ENDS */
         CHECK(!hr_is_error(end_connect(b, &rig.side[0], 0)));
         CHECK(!hr_is_error(end_connect(a, &rig.side[1], 1)));
         /* Progress only where the descriptor asks for it. */
@@ -153,8 +149,8 @@ TEST(connecting_and_losing_wake) {
             if (!stirred && !(a->connected && b->connected)) {
                 struct pollfd fds[2];
                 for (int i = 0; i < 2; i++)
-                    fds[i] = (struct pollfd){.fd = rig.side[i].domain->ops->event_fd(rig.side[i].domain),
-                                             .events = POLLIN};
+                    fds[i] =
+                        (struct pollfd){.fd = rig.side[i].domain->ops->event_fd(rig.side[i].domain), .events = POLLIN};
                 CHECK(poll(fds, 2, 2000) > 0);
             }
         }

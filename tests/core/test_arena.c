@@ -353,7 +353,7 @@ static struct hr_arena_info invent(uint64_t slot, uint64_t generation) {
 static void *look(void *arg) {
     uint32_t seed = (uint32_t)(uintptr_t)arg;
     long found = 0;
-    for (int step = 0; step < 20000 || !__atomic_load_n(&stop, __ATOMIC_RELAXED); step++) {
+    for (int left = 2000; left; left -= __atomic_load_n(&stop, __ATOMIC_RELAXED)) {
         struct hr_arena_info info;
         uint64_t slot = next_random(&seed) % INVENTED;
         uintptr_t addr = ((slot + 1) << 21) + next_random(&seed) % MIB;

@@ -212,11 +212,13 @@ TEST(whatever_covers_is_found) {
         size_t len = (1 + next_random(&seed) % 8) * 4 * KIB;
         uint32_t access = next_random(&seed) % 2;
         if (next_random(&seed) % 100 == 0) fake.refuse_above = fake.refuse_above ? 0 : 32 * KIB; /* no merging */
-        if (next_random(&seed) % 8 == 0) hr_mrcache_invalidate(cache, (void *)addr, 16 * len);
+        size_t gone = next_random(&seed) % 8 ? 0 : 16 * len;
         int found = 0;
+        hr_mrcache_invalidate(cache, (void *)addr, gone);
         for (int i = 0; i < LIVE; i++) {
             const struct hr_mem *m = &fake.live[i];
             uintptr_t begin = (uintptr_t)m->addr;
+            CHECK(!m->len || begin >= addr + gone || begin + m->len <= addr || !gone);
             if (begin <= addr && addr + len <= begin + m->len && (m->access & access) == access) found = 1;
         }
         hr_mrcache_put(cache, get(cache, addr, len, access));

@@ -291,10 +291,10 @@ TEST(forcing_an_instruction_set) {
 
 TEST(every_kernel_small) {
     static const int nsrcs[] = {1, 2, 3, 4, 8, 9, 17, 64};
-    make_rooms(1100 * 8);
+    make_rooms(700 * 8);
     FOR_EACH_ISA FOR_EACH_KERNEL for (size_t n = 0; n < COUNT(nsrcs); n++) {
         for (int kind = TAME; kind <= WILD; kind++) {
-            const size_t counts[] = {below(4), below(16), below(70), below(nsrcs[n] > 9 ? 140 : 1100)};
+            const size_t counts[] = {below(4), below(16), below(70), below(nsrcs[n] > 9 ? 140 : 700)};
             for (size_t c = 0; c < COUNT(counts); c++)
                 one_case(op, t, nsrcs[n], counts[c], (int)below(nsrcs[n] + 1) - 1, (int)below(2), kind);
         }
@@ -326,11 +326,11 @@ TEST(many_sources_in_blocks) {
 }
 
 TEST(nontemporal) {
-    make_rooms((3 << 20) + 4096);
-    FOR_EACH_ISA for (int t = 0; t < HR_DTYPES; t += 3) {
+    make_rooms((1 << 20) + (1 << 17));
+    FOR_EACH_ISA for (int t = 0; t < HR_DTYPES; t += 5) {
         for (int nsrc = 1; nsrc <= 2; nsrc++) {
-            one_case(HR_SUM, t, nsrc, ((2 << 20) + below(1 << 20)) / hr_dtype_size(t), -1, 1, TAME);
-            one_case(HR_SUM, t, nsrc, ((1 << 20) + below(1 << 20)) / hr_dtype_size(t), nsrc - 1, 1, TAME);
+            one_case(HR_SUM, t, nsrc, ((1 << 20) + below(1 << 17)) / hr_dtype_size(t), -1, 1, TAME);
+            one_case(HR_SUM, t, nsrc, ((1 << 20) + below(1 << 17)) / hr_dtype_size(t), nsrc - 1, 1, TAME);
         }
     }
     free_rooms();
@@ -433,8 +433,8 @@ TEST(scale_is_for_avg_only) {
 }
 
 TEST(copy) {
-    static const size_t lens[] = {0, 1, 63, 64, 4097, (1 << 20) - 1, 1 << 20, (2 << 20) + 77, (9 << 20) + 5};
-    make_rooms((9 << 20) + 5);
+    static const size_t lens[] = {0, 1, 63, 64, 4097, (1 << 20) - 1, 1 << 20, (2 << 20) + 77};
+    make_rooms((2 << 20) + 77);
     FOR_EACH_ISA for (size_t i = 0; i < COUNT(lens); i++) {
         for (int nontemporal = 0; nontemporal < 2; nontemporal++) {
             char *dst = room[0] + below(MARGIN), *src = room[1] + below(MARGIN);

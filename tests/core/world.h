@@ -38,7 +38,11 @@ static inline void world_open(struct world *w, int n, const char *fault) {
     w->n = n;
     for (int i = 0; i < n; i++) {
         char detail[256] = "";
-        struct hr_config config = {.self_id = (uint64_t)i, .providers = provider, .fault = i == 0 ? fault : NULL, .local_peers = n, .spin_us = -1};
+        struct hr_config config = {.self_id = (uint64_t)i,
+                                   .providers = provider,
+                                   .fault = i == 0 ? fault : NULL,
+                                   .local_peers = n,
+                                   .spin_us = -1};
         hr_auth_init(&config.auth, "secret", 6, 0, 1);
         hr_status status = hr_engine_open(&config, &w->ranks[i].engine, detail);
         if (status != HR_OK) fprintf(stderr, "engine: %s\n", detail);
@@ -109,7 +113,8 @@ static inline hr_status send_to(struct rank *r, const void *buf, size_t len, int
     hr_status status = hr_isend(r->comm, buf, len, dst, tag, &req);
     return status == HR_OK ? finish(r, &req, 20) : status;
 }
-static inline hr_status recv_from(struct rank *r, void *buf, size_t len, int src, uint32_t tag, struct hr_request *req) {
+static inline hr_status recv_from(struct rank *r, void *buf, size_t len, int src, uint32_t tag,
+                                  struct hr_request *req) {
     struct hr_request local = {0};
     if (!req) req = &local;
     req->priority = HR_PRIORITY_DEFAULT;

@@ -60,6 +60,7 @@ def pairs(size: int, rank: int | None) -> tuple[np.ndarray, np.ndarray]:
 
 def build(collective: str, size: int, parts: int = 1, root: int = 0, rank: int | None = None) -> Schedule:
     """The schedule; `parts`: pieces of each owner's share (of the vector, for rooted collectives) that move on their own."""
+    parts = 1 if collective == "barrier" else parts
     split = parts * size if collective == "allreduce" else parts
     part = np.arange(parts, dtype=np.int32)[:, None]
     if collective in ("reduce", "broadcast", "gather", "scatter"):

@@ -17,10 +17,13 @@ static const int32_t words[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 #    define UNORDERED_F32(a, b) _mm256_movemask_ps(_mm256_cmp_ps((__m256)(a), (__m256)(b), _CMP_UNORD_Q))
 #    define UNORDERED_F64(a, b) _mm256_movemask_pd(_mm256_cmp_pd((__m256d)(a), (__m256d)(b), _CMP_UNORD_Q))
 
-#    define HALF_WIDEN(v, lo, hi)                                       \
+#    define FLOAT16_WIDEN(v, lo, hi)                                    \
         (lo = (V)_mm256_cvtph_ps(_mm256_castsi256_si128((__m256i)(v))), \
          hi = (V)_mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)(v), 1)))
-#    define HALF_NARROW(lo, hi) \
+#    define FLOAT16_LOAD(p, lo, hi)                                                    \
+        (lo = (V)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p))), \
+         hi = (V)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)((p) + 16))))
+#    define FLOAT16_NARROW(lo, hi) \
         ((V)_mm256_set_m128i(_mm256_cvtps_ph((__m256)(hi), 0), _mm256_cvtps_ph((__m256)(lo), 0)))
 
 #    include "kernels.h"

@@ -19,10 +19,13 @@
 #    define UNORDERED_F32(a, b) _mm512_cmp_ps_mask((__m512)(a), (__m512)(b), _CMP_UNORD_Q)
 #    define UNORDERED_F64(a, b) _mm512_cmp_pd_mask((__m512d)(a), (__m512d)(b), _CMP_UNORD_Q)
 
-#    define HALF_WIDEN(v, lo, hi)                                       \
+#    define FLOAT16_WIDEN(v, lo, hi)                                    \
         (lo = (V)_mm512_cvtph_ps(_mm512_castsi512_si256((__m512i)(v))), \
          hi = (V)_mm512_cvtph_ps(_mm512_extracti64x4_epi64((__m512i)(v), 1)))
-#    define HALF_NARROW(lo, hi)                                                          \
+#    define FLOAT16_LOAD(p, lo, hi)                                                       \
+        (lo = (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(p))), \
+         hi = (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)((p) + 32))))
+#    define FLOAT16_NARROW(lo, hi)                                                       \
         ((V)_mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph((__m512)(lo), 0)), \
                                _mm512_cvtps_ph((__m512)(hi), 0), 1))
 

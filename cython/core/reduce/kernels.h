@@ -2,12 +2,14 @@
  *
  * The text is GCC's vector extension, so a + b is one instruction on any machine. The includer defines W, the bytes of
  * a vector, TABLE, ISA, and where the machine has better than what is here
- *     STREAM(p, v)                  store past the cache; p is aligned to W
- *     LOAD_PART(p, n) STORE_PART    the first n <= W bytes of a vector; no other byte may be touched
- *     LOAD_WORDS(p, n)              the same where n is a multiple of 4
- *     HALF_WIDEN(v, lo, hi)         float16 to two vectors of float, in any order
- *     HALF_NARROW(lo, hi)           and back; NaN is the one of float
- *     UNORDERED_F32(a, b), _F64     nonzero if a lane of a or b is NaN
+ *     STREAM(p, v)                 store past the cache; p is aligned to W
+ *     LOAD_PART(p, n), STORE_PART(p, v, n)
+ *                                  the first n <= W bytes of a vector; no other byte may be touched
+ *     LOAD_WORDS(p, n)             LOAD_PART where n is a multiple of 4
+ *     FLOAT16_WIDEN(v, lo, hi)     float16 to two vectors of float, in any order
+ *     FLOAT16_LOAD(p, lo, hi)      the same from memory
+ *     FLOAT16_NARROW(lo, hi)       and back; a NaN is the one NaN below
+ *     UNORDERED_F32(a, b), _F64    nonzero if a lane of a or b is NaN
  *
  * One kernel walks a tile of a few vectors through all its sources, then the next tile; the accumulators stay in
  * registers:
@@ -15,12 +17,12 @@
  *     src[0] |--tile--|........        acc = src[0]            (widened: bfloat16, float16 -> two vectors of float)
  *     src[1] |--tile--|........        acc = acc op src[1]
  *       ...                            ...
- *     dst    |--tile--|........        dst = finish(acc)       (scaled, one NaN, narrowed)
+ *     dst    |--tile--|........        dst = acc               (scaled, its NaNs made one, narrowed)
  *
  * Results are the same bits on every machine, for every alignment, length and place in the array:
  *   - elements never meet, so there is nothing to reassociate; the ragged ends go through the same instructions as a
  *     vector with idle lanes; no product feeds a sum, so a fused multiply-add cannot arise;
- *   - which operand's NaN survives a + b differs between machines and compilers' moods, so each result that is NaN is
+ *   - which operand's NaN survives a + b differs between machines and compilers, so each result that is NaN is
  *     made the quiet positive NaN without payload;
  *   - -0.0 is less than +0.0 in min and max (IEEE 754-2019 minimum and maximum), so they do not depend on the order.
  *
@@ -117,10 +119,10 @@ INLINE void store_part(char *p, V v, size_t n) {
 /* m has all bits of a lane set, or none. */
 INLINE V either(V m, V yes, V no) { return (yes & m) | (no & ~m); }
 
-#ifndef HALF_WIDEN
+#ifndef FLOAT16_WIDEN
 /* float16 by integer arithmetic, two halves of a 32-bit lane apart. h is in the low 16 bits of each lane. Subnormal
  * halves are made by a subtraction of normal floats, which is exact and does not depend on a flush-to-zero mode. */
-INLINE V half_widen(u32 h) {
+INLINE V float16_widen(u32 h) {
     const u32 magnitude = (h & 0x7fff) << 13, exponent = magnitude & (0x7c00u << 13);
     const u32 normal = magnitude + (112u << 23), special = magnitude + (224u << 23);
     const u32 one = (u32){0} + (113u << 23);
@@ -129,7 +131,7 @@ INLINE V half_widen(u32 h) {
     return either((V)(exponent == 0x7c00u << 13), (V)special, finite) | (V)((h & 0x8000) << 16);
 }
 
-INLINE u32 half_narrow(V v) {
+INLINE u32 float16_narrow(V v) {
     const u32 sign = (u32)v & 0x80000000u, x = (u32)v ^ sign;
     const u32 magic = (u32){0} + (126u << 23); /* 0.5: its last bit is the last bit of a subnormal half */
     const u32 normal = (x - (112u << 23) + 0xfff + ((x >> 13) & 1)) >> 13;
@@ -139,16 +141,17 @@ INLINE u32 half_narrow(V v) {
     h = either((V)((i32)x > (255 << 23)), (V)((u32){0} + 0x7e00), h);
     return (u32)h | (sign >> 16);
 }
-#    define HALF_WIDEN(v, lo, hi) (lo = half_widen((u32)(v) & 0xffff), hi = half_widen((u32)(v) >> 16))
-#    define HALF_NARROW(lo, hi) ((V)(half_narrow(lo) | (half_narrow(hi) << 16)))
+#    define FLOAT16_WIDEN(v, lo, hi) (lo = float16_widen((u32)(v) & 0xffff), hi = float16_widen((u32)(v) >> 16))
+#    define FLOAT16_NARROW(lo, hi) ((V)(float16_narrow(lo) | (float16_narrow(hi) << 16)))
 #endif
 
+/* Half as wide as their accumulators. */
 INLINE int is_half(hr_dtype t) { return t == HR_FLOAT16 || t == HR_BFLOAT16; }
 
 INLINE struct acc widen(hr_dtype t, V v) {
     struct acc a = {v, {0}};
     if (t == HR_FLOAT16) {
-        HALF_WIDEN(v, a.lo, a.hi);
+        FLOAT16_WIDEN(v, a.lo, a.hi);
     } else if (t == HR_BFLOAT16) { /* even elements and odd ones: no lane has to move */
         a.lo = (V)((u32)v << 16);
         a.hi = (V)((u32)v & 0xffff0000u);
@@ -156,9 +159,20 @@ INLINE struct acc widen(hr_dtype t, V v) {
     return a;
 }
 
+INLINE struct acc fetch(hr_dtype t, const char *p) {
+#ifdef FLOAT16_LOAD
+    struct acc a;
+    if (t == HR_FLOAT16) {
+        FLOAT16_LOAD(p, a.lo, a.hi);
+        return a;
+    }
+#endif
+    return widen(t, load(p));
+}
+
 /* To nearest even, in 16-bit lanes: up where what is dropped is more than half, or is half and what is kept is odd. A
  * carry out of the mantissa makes the next power of two, or infinity, as it should; NaN comes here without low bits. */
-INLINE V bfloat_narrow(V lo, V hi) {
+INLINE V bfloat16_narrow(V lo, V hi) {
     const u32 kept = ((u32)lo >> 16) | ((u32)hi & 0xffff0000u);
     const u32 dropped = ((u32)lo & 0xffffu) | ((u32)hi << 16);
     const u16 up = (u16)((u16)(dropped | (kept & 0x00010001u)) > 0x8000);
@@ -166,13 +180,11 @@ INLINE V bfloat_narrow(V lo, V hi) {
 }
 
 INLINE V narrow(hr_dtype t, struct acc a) {
-    if (t == HR_FLOAT16) return HALF_NARROW(a.lo, a.hi);
-    if (t == HR_BFLOAT16) return bfloat_narrow(a.lo, a.hi);
+    if (t == HR_FLOAT16) return FLOAT16_NARROW(a.lo, a.hi);
+    if (t == HR_BFLOAT16) return bfloat16_narrow(a.lo, a.hi);
     return a.lo;
 }
 
-/* min keeps the first operand's minus sign, max its plus sign: right where both are ordered, which also settles
- * zeros. (a < b) is false for NaN, so a NaN in b is taken; a NaN in a is put in afterwards. */
 #define INTEGER_OP(S, U)                                \
     switch (op) {                                       \
     case HR_SUM: return (V)((U)a + (U)b);               \
@@ -183,6 +195,8 @@ INLINE V narrow(hr_dtype t, struct acc a) {
     case HR_BOR: return a | b;                          \
     default: return a ^ b;                              \
     }
+/* min keeps the first operand's minus sign, max its plus sign: right where both are ordered, which also settles
+ * zeros. (a < b) is false for NaN, so a NaN in b is taken; a NaN in a is put in afterwards. */
 #define FLOAT_OP(F, U, SIGN)                                                                        \
     switch (op) {                                                                                   \
     case HR_PROD: return (V)((F)a * (F)b);                                                          \
@@ -276,17 +290,17 @@ INLINE void do_tile(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at
         d = resume(job, t, slot + 3);
     } else {
         const char *p = (const char *)job->src[s++] + at;
-        a = widen(t, load(p));
-        b = widen(t, load(p + W));
-        c = widen(t, load(p + 2 * W));
-        d = widen(t, load(p + 3 * W));
+        a = fetch(t, p);
+        b = fetch(t, p + W);
+        c = fetch(t, p + 2 * W);
+        d = fetch(t, p + 3 * W);
     }
     for (; s < job->nsrc; s++) {
         const char *p = (const char *)job->src[s] + at;
-        a = combine(op, t, a, widen(t, load(p)));
-        b = combine(op, t, b, widen(t, load(p + W)));
-        c = combine(op, t, c, widen(t, load(p + 2 * W)));
-        d = combine(op, t, d, widen(t, load(p + 3 * W)));
+        a = combine(op, t, a, fetch(t, p));
+        b = combine(op, t, b, fetch(t, p + W));
+        c = combine(op, t, c, fetch(t, p + 2 * W));
+        d = combine(op, t, d, fetch(t, p + 3 * W));
     }
     if (job->suspend) {
         suspend(job, t, slot, a);
@@ -328,14 +342,14 @@ INLINE size_t element_size(hr_dtype t) {
 
 INLINE void run(const hr_reduce_job *caller, hr_redop op, hr_dtype t) {
     const hr_reduce_job own = *caller, *job = &own; /* a store to dst cannot change a private copy */
-    size_t head = 0, at = 0, slot = 0;
-    if (job->nbytes > 2 * TILE * W) head = -(uintptr_t)job->dst % W;
-    const int alignable = head % element_size(t) == 0;
-    if (!alignable) head = 0;
-    while (at < job->nbytes) {
-        const size_t left = job->nbytes - at;
+    const size_t skew = -((uintptr_t)job->dst + job->begin) % W;
+    size_t head = job->end - job->begin > 2 * TILE * W && skew % element_size(t) == 0 ? skew : 0;
+    const int stream = job->nontemporal && head == skew;
+    size_t at = job->begin, slot = 0;
+    while (at < job->end) {
+        const size_t left = job->end - at;
         if (head == 0 && left >= TILE * W) {
-            do_tile(job, op, t, at, slot, job->nontemporal && alignable);
+            do_tile(job, op, t, at, slot, stream);
             at += TILE * W;
             slot += TILE;
         } else {

@@ -7,10 +7,10 @@
 #    define ISA "neon"
 #    define W 16
 
-#    define HALF_WIDEN(v, lo, hi)                                        \
+#    define FLOAT16_WIDEN(v, lo, hi)                                     \
         (lo = (V)vcvt_f32_f16(vget_low_f16(vreinterpretq_f16_u64((v)))), \
          hi = (V)vcvt_f32_f16(vget_high_f16(vreinterpretq_f16_u64((v)))))
-#    define HALF_NARROW(lo, hi) ((V)vcombine_f16(vcvt_f16_f32((float32x4_t)(lo)), vcvt_f16_f32((float32x4_t)(hi))))
+#    define FLOAT16_NARROW(lo, hi) ((V)vcombine_f16(vcvt_f16_f32((float32x4_t)(lo)), vcvt_f16_f32((float32x4_t)(hi))))
 
 #    include "kernels.h"
 

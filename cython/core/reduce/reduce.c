@@ -6,13 +6,17 @@
  * on the stack (32 bits wide for 16-bit types: still rounded once).
  */
 #include <string.h>
+#if defined(__x86_64__)
+#    include <cpuid.h>
+#endif
 
 #include "table.h"
 
 #define GROUP 8
 #define BLOCK 16384
 
-/* Below these the cache is the better place: measured on Zen 4 (see README.md). */
+/* Shorter runs stay in the cache even where the caller does not expect them to be read soon: they fit, and writing
+ * them past it was slower (README.md has the measurements). */
 #define STREAM_REDUCE ((size_t)1 << 20)
 #define STREAM_COPY ((size_t)1 << 20)
 
@@ -50,12 +54,20 @@ static const hr_reduce_table *const tables[] = {
     &hr_reduce_scalar,
 };
 
+#if defined(__x86_64__)
+/* __builtin_cpu_supports() knows "f16c" only in recent compilers. */
+static int has_f16c(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 static int runs_here(const hr_reduce_table *table) {
 #if defined(__x86_64__)
     if (table == &hr_reduce_avx512)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (table == &hr_reduce_avx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    if (table == &hr_reduce_avx2) return __builtin_cpu_supports("avx2") && has_f16c();
 #endif
     (void)table;
     return 1;
@@ -91,20 +103,17 @@ static void end_stream(void) {
 #endif
 }
 
-static void reduce_blocks(hr_reduce_kernel kernel, hr_reduce_job job, const void *const *src, int nsrc, size_t nbytes) {
+static void reduce_blocks(hr_reduce_kernel kernel, const hr_reduce_job *whole) {
     char waiting[HR_REDUCE_WAITING(BLOCK)] __attribute__((aligned(HR_REDUCE_MAX_VECTOR)));
-    const void *at[HR_REDUCE_MAX_SRC];
-    char *dst = job.dst;
+    hr_reduce_job job = *whole;
 
-    for (size_t done = 0; done < nbytes; done += job.nbytes) {
-        job.nbytes = nbytes - done < BLOCK ? nbytes - done : BLOCK;
-        job.dst = dst + done;
-        for (int s = 0; s < nsrc; s++) at[s] = (const char *)src[s] + done;
-        for (int s = 0; s < nsrc; s += job.nsrc) {
-            job.src = at + s;
-            job.nsrc = nsrc - s < GROUP ? nsrc - s : GROUP;
+    for (job.begin = 0; job.begin < whole->end; job.begin = job.end) {
+        job.end = whole->end - job.begin < BLOCK ? whole->end : job.begin + BLOCK;
+        for (int s = 0; s < whole->nsrc; s += job.nsrc) {
+            job.src = whole->src + s;
+            job.nsrc = whole->nsrc - s < GROUP ? whole->nsrc - s : GROUP;
             job.resume = s ? waiting : NULL;
-            job.suspend = s + job.nsrc < nsrc ? waiting : NULL;
+            job.suspend = s + job.nsrc < whole->nsrc ? waiting : NULL;
             kernel(&job);
         }
     }
@@ -125,12 +134,12 @@ void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int n
         return;
     }
     hr_reduce_kernel kernel = table()->kernel[op][t];
-    hr_reduce_job job = {.src = src, .nsrc = nsrc, .dst = dst, .nbytes = nbytes, .scale = scale};
+    hr_reduce_job job = {.src = src, .nsrc = nsrc, .dst = dst, .end = nbytes, .scale = scale};
     job.nontemporal = nontemporal && nbytes >= STREAM_REDUCE && !in_place(dst, src, nsrc);
     if (nsrc <= GROUP || nbytes <= BLOCK) {
         kernel(&job);
     } else {
-        reduce_blocks(kernel, job, src, nsrc, nbytes);
+        reduce_blocks(kernel, &job);
     }
     if (job.nontemporal) end_stream();
 }
@@ -142,7 +151,7 @@ void hr_copy(void *dst, const void *src, size_t len, int nontemporal) {
         return;
     }
     /* A reduction of one source is a copy. */
-    hr_reduce_job job = {.src = &src, .nsrc = 1, .dst = dst, .nbytes = len, .nontemporal = 1};
+    hr_reduce_job job = {.src = &src, .nsrc = 1, .dst = dst, .end = len, .nontemporal = 1};
     table()->kernel[HR_BOR][HR_UINT8](&job);
     end_stream();
 }

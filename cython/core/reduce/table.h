@@ -15,7 +15,7 @@ typedef struct hr_reduce_job {
     int nsrc;
     int nontemporal;
     void *dst;
-    size_t nbytes;      /* of each operand; a multiple of the element's size */
+    size_t begin, end;  /* bytes of each operand to go through; whole elements */
     double scale;       /* avg only */
     const void *resume; /* accumulators of the sources before these, or NULL */
     void *suspend;      /* leave accumulators here and dst alone, or NULL */

@@ -5,6 +5,7 @@
  * proven itself or gone: so several endpoints between the same two peers pair up in the order of their calls.
  */
 
+#define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
 /* arena.c - peers' arenas mapped here, and which of ours the peers were given. */
 
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

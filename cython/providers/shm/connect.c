@@ -41,7 +41,7 @@ hr_status hr_shm_ep_connect(struct hr_ep *ep, const void *addr, size_t addr_len,
     e->state = active ? SHM_DIALING : SHM_WAITING;
     e->counted = 1;
     dom->connecting++;
-    dom->attend = 1;
+    hr_shm_attend(dom);
     if (active) hr_shm_dial(e);
     return HR_OK;
 }
@@ -74,7 +74,7 @@ void hr_shm_dial(struct shm_ep *e) {
     hr_shm_attach(e, e->sock, pid);
     e->state = SHM_PROVING;
     if (e->lost == HR_OK) hr_shm_on_socket(e);
-    dom->attend = 1;
+    hr_shm_attend(dom);
 }
 
 void hr_shm_attach(struct shm_ep *e, int fd, pid_t pid) {

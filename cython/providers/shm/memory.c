@@ -7,6 +7,7 @@
  * HR_CAP_REVOKE); late ones see bytes that nobody needs any more.
  */
 
+#define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>

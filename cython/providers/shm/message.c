@@ -16,7 +16,7 @@ void hr_shm_lose(struct shm_ep *e, hr_status status, const char *format, ...) {
     va_end(args);
     e->lost = status;
     e->special = 1;
-    shm_ep_domain(e)->attend = 1;
+    hr_shm_attend(shm_ep_domain(e));
     /* A hang-up stays readable for ever. What lies in the socket can still be read. */
     if (e->sock >= 0) epoll_ctl(shm_ep_domain(e)->epfd, EPOLL_CTL_DEL, e->sock, NULL);
     if (e->pidfd >= 0) epoll_ctl(shm_ep_domain(e)->epfd, EPOLL_CTL_DEL, e->pidfd, NULL);
@@ -41,12 +41,19 @@ void hr_shm_wake(struct shm_ep *e) {
 }
 
 hr_status hr_shm_room(struct shm_ep *e, uint64_t n) {
-    if (!ring_tx_look(&e->tx)) {
-        hr_shm_lose(e, HR_ERR_PROTOCOL, "process %d damaged the ring: it says that it has read what was never sent",
-                    (int)e->pid);
-        return HR_ERR_PROTOCOL;
+    e->blocked = 0;
+    for (int looks = 0;; looks++) {
+        if (!ring_tx_look(&e->tx)) {
+            hr_shm_lose(e, HR_ERR_PROTOCOL, "process %d damaged the ring: it says that it has read what was never sent",
+                        (int)e->pid);
+            return HR_ERR_PROTOCOL;
+        }
+        if (ring_tx_fits(&e->tx, n)) return HR_OK;
+        if (looks == 1 || !shm_ep_domain(e)->armed) break;
+        atomic_store(&e->tx.ctl->want, 1); /* another thread sleeps already: raise its flag, then look once more */
     }
-    return ring_tx_fits(&e->tx, n) ? HR_OK : HR_AGAIN;
+    e->blocked = n;
+    return HR_AGAIN;
 }
 
 /* All that can keep an endpoint from sending; the usual case is none of it. */
@@ -54,11 +61,9 @@ static hr_status may_send(struct shm_ep *e, uint64_t n) {
     hr_status status;
     if (e->state == SHM_LOST || e->state == SHM_ABORTED || e->lost) return e->lost ? e->lost : HR_ERR_PEER_LOST;
     if (e->state != SHM_UP) return HR_ERR_INVALID;
-    if (e->pushing && (status = hr_shm_push(e)) != HR_OK) return status;
+    if (e->pushing == SHM_PUSHING && (status = hr_shm_push(e)) != HR_OK) return status;
     if (ring_tx_fits(&e->tx, n + SHM_RESERVE)) return HR_OK;
-    status = hr_shm_room(e, n + SHM_RESERVE);
-    e->blocked = status == HR_AGAIN ? n + SHM_RESERVE : 0;
-    return status;
+    return hr_shm_room(e, n + SHM_RESERVE);
 }
 
 hr_status hr_shm_post_send(struct hr_ep *ep, const struct hr_msg *msg) {
@@ -98,8 +103,8 @@ static inline int deliver(struct shm_ep *e, uint64_t word) {
 
 /* A peer that died has its last records delivered first; one that writes nonsense has not. */
 static int poll_special(struct shm_ep *e) {
-    if (e->pushing && !e->lost) hr_shm_push(e);
-    if (!e->lost || (e->lost == HR_ERR_PEER_LOST && ring_rx_word(&e->rx))) return 0;
+    if (!e->lost) return hr_shm_poll_push(e);
+    if (e->lost == HR_ERR_PEER_LOST && ring_rx_word(&e->rx)) return 0;
     hr_shm_report(e);
     return 1;
 }

@@ -23,16 +23,25 @@ enum {
 #define ATTEND_NS 20000000
 #define SWEEP_NS 200000000
 
-static void kick(struct shm_domain *dom) {
+void hr_shm_kick(struct shm_domain *dom) {
     uint64_t one = 1;
+    if (!dom->armed) return;
     if (write(dom->wakefd, &one, sizeof one) < 0) return; /* the counter is at its end: readable all the same */
+}
+
+void hr_shm_attend(struct shm_domain *dom) {
+    dom->attend = 1;
+    hr_shm_kick(dom);
 }
 
 /* Raised flags were taken down by those who woke us. The sleeper may be another thread than this one and has perhaps
  * not seen the event yet, so either the flags go up again or it gets an event of its own. */
 static void on_wake(struct shm_domain *dom) {
     dom->scan = 1;
-    if (dom->armed && hr_shm_event_arm(&dom->base) != HR_OK) kick(dom);
+    if (!dom->armed || hr_shm_event_arm(&dom->base) == HR_OK) return;
+    dom->armed = 1; /* said to the sleeper, who arms again */
+    hr_shm_kick(dom);
+    dom->armed = 0;
 }
 
 static void on_event(struct shm_domain *dom, struct shm_watch *watch) {
@@ -52,7 +61,7 @@ static int report(struct shm_domain *dom, struct shm_ep *e) {
     if (e->counted && e->state == SHM_UP) {
         e->counted = 0;
         dom->connecting--;
-        if (dom->armed) kick(dom); /* its flag is down: the sleeper has to arm again */
+        hr_shm_kick(dom); /* its flag is down: the sleeper has to arm again */
         dom->base.sink->state(&e->base, HR_OK, NULL);
         return 1;
     }
@@ -126,9 +135,9 @@ int hr_shm_event_fd(struct hr_domain *domain) { return shm_domain(domain)->epfd;
 
 /* Something for this endpoint that no event would tell of? */
 static int pending(struct shm_ep *e) {
-    if (ring_rx_look(&e->rx) || (e->lost && e->state == SHM_UP)) return 1;
+    if (ring_rx_look(&e->rx) || e->lost || e->pushing == SHM_PUSHED) return 1;
     if (!e->blocked || (ring_tx_look(&e->tx) && !ring_tx_fits(&e->tx, e->blocked))) return 0;
-    e->blocked = 0; /* said once: the engine may have dropped what waited */
+    if (e->pushing != SHM_PUSHING) e->blocked = 0; /* said once: the engine may have dropped what waited */
     return 1;
 }
 

@@ -10,6 +10,7 @@
  * and checked), so that no peer can make our loads fault. Its pages exist before it is handed over.
  */
 
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

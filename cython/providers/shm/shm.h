@@ -14,7 +14,7 @@ enum {
     SHM_MAX_SEND = 64 << 10,
     SHM_MIN_RING = 128 << 10, /* of which a largest message, its zero word and the reserve take less than 3/4 */
     SHM_MAX_RING = 16 << 20,
-    SHM_OPS = 32,                     /* writes and atomics of one endpoint that wait for their answer */
+    SHM_OPS = 32,                     /* atomics of one endpoint that wait for their answer */
     SHM_RESERVE = SHM_OPS * SHM_LINE, /* room that only answers may take, so that they always find some */
     SHM_WRITE_PIECE = 32 << 10,
     SHM_TEXT = 160,
@@ -96,20 +96,21 @@ struct shm_map {
     uint8_t *warm; /* a byte for each piece whose page table entries exist */
 };
 
-/* A write or an atomic that waits for its answer. */
+/* An atomic that waits for its answer. */
 struct shm_op {
     void *cookie;
     uint64_t *result;
     int busy, forgotten;
 };
 
-/* The write whose pieces did not all find room yet. */
+/* The write whose pieces did not all find room at once; PUSHED: it has yet to be called done. */
+enum shm_pushing { SHM_NO_PUSH, SHM_PUSHING, SHM_PUSHED };
 struct shm_push {
     const uint8_t *local;
     uint8_t *copy; /* what is left was copied here when the caller let go of it */
     uint64_t key, addr, left, total, value;
-    uint32_t op;
-    int with_notify;
+    int with_notify, forgotten;
+    void *cookie;
 };
 
 struct shm_ep {
@@ -120,7 +121,7 @@ struct shm_ep {
     struct ring_rx rx;
     int peer_wakefd;
     uint64_t blocked; /* bytes for which post_* found no room; 0: none since */
-    int pushing;
+    enum shm_pushing pushing;
     struct shm_push push;
     struct shm_op ops[SHM_OPS];
     uint32_t live_index;
@@ -161,7 +162,8 @@ int hr_shm_watch(struct shm_domain *dom, int fd, struct shm_watch *watch, enum s
 /* message.c */
 hr_status hr_shm_post_send(struct hr_ep *ep, const struct hr_msg *msg);
 int hr_shm_ep_poll(struct shm_ep *e, int budget);
-/* Asks for room when ring_tx_fits said no: HR_OK, HR_AGAIN, or why the endpoint is lost. */
+/* Asks for room when ring_tx_fits said no: HR_OK, HR_AGAIN (noted: whoever sleeps is woken by room), or why the
+ * endpoint is lost. */
 hr_status hr_shm_room(struct shm_ep *e, uint64_t n);
 /* After ring_tx_publish and ring_rx_consume said so. */
 void hr_shm_wake(struct shm_ep *e);
@@ -171,6 +173,9 @@ __attribute__((format(printf, 3, 4))) void hr_shm_lose(struct shm_ep *e, hr_stat
 void hr_shm_report(struct shm_ep *e);
 
 /* progress.c */
+/* For what happens outside of progress: the next pass looks, and whoever sleeps wakes up for it. */
+void hr_shm_attend(struct shm_domain *dom);
+void hr_shm_kick(struct shm_domain *dom);
 int hr_shm_progress(struct hr_domain *domain, int budget, struct hr_ep *hint);
 int hr_shm_event_fd(struct hr_domain *domain);
 hr_status hr_shm_event_arm(struct hr_domain *domain);
@@ -253,6 +258,8 @@ hr_status hr_shm_post_atomic(struct hr_ep *ep, const struct hr_atomic *atomic);
 hr_status hr_shm_cancel(struct hr_ep *ep, void *cookie);
 /* Goes on with the write that is in pieces. HR_OK: all of it is in the ring. */
 hr_status hr_shm_push(struct shm_ep *e);
+/* The same from progress: returns how many events it delivered. */
+int hr_shm_poll_push(struct shm_ep *e);
 /* A record that is no message has arrived. 0: it makes no sense. */
 int hr_shm_on_remote(struct shm_ep *e, unsigned kind, const uint8_t *hdr, size_t hdr_len, const uint8_t *payload,
                      size_t len);

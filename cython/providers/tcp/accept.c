@@ -5,10 +5,11 @@
  * there are at most MAX_HALF_OPEN of them: beyond that nobody is accepted and the kernel's queue holds the rest. So a
  * port scanner delays nothing for longer than that and never gets to see more than its socket closing.
  *
- * A caller that proved itself names its stream. If the endpoint does not wait for it yet it is parked; the answer, which
- * tells the caller that it is connected, is sent when the two meet.
+ * A caller that proved itself names its stream. If the endpoint does not wait for it yet it is parked; the answer,
+ * which tells the caller that it is connected, is sent when the two meet.
  */
 
+#define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

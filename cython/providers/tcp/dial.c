@@ -151,8 +151,8 @@ static void proving(struct hr_tcp_ep *ep) {
     } else if (status == HR_ERR_PROTOCOL) {
         give_up_candidate(ep, HR_ERR_UNREACHABLE, "what listens there does not speak this protocol", 0);
     } else if (status != HR_OK) {
-        give_up_candidate(ep, HR_ERR_UNREACHABLE,
-                          "closed during the handshake (another job, or one without a token?)", 0);
+        give_up_candidate(ep, HR_ERR_UNREACHABLE, "closed during the handshake (another job, or one without a token?)",
+                          0);
     } else {
         dial->open = (struct hr_tcp_open){HR_TCP_OPEN_MAGIC, HR_TCP_OPEN_VERSION, ep->stream};
         dial->step = OPENING;
@@ -225,6 +225,23 @@ static void sort_candidates(struct hr_tcp_domain *d, struct hr_tcp_dial *dial, c
     while (dial->n > 1 && dial->list[dial->n - 1].rank == 4 && dial->list[0].rank != 4) dial->n--;
 }
 
+/*
+ * Several endpoints may reach one peer, each over its own socket. They are told apart by a stream number: the lowest
+ * that no other endpoint to that peer, calling like this one or waiting like this one, has. Both sides count alike when
+ * they connect their endpoints in one order; and an endpoint of a domain to itself does not meet its own number.
+ */
+static uint32_t free_stream(struct hr_tcp_domain *d, const struct hr_tcp_ep *self, int active) {
+    for (uint32_t stream = 0;; stream++) {
+        int used = 0;
+        for (struct hr_tcp_link *l = d->eps.next; l != &d->eps && !used; l = l->next) {
+            struct hr_tcp_ep *ep = HR_TCP_OF(l, struct hr_tcp_ep, link);
+            int lives = ep->state == HR_TCP_WAITING || ep->state == HR_TCP_DIALING || ep->state == HR_TCP_UP;
+            used = lives && ep->base.peer_id == self->base.peer_id && ep->active == active && ep->stream == stream;
+        }
+        if (!used) return stream;
+    }
+}
+
 hr_status hr_tcp_ep_connect(struct hr_ep *base, const void *addr, size_t addr_len, int active) {
     struct hr_tcp_ep *ep = (struct hr_tcp_ep *)base;
     struct hr_tcp_domain *d = hr_tcp_domain_of(base);
@@ -233,6 +250,8 @@ hr_status hr_tcp_ep_connect(struct hr_ep *base, const void *addr, size_t addr_le
     if (ep->state != HR_TCP_NEW) return HR_ERR_INVALID;
     int n = hr_tcp_address_read(addr, addr_len, &host_id, list);
     if (n < 0) return HR_ERR_INVALID;
+    ep->active = active;
+    ep->stream = free_stream(d, ep, active);
     if (!active) {
         ep->state = HR_TCP_WAITING;
         hr_tcp_pair(d, ep);

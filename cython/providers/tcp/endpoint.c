@@ -13,28 +13,12 @@
 
 #define RX_FIRST (16u << 10) /* receive buffer of an endpoint that sees small frames only */
 
-/*
- * Several endpoints may reach one peer, each over its own socket. They are told apart by a stream number, the lowest that
- * no living endpoint to that peer has: both sides count alike when they make and free their endpoints in one order.
- */
-static uint32_t free_stream(struct hr_tcp_domain *d, uint64_t peer_id) {
-    for (uint32_t stream = 0;; stream++) {
-        int used = 0;
-        for (struct hr_tcp_link *l = d->eps.next; l != &d->eps && !used; l = l->next) {
-            struct hr_tcp_ep *ep = HR_TCP_OF(l, struct hr_tcp_ep, link);
-            used = ep->base.peer_id == peer_id && ep->stream == stream;
-        }
-        if (!used) return stream;
-    }
-}
-
 hr_status hr_tcp_ep_create(struct hr_domain *domain, uint64_t peer_id, void *ctx, struct hr_ep **ep_p) {
     struct hr_tcp_domain *d = (struct hr_tcp_domain *)domain;
     struct hr_tcp_ep *ep = calloc(1, sizeof *ep);
     if (!ep) return HR_ERR_NOMEM;
     ep->base = (struct hr_ep){.domain = domain, .ctx = ctx, .peer_id = peer_id};
     ep->source = (struct hr_tcp_source){.kind = HR_TCP_EP, .fd = -1};
-    ep->stream = free_stream(d, peer_id);
     ep->dscp = ep->priority = -1;
     hr_tcp_link_init(&ep->ready);
     hr_tcp_link_push(&d->eps, &ep->link);

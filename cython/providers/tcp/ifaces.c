@@ -1,5 +1,6 @@
 /* ifaces.c - lists this host's addresses and chooses among them by the interface grammar. */
 
+#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <ctype.h>
 #include <fnmatch.h>
@@ -121,7 +122,7 @@ int hr_tcp_ifaces_scan(struct hr_tcp_addr **list_p) {
 /* An address with an optional /prefix. 1: it is one; 0: it is not, hence a name; -1: it is one and wrong. */
 static int parse_network(struct item *item, char detail[256]) {
     char host[sizeof item->text], *slash, *end;
-    snprintf(host, sizeof host, "%s", item->text);
+    memcpy(host, item->text, sizeof host);
     if ((slash = strchr(host, '/'))) *slash = 0;
     memset(&item->at, 0, sizeof item->at);
     if (inet_pton(AF_INET, host, &item->at.v4.sin_addr) == 1)
@@ -131,7 +132,7 @@ static int parse_network(struct item *item, char detail[256]) {
     else if (!slash)
         return 0;
     else {
-        snprintf(detail, 256, "interface item '%s': '%s' is not an IPv4 or IPv6 address", item->text, host);
+        snprintf(detail, 256, "interface item '%.63s': '%.63s' is not an IPv4 or IPv6 address", item->text, host);
         return -1;
     }
     int most = item->at.sa.sa_family == AF_INET ? 32 : 128;
@@ -139,7 +140,8 @@ static int parse_network(struct item *item, char detail[256]) {
     if (!slash) return 1;
     long bits = strtol(slash + 1, &end, 10);
     if (!isdigit((unsigned char)slash[1]) || *end || bits > most) {
-        snprintf(detail, 256, "interface item '%s': the prefix '%s' is not in 0..%d", item->text, slash + 1, most);
+        snprintf(detail, 256, "interface item '%.63s': the prefix '%.63s' is not in 0..%d", item->text, slash + 1,
+                 most);
         return -1;
     }
     item->prefix = (int)bits;

@@ -8,10 +8,12 @@
  * and come first in the next call, so neither can one of the others. No cost grows with the number of endpoints.
  *
  * Sleeping needs no arming, as epoll is level triggered: what is in the kernel keeps event_fd readable. What was
- * received and not delivered is known here only, and makes event_arm say so.
+ * received and not delivered is known here only, and makes event_arm say so; what other calls note for progress to tell
+ * writes an eventfd that is in the epoll too.
  */
 
 #include <errno.h>
+#include <sys/eventfd.h>
 #include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
@@ -52,6 +54,14 @@ void hr_tcp_unwatch(struct hr_tcp_domain *d, struct hr_tcp_source *source) {
     source->fd = -1;
 }
 
+/* Outside of progress somebody may be asleep who was told that nothing is pending. */
+void hr_tcp_ep_ready(struct hr_tcp_ep *ep) {
+    struct hr_tcp_domain *d = hr_tcp_domain_of(&ep->base);
+    if (!hr_tcp_link_alone(&ep->ready)) return;
+    hr_tcp_link_push(&d->ready, &ep->ready);
+    if (!d->in_progress) eventfd_write(d->wake.fd, 1);
+}
+
 void hr_tcp_timer_update(struct hr_tcp_domain *d) {
     int on = d->dialing || d->half_open || d->accept_paused;
     if (on == d->timer_on) return;
@@ -77,12 +87,14 @@ static int ep_event(struct hr_tcp_ep *ep, uint32_t bits, int budget) {
         hr_tcp_dial_event(ep);
         return 0;
     }
+    if (ep->told) return 0; /* first things first: it is on the ready list */
     if (ep->state == HR_TCP_UP && bits & EPOLLOUT) n += hr_tcp_flush(ep, budget);
     if (ep->state == HR_TCP_UP && bits & ~(uint32_t)EPOLLOUT) n += hr_tcp_receive(ep, budget - n);
     return n;
 }
 
 static int run_events(struct hr_tcp_domain *d, int budget) {
+    eventfd_t count;
     int n = 0;
     if (d->event_next == d->event_count) {
         d->event_next = 0;
@@ -98,6 +110,7 @@ static int run_events(struct hr_tcp_domain *d, int budget) {
         case HR_TCP_LISTENER: hr_tcp_accept(d, HR_TCP_OF(source, struct hr_tcp_listener, source)); break;
         case HR_TCP_CALLER: hr_tcp_caller_event(d, HR_TCP_OF(source, struct hr_tcp_caller, source)); break;
         case HR_TCP_TIMER: tick(d); break;
+        case HR_TCP_WAKE: eventfd_read(source->fd, &count); break;
         }
     }
     return n;
@@ -138,10 +151,13 @@ int hr_tcp_progress(struct hr_domain *domain, int budget, struct hr_ep *hint) {
     struct hr_tcp_ep *ep = (struct hr_tcp_ep *)hint;
     int n = 0, others_first = d->turn++ % ALL_EVERY == 0;
     if (!ep || ep->state != HR_TCP_UP || !hr_tcp_link_alone(&ep->ready)) ep = NULL;
+    d->in_progress = 1;
     if (others_first) n += run_events(d, budget);
     if (ep && n < budget) n += hr_tcp_receive(ep, budget - n);
     if (n < budget && !hr_tcp_link_alone(&d->ready)) n += run_ready(d, budget - n);
-    if (n == 0 && !others_first && (!ep || ep->tx_count || d->misses++ % POLL_EVERY == 0)) n += run_events(d, budget);
+    if (n == 0 && !others_first && (!ep || ep->source.interest & EPOLLOUT || d->misses++ % POLL_EVERY == 0))
+        n += run_events(d, budget);
+    d->in_progress = 0;
     return n;
 }
 

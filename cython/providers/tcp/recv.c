@@ -1,10 +1,10 @@
 /* recv.c - frames in: messages in place from the buffer, payload of writes and reads straight to where it belongs. */
 
 /*
- * One buffer per endpoint. It starts small and grows, once, to what the largest message needs, so that a message lies in
- * it whole and is shown there. Payload of WRITE and READ_DATA does not pass through it, but for what came in the same
- * read as its frame: one readv fills the target, and the buffer with what follows. The target is looked up before each
- * such read and forgotten after it; payload without a target (revoked, canceled) goes to a scratch.
+ * One buffer per endpoint. It starts small and grows, once, to what the largest message needs, so that a message lies
+ * in it whole and is shown there. Payload of WRITE and READ_DATA does not pass through it, but for what came in the
+ * same read as its frame: one readv fills the target, and the buffer with what follows. The target is looked up before
+ * each such read and forgotten after it; payload without a target (revoked, canceled) goes to a scratch.
  */
 
 #include <errno.h>
@@ -32,8 +32,8 @@ static uint8_t *target(struct hr_tcp_ep *ep) {
     struct hr_tcp_body *body = &ep->body;
     uint8_t *at = NULL;
     if (body->type == HR_TCP_WRITE) {
-        struct hr_tcp_region *region = hr_tcp_region_at(hr_tcp_domain_of(&ep->base), body->key, HR_ACCESS_REMOTE_WRITE,
-                                                        body->offset, body->left);
+        struct hr_tcp_region *region =
+            hr_tcp_region_at(hr_tcp_domain_of(&ep->base), body->key, HR_ACCESS_REMOTE_WRITE, body->offset, body->left);
         if (region) at = region->addr + body->offset;
     } else {
         struct hr_tcp_pending *pending = pending_of(ep, body->id);
@@ -83,7 +83,8 @@ static void start_write(struct hr_tcp_ep *ep, const struct hr_tcp_frame *frame, 
     target(ep); /* a write of nothing to nowhere is not notified either */
 }
 
-static int start_read_data(struct hr_tcp_ep *ep, const struct hr_tcp_frame *frame, const struct hr_tcp_read_data *data) {
+static int start_read_data(struct hr_tcp_ep *ep, const struct hr_tcp_frame *frame,
+                           const struct hr_tcp_read_data *data) {
     struct hr_tcp_pending *pending = pending_of(ep, data->id);
     if (!pending || pending->atomic || frame->len > pending->len - pending->have ||
         (data->status && (frame->len || !hr_is_error((hr_status)data->status)))) {
@@ -107,10 +108,11 @@ static int take_atomic_data(struct hr_tcp_ep *ep, const struct hr_tcp_atomic_dat
 
 /* What hdr_len and len of a frame may be. */
 static int plausible(const struct hr_tcp_frame *f) {
-    static const uint8_t hdr_len[HR_TCP_TYPES] = {
-        [HR_TCP_WRITE] = sizeof(struct hr_tcp_write),         [HR_TCP_READ] = sizeof(struct hr_tcp_read),
-        [HR_TCP_READ_DATA] = sizeof(struct hr_tcp_read_data), [HR_TCP_ATOMIC] = sizeof(struct hr_tcp_atomic),
-        [HR_TCP_ATOMIC_DATA] = sizeof(struct hr_tcp_atomic_data)};
+    static const uint8_t hdr_len[HR_TCP_TYPES] = {[HR_TCP_WRITE] = sizeof(struct hr_tcp_write),
+                                                  [HR_TCP_READ] = sizeof(struct hr_tcp_read),
+                                                  [HR_TCP_READ_DATA] = sizeof(struct hr_tcp_read_data),
+                                                  [HR_TCP_ATOMIC] = sizeof(struct hr_tcp_atomic),
+                                                  [HR_TCP_ATOMIC_DATA] = sizeof(struct hr_tcp_atomic_data)};
     if (f->guard != HR_TCP_GUARD || f->type < HR_TCP_MSG || f->type >= HR_TCP_TYPES) return 0;
     if (f->type == HR_TCP_MSG)
         return f->hdr_len >= 8 && f->hdr_len <= HR_MAX_HDR && f->hdr_len % 8 == 0 && f->len <= HR_TCP_MAX_SEND;
@@ -123,7 +125,7 @@ static int take_message(struct hr_tcp_ep *ep, const struct hr_tcp_frame *frame, 
     const uint8_t *payload = hdr + frame->hdr_len;
     const void *shown = hdr;
     if ((uintptr_t)hdr % 8) shown = memcpy(aligned, hdr, frame->hdr_len);
-    ep->base.domain->sink->recv(&ep->base, shown, payload, frame->len);
+    ep->base.domain->sink->recv(&ep->base, shown, frame->hdr_len, payload, frame->len);
     return 1;
 }
 
@@ -233,8 +235,6 @@ static ssize_t fill(struct hr_tcp_ep *ep, size_t *asked_p) {
 static void dry(struct hr_tcp_ep *ep, ssize_t n, int error) {
     if (n < 0 && error == EAGAIN) {
         if (ep->tx_errno) hr_tcp_ep_fail(ep, HR_ERR_PEER_LOST, "connection lost", ep->tx_errno);
-    } else if (n < 0 && error == EFAULT && ep->body.type && !ep->body.dropped) {
-        ep->body.dropped = 1; /* the target's pages are gone though nobody deregistered them */
     } else if (n < 0) {
         hr_tcp_ep_fail(ep, HR_ERR_PEER_LOST, "connection lost", error);
     } else {
@@ -258,5 +258,6 @@ int hr_tcp_receive(struct hr_tcp_ep *ep, int budget) {
         n += parse(ep, budget - n);
         if ((size_t)got < asked && !ep->tx_errno) break;
     }
+    if (ep->tx_errno) hr_tcp_ep_ready(ep); /* until all is received */
     return n;
 }

@@ -86,7 +86,8 @@ void hr_tcp_mem_deregister(struct hr_domain *domain, struct hr_mem *mem) {
     memset(mem, 0, sizeof *mem);
 }
 
-hr_status hr_tcp_mem_export(struct hr_ep *ep, const struct hr_mem *mem, void *addr, size_t len, struct hr_desc *desc_p) {
+hr_status hr_tcp_mem_export(struct hr_ep *ep, const struct hr_mem *mem, void *addr, size_t len,
+                            struct hr_desc *desc_p) {
     struct hr_tcp_domain *d = hr_tcp_domain_of(ep);
     if (!region_of(d, mem->rkey)) return HR_ERR_ACCESS;
     uintptr_t offset = (uintptr_t)addr - (uintptr_t)mem->addr;

@@ -2,9 +2,9 @@
 
 /*
  * A posted operation whose frame goes into the kernel whole is done: HR_OK, no callback, no copy kept. Otherwise the
- * rest waits in the ring, its payload by reference, and done is told when the kernel has the last byte. EPOLLOUT is asked
- * for while something waits; it is given back at the first such event that finds nothing, so a steady stream does not
- * change it twice per operation.
+ * rest waits in the ring, its payload by reference, and done is told when the kernel has the last byte. EPOLLOUT is
+ * asked for while something waits; it is given back at the first such event that finds nothing, so a steady stream does
+ * not change it twice per operation.
  */
 
 #include <errno.h>
@@ -17,6 +17,7 @@
 
 #define SMALL 1024 /* up to this payload copying behind the header beats a second iovec */
 #define MAX_IOV 16
+#define ROUNDS 8 /* writes to one socket in a row */
 
 static struct hr_tcp_op *ring_at(struct hr_tcp_ep *ep, uint32_t i) {
     return &ep->ring[(ep->tx_head + i) % HR_TCP_RING];
@@ -24,7 +25,6 @@ static struct hr_tcp_op *ring_at(struct hr_tcp_ep *ep, uint32_t i) {
 
 static size_t op_size(const struct hr_tcp_op *op) { return op->head_len + op->len; }
 
-/* Sending is over. What the peer sent before is still received; the loss is told after that. */
 void hr_tcp_tx_fail(struct hr_tcp_ep *ep, int error) {
     if (!ep->tx_errno) ep->tx_errno = error;
     hr_tcp_ep_ready(ep);
@@ -91,16 +91,27 @@ hr_status hr_tcp_push(struct hr_tcp_ep *ep, enum hr_tcp_op_kind kind, const stru
     return HR_INPROGRESS;
 }
 
-/* The region that a queued chunk points into, as long as it is there. */
-static void unpin(struct hr_tcp_ep *ep, struct hr_tcp_op *op) {
-    if (op->kind != HR_TCP_OP_CHUNK) return;
-    ep->tx_chunks--;
-    if (!op->copy) hr_tcp_domain_of(&ep->base)->regions[(uint32_t)op->id].serving--;
+static void op_end(struct hr_tcp_ep *ep, struct hr_tcp_op *op) {
+    if (op->kind == HR_TCP_OP_CHUNK) {
+        ep->tx_chunks--;
+        if (!op->copy) hr_tcp_domain_of(&ep->base)->regions[(uint32_t)op->id].serving--;
+    }
     free(op->copy);
 }
 
+/* From here on the payload is our own: the memory it lies in is about to go. Only what is not sent yet counts. */
+static int op_detach(struct hr_tcp_op *op) {
+    size_t from = op->sent > op->head_len ? op->sent - op->head_len : 0;
+    if (!op->len || op->copy) return 0;
+    op->copy = malloc(op->len);
+    if (!op->copy) return -1;
+    memcpy((uint8_t *)op->copy + from, op->payload + from, op->len - from);
+    op->payload = op->copy;
+    return 0;
+}
+
 void hr_tcp_tx_clear(struct hr_tcp_ep *ep) {
-    for (uint32_t i = 0; i < ep->tx_count; i++) unpin(ep, ring_at(ep, i));
+    for (uint32_t i = 0; i < ep->tx_count; i++) op_end(ep, ring_at(ep, i));
     ep->tx_count = ep->tx_head = 0;
     ep->tx_bytes = 0;
     ep->tx_errno = 0;
@@ -111,24 +122,19 @@ void hr_tcp_tx_detach(struct hr_tcp_ep *ep, uint64_t key) {
         struct hr_tcp_op *op = ring_at(ep, i);
         if (op->kind != HR_TCP_OP_CHUNK || op->copy || op->id != key) continue;
         hr_tcp_domain_of(&ep->base)->regions[(uint32_t)key].serving--;
-        op->copy = malloc(op->len);
-        if (!op->copy) {
-            /* The frame cannot be finished from memory that goes away, so neither can the connection. */
-            op->kind = HR_TCP_OP_ANSWER;
-            ep->tx_chunks--;
-            hr_tcp_tx_fail(ep, ENOMEM);
-            continue;
-        }
-        memcpy(op->copy, op->payload, op->len);
-        op->payload = op->copy;
+        if (op_detach(op) == 0) continue;
+        /* The frame cannot be finished from memory that goes away, so neither can the connection. */
+        op->kind = HR_TCP_OP_ANSWER;
+        ep->tx_chunks--;
+        hr_tcp_tx_fail(ep, ENOMEM);
     }
 }
 
-static ssize_t send_ring(struct hr_tcp_ep *ep, uint32_t most) {
+static ssize_t send_ring(struct hr_tcp_ep *ep) {
     struct iovec iov[MAX_IOV];
     struct msghdr msg = {.msg_iov = iov};
     ssize_t n;
-    for (uint32_t i = 0; i < ep->tx_count && i < most && msg.msg_iovlen + 2 <= MAX_IOV; i++) {
+    for (uint32_t i = 0; i < ep->tx_count && msg.msg_iovlen + 2 <= MAX_IOV; i++) {
         struct hr_tcp_op *op = ring_at(ep, i);
         size_t from = op->sent > op->head_len ? op->sent - op->head_len : 0;
         if (op->sent < op->head_len)
@@ -136,9 +142,7 @@ static ssize_t send_ring(struct hr_tcp_ep *ep, uint32_t most) {
         if (from < op->len)
             iov[msg.msg_iovlen++] = (struct iovec){(void *)(uintptr_t)(op->payload + from), op->len - from};
     }
-    do {
-        n = sendmsg(ep->source.fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
-    } while (n < 0 && errno == EINTR);
+    do { n = sendmsg(ep->source.fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT); } while (n < 0 && errno == EINTR);
     /* All that was sent is noted before anybody is told: a callback may take other operations back. */
     for (size_t i = 0, left = n > 0 ? (size_t)n : 0; left; i++) {
         struct hr_tcp_op *op = ring_at(ep, (uint32_t)i);
@@ -158,7 +162,7 @@ static int pop_sent(struct hr_tcp_ep *ep, int budget) {
         void *cookie = op->cookie;
         int tell = op->kind == HR_TCP_OP_POSTED;
         if (op->sent < op_size(op)) break;
-        unpin(ep, op);
+        op_end(ep, op);
         ep->tx_head = (ep->tx_head + 1) % HR_TCP_RING;
         ep->tx_count--;
         n += tell;
@@ -169,13 +173,13 @@ static int pop_sent(struct hr_tcp_ep *ep, int budget) {
 
 int hr_tcp_flush(struct hr_tcp_ep *ep, int budget) {
     int told = pop_sent(ep, budget);
-    while (told < budget && !ep->tx_errno) {
+    for (int round = 0; round < ROUNDS && told < budget && !ep->tx_errno; round++) {
         hr_tcp_serve_pump(ep);
         if (!ep->tx_count) {
-            hr_tcp_watch(hr_tcp_domain_of(&ep->base), &ep->source, EPOLLIN);
+            if (!ep->serve_count) hr_tcp_watch(hr_tcp_domain_of(&ep->base), &ep->source, EPOLLIN);
             break;
         }
-        ssize_t n = send_ring(ep, HR_TCP_RING);
+        ssize_t n = send_ring(ep);
         if (n < 0) {
             if (errno != EAGAIN) hr_tcp_tx_fail(ep, errno);
             break;
@@ -261,7 +265,8 @@ static void ring_remove(struct hr_tcp_ep *ep, uint32_t i) {
     ep->tx_count--;
 }
 
-/* A frame of which nothing is in the kernel is taken out. An answer can be dropped when it comes, whatever was sent. */
+/* A frame of which nothing is in the kernel is taken out; one that is half there goes on from a copy, and nobody is
+ * told. The answer to a request is dropped when it comes. */
 hr_status hr_tcp_cancel(struct hr_ep *base, void *cookie) {
     struct hr_tcp_ep *ep = (struct hr_tcp_ep *)base;
     for (uint32_t i = 0; i < ep->tx_count; i++) {
@@ -269,7 +274,11 @@ hr_status hr_tcp_cancel(struct hr_ep *base, void *cookie) {
         int request = op->kind == HR_TCP_OP_REQUEST;
         if ((op->kind != HR_TCP_OP_POSTED && !request) || op->cookie != cookie) continue;
         if (op->sent && request) break;
-        if (op->sent) return HR_AGAIN;
+        if (op->sent) {
+            if (op_detach(op)) return HR_ERR_UNSUPPORTED;
+            op->kind = HR_TCP_OP_ANSWER;
+            return HR_OK;
+        }
         if (request) ep->pending[op->id % HR_TCP_READS].id = 0;
         ring_remove(ep, i);
         return HR_OK;
@@ -280,5 +289,5 @@ hr_status hr_tcp_cancel(struct hr_ep *base, void *cookie) {
         pending->canceled = 1;
         return HR_OK;
     }
-    return HR_AGAIN;
+    return HR_ERR_INVALID;
 }

@@ -10,15 +10,15 @@
 
 #include "providers/tcp/tcp.h"
 
+#define ANSWERS 4 /* in a row: a receiver that keeps up would keep us here for all of a long read */
+
 static struct hr_tcp_serve *add(struct hr_tcp_ep *ep) {
     if (!ep->serve && !(ep->serve = malloc(HR_TCP_READS * sizeof *ep->serve))) return NULL;
     return &ep->serve[(ep->serve_head + ep->serve_count++) % HR_TCP_READS];
 }
 
 /* A peer has at most HR_TCP_READS requests unanswered. */
-static hr_status room(const struct hr_tcp_ep *ep) {
-    return ep->serve_count < HR_TCP_READS ? HR_OK : HR_ERR_PROTOCOL;
-}
+static hr_status room(const struct hr_tcp_ep *ep) { return ep->serve_count < HR_TCP_READS ? HR_OK : HR_ERR_PROTOCOL; }
 
 hr_status hr_tcp_serve_read(struct hr_tcp_ep *ep, const struct hr_tcp_read *read) {
     if (room(ep)) return HR_ERR_PROTOCOL;
@@ -30,11 +30,11 @@ hr_status hr_tcp_serve_read(struct hr_tcp_ep *ep, const struct hr_tcp_read *read
 }
 
 hr_status hr_tcp_serve_atomic(struct hr_tcp_ep *ep, const struct hr_tcp_atomic *atomic) {
-    struct hr_tcp_region *region =
-        hr_tcp_region_at(hr_tcp_domain_of(&ep->base), atomic->key, HR_ACCESS_REMOTE_ATOMIC, atomic->offset, 8);
     if (room(ep)) return HR_ERR_PROTOCOL;
     struct hr_tcp_serve *serve = add(ep);
     if (!serve) return HR_ERR_NOMEM;
+    struct hr_tcp_region *region =
+        hr_tcp_region_at(hr_tcp_domain_of(&ep->base), atomic->key, HR_ACCESS_REMOTE_ATOMIC, atomic->offset, 8);
     *serve = (struct hr_tcp_serve){.id = atomic->id, .atomic = 1, .status = HR_ERR_ACCESS};
     if (region && (uintptr_t)(region->addr + atomic->offset) % 8 == 0) {
         uint64_t *at = (uint64_t *)(void *)(region->addr + atomic->offset);
@@ -79,7 +79,8 @@ static hr_status answer_read(struct hr_tcp_ep *ep, struct hr_tcp_serve *serve) {
 }
 
 void hr_tcp_serve_pump(struct hr_tcp_ep *ep) {
-    while (ep->serve_count && ep->tx_chunks < HR_TCP_CHUNKS && ep->tx_count < HR_TCP_RING && !ep->tx_errno) {
+    for (int i = 0; i < ANSWERS && ep->serve_count && !ep->tx_errno; i++) {
+        if (ep->tx_chunks >= HR_TCP_CHUNKS || ep->tx_count >= HR_TCP_RING) break;
         struct hr_tcp_serve *serve = &ep->serve[ep->serve_head];
         hr_status status = serve->atomic ? answer_atomic(ep, serve) : answer_read(ep, serve);
         if (status != HR_OK && status != HR_INPROGRESS) {
@@ -91,4 +92,5 @@ void hr_tcp_serve_pump(struct hr_tcp_ep *ep) {
         ep->serve_head = (ep->serve_head + 1) % HR_TCP_READS;
         ep->serve_count--;
     }
+    if (ep->serve_count) hr_tcp_watch(hr_tcp_domain_of(&ep->base), &ep->source, EPOLLIN | EPOLLOUT);
 }

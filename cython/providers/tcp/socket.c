@@ -38,8 +38,8 @@ static int set_cc(int fd, const char *name) {
 
 /*
  * Congestion control is for networks. Between two processes of one host there is none to control, and bbr, which paces,
- * halves the bandwidth there: "auto" takes cubic on such connections, or reno where an unprivileged process may not have
- * cubic, and leaves real links to the system's choice.
+ * halves the bandwidth there: "auto" takes cubic on such connections, or reno where an unprivileged process may not
+ * have cubic, and leaves real links to the system's choice.
  */
 hr_status hr_tcp_cc_resolve(struct hr_tcp_domain *d, char detail[256]) {
     static const char *const quick[] = {"cubic", "reno"};

@@ -41,18 +41,18 @@ static inline void hr_tcp_link_remove(struct hr_tcp_link *l) {
 }
 
 /* What an epoll event points to; the first member of everything that has a descriptor there. */
-enum hr_tcp_kind { HR_TCP_EP, HR_TCP_LISTENER, HR_TCP_CALLER, HR_TCP_TIMER };
+enum hr_tcp_kind { HR_TCP_EP, HR_TCP_LISTENER, HR_TCP_CALLER, HR_TCP_TIMER, HR_TCP_WAKE };
 struct hr_tcp_source {
     enum hr_tcp_kind kind;
     int fd;
-    int watched;       /* in the epoll, with these bits: */
+    int watched; /* in the epoll, with these bits: */
     uint32_t interest;
 };
 
 struct hr_tcp_options {
-    char cc[16];            /* congestion control: "auto", "system", or a kernel name */
-    int sndbuf, rcvbuf;     /* bytes; 0: the kernel tunes them */
-    unsigned user_timeout;  /* seconds without progress after which the kernel gives a connection up */
+    char cc[16];           /* congestion control: "auto", "system", or a kernel name */
+    int sndbuf, rcvbuf;    /* bytes; 0: the kernel tunes them */
+    unsigned user_timeout; /* seconds without progress after which the kernel gives a connection up */
 };
 
 struct hr_tcp_listener {
@@ -94,13 +94,15 @@ struct hr_tcp_domain {
     char cc_local[16], cc_remote[16]; /* congestion control to ask for; "": leave the system's */
     const struct hr_auth *auth;
     uint64_t self_id;
-    uint64_t host_id; /* boot and network namespace: the same where a loopback address reaches the same stack; 0 unknown */
+    uint64_t
+        host_id; /* boot and network namespace: the same where a loopback address reaches the same stack; 0 unknown */
     struct hr_tcp_addr *ifaces;
     int nifaces;
     struct hr_tcp_listener *listeners;
     int nlisteners;
     int epfd;
-    struct hr_tcp_source timer;
+    struct hr_tcp_source timer, wake; /* wake: an eventfd that tells a sleeper of the ready list */
+    int in_progress;
     int timer_on;
     struct hr_tcp_link eps, ready, callers;
     int dialing;   /* endpoints on their way to being connected */
@@ -119,7 +121,7 @@ struct hr_tcp_domain {
 enum hr_tcp_op_kind {
     HR_TCP_OP_POSTED,  /* message or write: done is told when the kernel has all of it */
     HR_TCP_OP_REQUEST, /* read or atomic: done is told when the answer is here */
-    HR_TCP_OP_ANSWER,  /* to a peer's request */
+    HR_TCP_OP_ANSWER,  /* to a peer's request, or let go of by its owner: nobody is told */
     HR_TCP_OP_CHUNK    /* READ_DATA that points into a region */
 };
 struct hr_tcp_op {
@@ -130,7 +132,7 @@ struct hr_tcp_op {
     size_t sent; /* of head and payload */
     void *cookie;
     uint64_t id; /* REQUEST: which. CHUNK: key of the region */
-    void *copy;  /* CHUNK of a region that went: the payload, owned */
+    void *copy;  /* the payload, owned, when the memory it was in had to go before it was sent */
     uint8_t head[sizeof(struct hr_tcp_frame) + HR_MAX_HDR];
 };
 
@@ -174,13 +176,14 @@ struct hr_tcp_ep {
     struct hr_tcp_source source;
     enum hr_tcp_state state;
     struct hr_tcp_link link, ready;
-    uint32_t stream; /* which of this domain's endpoints to that peer */
-    int local;       /* the peer is on this host */
+    int active;
+    uint32_t stream;    /* which of the endpoints to that peer; see dial.c */
+    int local;          /* the peer is on this host */
     int dscp, priority; /* -1: as the kernel has it */
     struct hr_tcp_dial *dial;
     union hr_tcp_sockaddr peer;
 
-    int told;             /* a state is to be told from progress */
+    int told; /* a state is to be told from progress */
     hr_status tell;
     char detail[200];
 
@@ -212,9 +215,7 @@ hr_status hr_tcp_ep_up(struct hr_tcp_ep *ep, int fd, int local, const union hr_t
 /* The endpoint is over; the engine is told from progress. `what` is text, error (an errno) may be 0. */
 void hr_tcp_ep_fail(struct hr_tcp_ep *ep, hr_status status, const char *what, int error);
 void hr_tcp_ep_tell(struct hr_tcp_ep *ep, hr_status status);
-static inline void hr_tcp_ep_ready(struct hr_tcp_ep *ep) {
-    if (hr_tcp_link_alone(&ep->ready)) hr_tcp_link_push(&hr_tcp_domain_of(&ep->base)->ready, &ep->ready);
-}
+void hr_tcp_ep_ready(struct hr_tcp_ep *ep); /* progress.c */
 
 /* address.c */
 #define HR_TCP_ADDRESSES 35 /* as many as fit into HR_MAX_ADDR */
@@ -266,6 +267,8 @@ hr_status hr_tcp_push(struct hr_tcp_ep *ep, enum hr_tcp_op_kind kind, const stru
                       const void *payload, void *cookie, uint64_t id);
 /* Sends what waits; returns the number of events told. */
 int hr_tcp_flush(struct hr_tcp_ep *ep, int budget);
+/* Sending is over. What the peer sent before is still received; the loss is told after that. */
+void hr_tcp_tx_fail(struct hr_tcp_ep *ep, int error);
 /* Forgets what waits. */
 void hr_tcp_tx_clear(struct hr_tcp_ep *ep);
 /* Gives queued chunks of this region a copy of what they point to. */

@@ -11,8 +11,8 @@
  * have one structure each. `guard` is the same in every frame: a stream that lost its place is found out at the next
  * frame, not after it has changed memory. Numbers are little endian, as are all machines that this runs on.
  *
- * READ is answered by one or more READ_DATA frames of at most HR_TCP_CHUNK bytes that add up to nbytes, or that end with
- * one whose status is an error. ATOMIC is answered by ATOMIC_DATA. WRITE is not answered.
+ * READ is answered by one or more READ_DATA frames of at most HR_TCP_CHUNK bytes that add up to nbytes, or that end
+ * with one whose status is an error. ATOMIC is answered by ATOMIC_DATA. WRITE is not answered.
  */
 
 #include <stdint.h>

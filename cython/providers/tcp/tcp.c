@@ -1,0 +1,196 @@
+/* tcp.c - the tcp provider: its vtable, its options, opening and closing of a domain. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "providers/tcp/tcp.h"
+
+#define EAGER_MAX (64u << 10)    /* one more copy costs less than the round trip of a rendezvous up to here */
+#define SEGMENT (1u << 20)       /* larger ones gain nothing */
+#define FIRST_WINDOW (64u << 10) /* the bound that the slowest links get as well */
+
+static int device_count(const char **why_p) {
+    struct hr_tcp_addr *list;
+    int n = hr_tcp_ifaces_scan(&list);
+    if (n >= 0) free(list);
+    if (n > 0) return 1;
+    *why_p = n < 0 ? "the kernel does not list its interfaces" : "no network interface is up: ip link set lo up";
+    return 0;
+}
+
+/* A positive whole number with K, M or G; -1 when it is none or too large for an int. */
+static long parse_number(const char *text) {
+    char *end;
+    errno = 0;
+    long value = strtol(text, &end, 10);
+    if (end == text || errno || value <= 0) return -1;
+    int shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
+    if (shift) end++;
+    return *end || value > (0x7fffffffL >> shift) ? -1 : value << shift;
+}
+
+static hr_status parse_option(struct hr_tcp_options *opt, const char *key, const char *value, char detail[256]) {
+    long number = parse_number(value);
+    if (strcmp(key, "cc") == 0) {
+        if (!*value || strlen(value) >= sizeof opt->cc) {
+            snprintf(detail, 256, "tcp option cc=%.100s: auto, system, or the name of a congestion control", value);
+            return HR_ERR_INVALID;
+        }
+        strcpy(opt->cc, value);
+        return HR_OK;
+    }
+    int is_buffer = strcmp(key, "sndbuf") == 0 || strcmp(key, "rcvbuf") == 0;
+    if (!is_buffer && strcmp(key, "user_timeout")) {
+        snprintf(detail, 256, "tcp has no option '%.100s'; it has cc, sndbuf, rcvbuf, user_timeout", key);
+        return HR_ERR_INVALID;
+    }
+    if (number < 0 || (!is_buffer && number > 86400)) {
+        snprintf(detail, 256, "tcp option %s=%.100s: %s", key, value,
+                 is_buffer ? "a size in bytes such as 4M" : "seconds, 1 to 86400");
+        return HR_ERR_INVALID;
+    }
+    if (!is_buffer)
+        opt->user_timeout = (unsigned)number;
+    else
+        *(*key == 's' ? &opt->sndbuf : &opt->rcvbuf) = (int)number;
+    return HR_OK;
+}
+
+static hr_status parse_options(struct hr_tcp_options *opt, const char *text, char detail[256]) {
+    *opt = (struct hr_tcp_options){.cc = "auto", .user_timeout = 60};
+    if (!text || !*text) return HR_OK;
+    char *copy = strdup(text), *rest = NULL;
+    hr_status status = copy ? HR_OK : HR_ERR_NOMEM;
+    for (char *item = copy ? strtok_r(copy, ",", &rest) : NULL; item && !status; item = strtok_r(NULL, ",", &rest)) {
+        char *equals = strchr(item, '=');
+        if (equals) *equals = 0;
+        status = parse_option(opt, item, equals ? equals + 1 : "", detail);
+    }
+    free(copy);
+    return status;
+}
+
+static void domain_close(struct hr_domain *domain) {
+    struct hr_tcp_domain *d = (struct hr_tcp_domain *)domain;
+    hr_tcp_callers_close(d);
+    for (int i = 0; i < d->nlisteners; i++) hr_tcp_unwatch(d, &d->listeners[i].source);
+    hr_tcp_unwatch(d, &d->timer);
+    hr_tcp_unwatch(d, &d->wake);
+    if (d->epfd >= 0) close(d->epfd);
+    free(d->listeners);
+    free(d->ifaces);
+    free(d->regions);
+    free(d->scratch);
+    free(d);
+}
+
+static hr_status open_parts(struct hr_tcp_domain *d, const struct hr_domain_params *params, char detail[256]) {
+    hr_status status = parse_options(&d->opt, params->options, detail);
+    if (!status) status = hr_tcp_cc_resolve(d, detail);
+    if (status) return status;
+    d->nifaces = hr_tcp_ifaces_scan(&d->ifaces);
+    if (d->nifaces < 0) {
+        d->nifaces = 0;
+        snprintf(detail, 256, "cannot list network interfaces: %s", strerror(errno));
+        return HR_ERR_DEVICE;
+    }
+    if ((status = hr_tcp_ifaces_choose(d->ifaces, d->nifaces, params->ifname, detail))) return status;
+    d->host_id = hr_tcp_host_id();
+    d->scratch = malloc(HR_TCP_SCRATCH);
+    d->epfd = epoll_create1(EPOLL_CLOEXEC);
+    d->timer.fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    d->wake.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (!d->scratch || d->epfd < 0 || d->timer.fd < 0 || d->wake.fd < 0 || hr_tcp_watch(d, &d->timer, EPOLLIN) ||
+        hr_tcp_watch(d, &d->wake, EPOLLIN)) {
+        snprintf(detail, 256, "cannot set up the tcp domain: %s (open files: ulimit -n)", strerror(errno));
+        return HR_ERR_NOMEM;
+    }
+    return hr_tcp_listen(d, detail);
+}
+
+static hr_status domain_open(const struct hr_provider *self, const struct hr_domain_params *params,
+                             struct hr_domain **domain_p, char detail[256]) {
+    if (params->device) {
+        snprintf(detail, 256, "tcp has no devices; choose interfaces instead of device '%.100s'", params->device);
+        return HR_ERR_INVALID;
+    }
+    struct hr_tcp_domain *d = calloc(1, sizeof *d);
+    if (!d) {
+        snprintf(detail, 256, "out of memory");
+        return HR_ERR_NOMEM;
+    }
+    d->base = (struct hr_domain){.ops = self, .sink = params->sink, .owner = params->owner};
+    d->base.caps = (struct hr_caps){
+        .flags = HR_CAP_READ | HR_CAP_WRITE | HR_CAP_ATOMIC | HR_CAP_ANYMEM | HR_CAP_REVOKE,
+        .max_send = HR_TCP_MAX_SEND,
+        .eager_max = EAGER_MAX,
+        .segment = SEGMENT,
+        .window = FIRST_WINDOW,
+    };
+    d->auth = params->auth;
+    d->self_id = params->self_id;
+    d->epfd = -1;
+    d->timer = (struct hr_tcp_source){.kind = HR_TCP_TIMER, .fd = -1};
+    d->wake = (struct hr_tcp_source){.kind = HR_TCP_WAKE, .fd = -1};
+    hr_tcp_link_init(&d->eps);
+    hr_tcp_link_init(&d->ready);
+    hr_tcp_link_init(&d->callers);
+    detail[0] = 0;
+    hr_status status = open_parts(d, params, detail);
+    if (status) {
+        domain_close(&d->base);
+        return status;
+    }
+    *domain_p = &d->base;
+    return HR_OK;
+}
+
+static size_t domain_address(struct hr_domain *domain, void *addr) {
+    return hr_tcp_address_write((struct hr_tcp_domain *)domain, addr);
+}
+
+static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
+    struct hr_tcp_domain *d = (struct hr_tcp_domain *)domain;
+    char at[HR_TCP_TEXT];
+    size_t used = 0;
+    for (int i = 0; i < d->nlisteners && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s %s", i ? ", " : "", d->listeners[i].name,
+                                 hr_tcp_addr_text(&d->listeners[i].at, at));
+    if (used < size)
+        snprintf(text + used, size - used, "; congestion control: %s on this host, %s to others",
+                 *d->cc_local ? d->cc_local : "system", *d->cc_remote ? d->cc_remote : "system");
+}
+
+const struct hr_provider hr_provider_tcp = {
+    .name = "tcp",
+    .device_count = device_count,
+    .domain_open = domain_open,
+    .domain_close = domain_close,
+    .domain_address = domain_address,
+    .domain_describe = domain_describe,
+    .mem_register = hr_tcp_mem_register,
+    .mem_deregister = hr_tcp_mem_deregister,
+    .mem_export = hr_tcp_mem_export,
+    .mem_import = hr_tcp_mem_import,
+    .mem_release = hr_tcp_mem_release,
+    .ep_create = hr_tcp_ep_create,
+    .ep_connect = hr_tcp_ep_connect,
+    .ep_abort = hr_tcp_ep_abort,
+    .ep_destroy = hr_tcp_ep_destroy,
+    .ep_set_class = hr_tcp_ep_set_class,
+    .ep_unsent = hr_tcp_ep_unsent,
+    .post_send = hr_tcp_post_send,
+    .post_write = hr_tcp_post_write,
+    .post_read = hr_tcp_post_read,
+    .post_atomic = hr_tcp_post_atomic,
+    .cancel = hr_tcp_cancel,
+    .progress = hr_tcp_progress,
+    .event_fd = hr_tcp_event_fd,
+    .event_arm = hr_tcp_event_arm,
+    .event_disarm = hr_tcp_event_disarm,
+};

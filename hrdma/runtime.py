@@ -1,0 +1,366 @@
+"""init and finalize: from the environment to the communicator of all ranks, and back.
+
+What happens, each step under one deadline: the configuration is read; the providers are opened; the ranks meet in the
+control plane and exchange cards (host, addresses, capabilities); every pair gets a connection. A card holds all that a
+choice depends on, so each rank chooses for itself and all choose alike: the provider of a pair, the cost of a collective.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import functools
+import hashlib
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from hrdma import _core
+from hrdma.errors import DeviceError, PeerError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hrdma.communicator import Communicator
+    from hrdma.config import Config
+    from hrdma.control import ControlPlane
+    from hrdma.world import World
+
+__all__ = ["Runtime", "finalize", "host_identity", "init"]
+
+AUTOMATIC = ("shm", "tcp")  # what is tried, best first, where HRDMA_TRANSPORT says nothing
+CLOSE_SECONDS = 5.0
+WORLD_ID = 1  # of the communicator of all ranks; all other ids are hashes
+
+
+class Runtime:
+    """This process in its job: the engine, the control plane, the cards of all ranks, the open communicators."""
+
+    def __init__(self, config: Config, world: World) -> None:
+        from hrdma.log import logger
+
+        self.config = config
+        self.rank = world.rank
+        self.size = world.size
+        self.log = logger
+        self.seconds = config.timeout
+        self.deadline = time.monotonic() + config.timeout
+        self.communicators: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
+        self.lost: dict[int, str] = {}
+        self.control: ControlPlane | None = None
+        self.cards: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self.pid = os.getpid()
+        self.engine = self._open(world)
+        try:
+            self._join(world)
+            self._connect()
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    # -- opening ---------------------------------------------------------------------------------------------------------
+
+    def _open(self, world: World) -> _core.Engine:
+        config = self.config
+        names = config.transport or tuple(name for name in AUTOMATIC if self._usable(name))
+        absent = [name for name in config.require if name not in names]
+        if absent:
+            reasons = "; ".join(f"{name}: {_why_not(name)}" for name in absent)
+            raise DeviceError(f"HRDMA_REQUIRE={','.join(config.require)} but {', '.join(absent)} is not used: {reasons}")
+        options = {name: config.options(name) for name in names}
+        if config.host_id and "shm" in options:
+            digest = hashlib.blake2b(config.host_id.encode(), digest_size=16).hexdigest()
+            options["shm"] = ",".join(filter(None, [options["shm"], f"host={digest}"]))
+        if config.simd != "auto":
+            _core.reduce_isa(config.simd)
+        return _core.Engine(
+            self.rank,
+            ",".join(name for name in names if name != "loop"),
+            token=config.token.encode() or None,
+            insecure=config.insecure,
+            ifname=config.ifname or None,
+            options=";".join(f"{name}:{text}" for name, text in options.items() if text) or None,
+            fault=config.fault or None,
+            local_peers=max(0, (world.local_size or world.size) - 1),
+            spin_us=config.spin_us,
+        )
+
+    def _usable(self, name: str) -> bool:
+        devices, why = _core.provider_devices(name)
+        if not devices:
+            self.log.warning("%s is not used: %s", name, why or "no device")
+        return devices > 0
+
+    def _card(self) -> dict[str, Any]:
+        domains = self.engine.domains()
+        mask = sum(1 << cpu for cpu in os.sched_getaffinity(0))
+        return {
+            "host": host_identity(self.config.host_id),
+            "pid": os.getpid(),
+            "cpus": f"{mask:x}",
+            "transport": [name for name in domains if name != "loop"],
+            "addresses": {name: domain["address"].hex() for name, domain in domains.items()},
+            "caps": {name: domain["caps"] for name, domain in domains.items()},
+        }
+
+    def _join(self, world: World) -> None:
+        card = self._card()
+        if self.size == 1:
+            self.cards = [card]
+            return
+        from hrdma.control import ControlPlane
+
+        self.control = ControlPlane.join(world, self.config, card, deadline=self.deadline)
+        self.cards = [member.card for member in sorted(self.control.members, key=lambda member: member.rank)]
+        self.control.start(self._on_lost, self._on_verdict, on_ask=self._on_ask)
+
+    def _connect(self) -> None:
+        own = self.cards[self.rank]
+        local = [card for card in self.cards if card["host"] == own["host"]]
+        cpus = functools.reduce(lambda a, b: a | b, (int(card["cpus"], 16) for card in local))
+        self.engine.locality(len(local), bin(cpus).count("1"))
+        self.engine.connect(self.rank, "loop", bytes.fromhex(own["addresses"]["loop"]), True)
+        for rank, card in enumerate(self.cards):
+            if rank == self.rank:
+                continue
+            provider = self.provider(self.rank, rank)
+            self.engine.connect(rank, provider, bytes.fromhex(card["addresses"][provider]), self.rank < rank)
+        with self._lock:
+            lost = dict(self.lost)  # before their connections had begun
+        for rank, reason in lost.items():
+            self.engine.peer_lost(rank, reason)
+        try:
+            self.engine.connect_wait(max(0.0, self.deadline - time.monotonic()))
+        except PeerError as error:
+            transport = self.provider(self.rank, error.rank)
+            raise PeerError(
+                f"{error} (over {transport})", rank=error.rank, operation="init", phase="connect", transport=transport
+            ) from None
+        if self.size > 1:
+            chosen: dict[str, list[str]] = {}
+            for rank in range(self.size):
+                if rank != self.rank:
+                    chosen.setdefault(self.provider(self.rank, rank), []).append(str(rank))
+            text = ", ".join(f"{name} to {' '.join(ranks)}" for name, ranks in chosen.items())
+            self.log.info("rank %d of %d connected: %s", self.rank, self.size, text)
+
+    # -- what all ranks see alike --------------------------------------------------------------------------------------------
+
+    def provider(self, a: int, b: int) -> str:
+        """The provider that connects two ranks; the same whichever of them asks.
+
+        Raises
+        ------
+        DeviceError
+            They share none, or none that ``HRDMA_REQUIRE`` admits.
+        """
+        if a == b:
+            return "loop"
+        first, second = (self.cards[rank] for rank in sorted((a, b)))
+        same_host = first["host"] == second["host"]
+        common = [
+            name
+            for name in first["transport"]
+            if name in second["transport"] and (same_host or "local" not in first["caps"][name])
+        ]
+        if not common:
+            raise DeviceError(
+                f"ranks {a} and {b} share no provider: rank {min(a, b)} has {' '.join(first['transport']) or 'none'}, rank "
+                f"{max(a, b)} {' '.join(second['transport']) or 'none'}, they are on {'one host' if same_host else 'two hosts'}; "
+                "set HRDMA_TRANSPORT alike, with tcp in it"
+            )
+        if self.config.require and common[0] not in self.config.require:
+            raise DeviceError(
+                f"HRDMA_REQUIRE={','.join(self.config.require)} but ranks {a} and {b} would be connected over {common[0]}"
+            )
+        return common[0]
+
+    def links(self, members: Sequence[int]) -> set[str]:
+        """Providers between the ranks of a communicator; by host and transport, so that its cost grows with hosts only."""
+        kinds: dict[tuple, list[int]] = {}
+        for rank in members:
+            card = self.cards[rank]
+            kinds.setdefault((card["host"], tuple(card["transport"])), []).append(rank)
+        groups = list(kinds.values())
+        found = {self.provider(group[0], group[1]) for group in groups if len(group) > 1}
+        found.update(self.provider(a[0], b[0]) for i, a in enumerate(groups) for b in groups[:i])
+        return found
+
+    # -- called by the control plane's thread ------------------------------------------------------------------------------------
+
+    def _on_lost(self, rank: int, reason: str) -> None:
+        with self._lock:
+            self.lost.setdefault(rank, reason)
+        # Ranks that leave in good order are no matter for here: they say so on each connection, behind their last message.
+        self.engine.peer_lost(rank, reason)
+
+    def _on_verdict(self, comm_id: int, text: str) -> None:
+        communicator = self.communicators.get(comm_id)
+        if communicator is not None:
+            communicator._sentence(text)
+
+    def _on_ask(self, comm_id: int) -> tuple[Sequence[int], int, int, str] | None:
+        communicator = self.communicators.get(comm_id)
+        current = None if communicator is None else communicator._current()
+        return None if communicator is None or current is None else (communicator.members, *current)
+
+    # -- closing ---------------------------------------------------------------------------------------------------------------
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Says goodbye and stops, within the given seconds. Idempotent; in a forked child it only lets go."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        deadline = time.monotonic() + seconds
+        if os.getpid() != self.pid:
+            if self.control is not None:
+                self.control.abandon()
+            return
+        self.engine.close(seconds)
+        if self.control is not None:
+            self.control.leave(deadline=max(deadline, time.monotonic() + 0.1))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it can be used no more."""
+        return self._closed or os.getpid() != self.pid
+
+
+def host_identity(override: str = "") -> str:
+    """What ranks of one host have in common and others have not: boot id and network namespace.
+
+    Two namespaces of one machine count as two hosts, else shared memory would silently carry the traffic of a network
+    lab that is built from namespaces.
+    """
+    if override:
+        return override
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        return f"{boot}.{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return f"{os.uname().nodename}.{os.getpid()}"  # no proc: nobody is known to be local
+
+
+def _why_not(name: str) -> str:
+    try:
+        devices, why = _core.provider_devices(name)
+    except ValueError as error:
+        return str(error)
+    return "it is not in HRDMA_TRANSPORT" if devices else why or "no device"
+
+
+_runtime: Runtime | None = None
+_world: Communicator | None = None
+_init_lock = threading.Lock()
+
+
+def init(
+    rank: int | None = None,
+    size: int | None = None,
+    *,
+    master: str | None = None,
+    token: str | None = None,
+    transport: str | Sequence[str] | None = None,
+    timeout: float | None = None,
+    **settings: Any,
+) -> Communicator:
+    """Joins the job that the environment names and returns the communicator of all its ranks.
+
+    Parameters
+    ----------
+    rank, size : int, optional
+        None: as the launcher set them (``hrdma run``, torchrun, mpiexec, srun); rank 0 of 1 without a launcher.
+    master : str, optional
+        ``"address:port"`` at which rank 0 is met. None: ``MASTER_ADDR`` and ``MASTER_PORT``.
+    token : str, optional
+        Secret of the job; proved by challenge, never sent. None: ``HRDMA_TOKEN``.
+    transport : str or sequence of str, optional
+        Providers that may be used, best first.
+    timeout : float, optional
+        Seconds for this call and default of all others.
+    **settings
+        Any other setting of :class:`hrdma.config.Config` by its name.
+
+    Returns
+    -------
+    Communicator
+
+    Raises
+    ------
+    ValueError
+        The environment or an argument is wrong, or init was called before; nothing was opened.
+    DeviceError
+        A provider that was asked for cannot be had.
+    PeerError, TimeoutError
+        A rank did not come, or went away meanwhile; what was opened is closed again.
+
+    Notes
+    -----
+    Blocks until all ranks have come. Call :func:`finalize`, leave a ``with`` block of the communicator, or just end the
+    process: that closes in good order too.
+    """
+    global _runtime, _world
+    from hrdma.communicator import Communicator
+    from hrdma.config import Config
+
+    with _init_lock:
+        if _runtime is not None and not _runtime.closed:
+            raise ValueError("hrdma.init() was called before: use its communicator, comm.dup(), or hrdma.finalize() first")
+        if isinstance(transport, str):
+            transport = transport.split(",")
+        config = Config.load(
+            token=token, transport=None if transport is None else list(transport), timeout=timeout, **settings
+        )
+        world = _world_of(config, rank, size, master)
+        from hrdma.log import configure
+
+        configure(config.log_level, world.rank if world.size > 1 else None)
+        runtime = Runtime(config, world)
+        _world = Communicator(runtime, WORLD_ID, range(world.size))
+        if _runtime is None:
+            atexit.register(finalize)
+        _runtime = runtime
+        return _world
+
+
+def finalize(timeout: float = CLOSE_SECONDS) -> None:
+    """Closes all communicators and leaves the job; waits at most so many seconds for what was sent to leave.
+
+    Idempotent. Runs by itself at the end of the process.
+    """
+    global _runtime, _world
+    runtime, _runtime, _world = _runtime, None, None
+    if runtime is not None:
+        runtime.close(timeout)
+
+
+def _world_of(config: Config, rank: int | None, size: int | None, master: str | None) -> World:
+    from hrdma.world import World, world_from_env
+
+    if (rank is None) != (size is None):
+        raise ValueError("rank and size go together: pass both or neither")
+    changes: dict[str, Any] = {}
+    if master is not None:
+        address, colon, port = master.rpartition(":")
+        if not colon or not address or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"master={master!r}: 'address:port' is wanted")
+        changes = {"master_addr": address.strip("[]"), "master_port": int(port), "job": ""}
+    if rank is not None and size is not None:
+        environment = {} if master is not None else os.environ
+        world = World(
+            rank,
+            size,
+            master_addr=environment.get("MASTER_ADDR", "127.0.0.1" if size == 1 else ""),
+            master_port=config.port or int(environment.get("MASTER_PORT", "29500")),
+        )
+        if size > 1 and master is None and not world.master_addr:
+            raise ValueError("MASTER_ADDR is not set: pass master='address:port' or set it on all ranks")
+    else:
+        world = world_from_env(config)
+    return dataclasses.replace(world, **changes)

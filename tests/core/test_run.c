@@ -1,0 +1,239 @@
+/* test_run.c - programs: validation, and the interpreter on several engines. HR_TEST_PROVIDER chooses the provider. */
+
+#include "world.h"
+
+/* --- validation --------------------------------------------------------------------------------------------------------- */
+
+static hr_status check_program(const struct hr_instr *instrs, uint32_t n, const uint32_t *unlocks, uint32_t nunlock, const struct hr_ref *refs,
+                               uint32_t nref, const char *expected) {
+    struct hr_program *p = NULL;
+    char detail[256] = "";
+    hr_status status = hr_program_new(instrs, n, unlocks, nunlock, refs, nref, 64, 64, 64, 2, &p, detail);
+    if (status == HR_OK) hr_program_put(p);
+    else CHECK_STR(strstr(detail, expected) ? expected : detail, expected);
+    return status;
+}
+
+TEST(wrong_programs_are_refused) {
+    uint32_t unlocks[] = {1, 0};
+    struct hr_ref borrowed = {HR_BUF_BORROWED, 0, 0};
+    struct hr_instr send = {.op = HR_OP_SEND, .peer = 1, .len = 64}, recv = {.op = HR_OP_RECV, .peer = 1, .len = 64, .dst_buf = HR_BUF_OUT};
+    struct hr_instr reduce = {.op = HR_OP_REDUCE, .len = 64, .dst_buf = HR_BUF_OUT, .nref = 1}, bad = send, two[2];
+    CHECK_EQ(check_program(&send, 1, NULL, 0, NULL, 0, ""), HR_OK);
+    bad.peer = 2;
+    CHECK_EQ(check_program(&bad, 1, NULL, 0, NULL, 0, "peer 2 of 2"), HR_ERR_INVALID);
+    bad = send;
+    bad.op = HR_OPCODES;
+    CHECK_EQ(check_program(&bad, 1, NULL, 0, NULL, 0, "unknown operation"), HR_ERR_INVALID);
+    bad = send;
+    bad.src_off = 1;
+    CHECK_EQ(check_program(&bad, 1, NULL, 0, NULL, 0, "outside the in buffer"), HR_ERR_INVALID);
+    bad = recv;
+    bad.dst_off = UINT64_MAX - 10;
+    CHECK_EQ(check_program(&bad, 1, NULL, 0, NULL, 0, "outside the out buffer"), HR_ERR_INVALID);
+    bad = recv;
+    bad.dst_buf = 3;
+    CHECK_EQ(check_program(&bad, 1, NULL, 0, NULL, 0, "names buffer 3"), HR_ERR_INVALID);
+    CHECK_EQ(check_program(&reduce, 1, NULL, 0, &borrowed, 1, "not a BORROW"), HR_ERR_INVALID);
+    CHECK_EQ(check_program(&reduce, 1, NULL, 0, NULL, 0, "operands outside"), HR_ERR_INVALID);
+    bad = send;
+    bad.after = 1;
+    CHECK_EQ(check_program(&bad, 1, NULL, 0, NULL, 0, "waits for 1 others, 0 unlock"), HR_ERR_INVALID);
+    two[0] = two[1] = send; /* each waits for the other */
+    for (int i = 0; i < 2; i++) {
+        two[i].after = 1;
+        two[i].unlock = (uint32_t)i;
+        two[i].nunlock = 1;
+    }
+    CHECK_EQ(check_program(two, 2, unlocks, 2, NULL, 0, "in a circle"), HR_ERR_INVALID);
+    two[0].nunlock = 3;
+    CHECK_EQ(check_program(two, 2, unlocks, 2, NULL, 0, "out of bounds"), HR_ERR_INVALID);
+}
+
+/* --- a direct allreduce, written by hand ------------------------------------------------------------------------------------ */
+
+struct builder {
+    struct hr_instr instrs[512];
+    uint32_t unlocks[512], edges[512][2];
+    struct hr_ref refs[512];
+    uint32_t n, nedge, nref;
+};
+static uint32_t add(struct builder *b, struct hr_instr in) {
+    b->instrs[b->n] = in;
+    return b->n++;
+}
+static void after(struct builder *b, uint32_t first, uint32_t then) {
+    b->edges[b->nedge][0] = first;
+    b->edges[b->nedge++][1] = then;
+    b->instrs[then].after++;
+}
+static struct hr_program *build(struct builder *b, uint64_t bytes, uint64_t tmp, int size) {
+    uint32_t k = 0;
+    for (uint32_t i = 0; i < b->n; i++) {
+        b->instrs[i].unlock = k;
+        for (uint32_t e = 0; e < b->nedge; e++)
+            if (b->edges[e][0] == i) b->unlocks[k++] = b->edges[e][1];
+        b->instrs[i].nunlock = k - b->instrs[i].unlock;
+    }
+    struct hr_program *p = NULL;
+    char detail[256];
+    hr_status status = hr_program_new(b->instrs, b->n, b->unlocks, k, b->refs, b->nref, bytes, bytes, tmp, size, &p, detail);
+    if (status != HR_OK) fprintf(stderr, "%s\n", detail);
+    REQUIRE(status == HR_OK);
+    return p;
+}
+
+/* Rank r borrows its chunk from everybody, reduces in rank order, and sends the result to all. In place. */
+static struct hr_program *direct(int rank, int size, uint64_t elements) {
+    struct builder *b = calloc(1, sizeof *b);
+    uint64_t chunk = elements / (uint64_t)size * 4;
+    uint32_t lend[WORLD_MAX], borrow[WORLD_MAX];
+    for (int p = 0; p < size; p++)
+        if (p != rank) lend[p] = add(b, (struct hr_instr){.op = HR_OP_SEND, .peer = p, .tag = 0, .src_buf = HR_BUF_OUT, .src_off = chunk * (uint64_t)p, .len = chunk});
+    for (int p = 0; p < size; p++)
+        if (p != rank) borrow[p] = add(b, (struct hr_instr){.op = HR_OP_BORROW, .peer = p, .tag = 0, .dst_buf = HR_BUF_TMP, .dst_off = chunk * (uint64_t)p, .len = chunk});
+    uint32_t reduce = add(b, (struct hr_instr){.op = HR_OP_REDUCE, .peer = -1, .dst_buf = HR_BUF_OUT, .dst_off = chunk * (uint64_t)rank, .len = chunk,
+                                               .ref = 0, .nref = (uint32_t)size});
+    for (int p = 0; p < size; p++) {
+        b->refs[b->nref++] = p == rank ? (struct hr_ref){HR_BUF_OUT, 0, chunk * (uint64_t)rank} : (struct hr_ref){HR_BUF_BORROWED, 0, borrow[p]};
+        if (p != rank) after(b, borrow[p], reduce);
+    }
+    for (int p = 0; p < size; p++) {
+        if (p == rank) continue;
+        after(b, reduce, add(b, (struct hr_instr){.op = HR_OP_SEND, .peer = p, .tag = 1, .src_buf = HR_BUF_OUT, .src_off = chunk * (uint64_t)rank, .len = chunk}));
+        uint32_t recv = add(b, (struct hr_instr){.op = HR_OP_RECV, .peer = p, .tag = 1, .dst_buf = HR_BUF_OUT, .dst_off = chunk * (uint64_t)p, .len = chunk});
+        after(b, lend[p], recv); /* what is lent may not be overwritten */
+    }
+    struct hr_program *program = build(b, elements * 4, chunk * (uint64_t)size, size);
+    free(b);
+    return program;
+}
+
+struct job {
+    uint64_t elements;
+    int arena, rounds;
+    uint64_t odd_sig; /* rank 1 signs differently */
+};
+static hr_status run_once(struct rank *r, struct hr_program *p, float *x, uint64_t sig, struct hr_request *req, double seconds) {
+    memset(req, 0, sizeof *req);
+    req->priority = HR_PRIORITY_DEFAULT;
+    CHECK_EQ(hr_run(r->comm, p, x, x, HR_FLOAT32, HR_SUM, sig, req), HR_OK);
+    return finish(r, req, seconds);
+}
+static void *allreduce(void *arg) {
+    struct rank *r = arg;
+    struct job *j = r->arg;
+    struct hr_program *p = direct(r->rank, r->size, j->elements);
+    float *x = j->arena ? hr_arena_alloc(j->elements * 4, 0) : malloc(j->elements * 4);
+    for (int round = 0; round < j->rounds; round++) {
+        struct hr_request req;
+        for (uint64_t i = 0; i < j->elements; i++) x[i] = (float)(i % 1000 * (uint64_t)r->size + (uint64_t)r->rank);
+        CHECK_EQ(run_once(r, p, x, 99, &req, 30), HR_OK);
+        uint64_t wrong = 0;
+        for (uint64_t i = 0; i < j->elements; i++)
+            wrong += x[i] != (float)(i % 1000 * (uint64_t)(r->size * r->size) + (uint64_t)(r->size * (r->size - 1) / 2));
+        CHECK_EQ(wrong, 0);
+    }
+    if (j->arena) hr_arena_free(x);
+    else free(x);
+    hr_program_put(p);
+    return NULL;
+}
+static void allreduce_world(int n, struct job job) {
+    struct world w;
+    world_open(&w, n, NULL);
+    world_run(&w, allreduce, &job);
+    world_close(&w);
+}
+TEST(direct_allreduce_small) { allreduce_world(2, (struct job){.elements = 1000, .rounds = 200}); }
+TEST(direct_allreduce_lent) { allreduce_world(3, (struct job){.elements = 300000, .arena = 1, .rounds = 10}); }
+TEST(direct_allreduce_copied) { allreduce_world(3, (struct job){.elements = 300000, .rounds = 10}); }
+TEST(direct_allreduce_eight) { allreduce_world(8, (struct job){.elements = 80000, .arena = 1, .rounds = 10}); }
+
+/* --- failures ------------------------------------------------------------------------------------------------------------------ */
+
+static void *mismatched(void *arg) {
+    struct rank *r = arg;
+    struct job *j = r->arg;
+    struct hr_program *p = direct(r->rank, r->size, j->elements);
+    float *x = calloc(j->elements, 4);
+    struct hr_request req;
+    hr_status status = run_once(r, p, x, r->rank == 1 ? 1 : 2, &req, 10);
+    CHECK(status == HR_ERR_MISMATCH);
+    status = run_once(r, p, x, 2, &req, 10); /* and it stays broken */
+    CHECK(status == HR_ERR_MISMATCH);
+    free(x);
+    hr_program_put(p);
+    return NULL;
+}
+TEST(signatures_that_differ) {
+    for (uint64_t n = 30; n < 1000000; n *= 1000) {
+        struct job job = {.elements = n};
+        struct world w;
+        world_open(&w, 3, NULL);
+        world_run(&w, mismatched, &job);
+        world_close(&w);
+    }
+}
+
+/* One rank does not come: the others time out, their communicator is broken, and rank 0 hears of it on its next call. */
+static void *absent(void *arg) {
+    struct rank *r = arg;
+    struct job *j = r->arg;
+    struct hr_program *p = direct(r->rank, r->size, j->elements);
+    float *x = calloc(j->elements, 4);
+    struct hr_request req;
+    if (r->rank) {
+        hr_status status = run_once(r, p, x, 2, &req, 0.1);
+        CHECK(status == HR_ERR_TIMEOUT || status == HR_ERR_BROKEN); /* the other one's deadline may come first */
+    } else {
+        struct timespec nap = {0, 400000000};
+        nanosleep(&nap, NULL);
+        CHECK_EQ(run_once(r, p, x, 2, &req, 5), HR_ERR_BROKEN);
+        CHECK(req.peer == 1 || req.peer == 2);
+    }
+    free(x);
+    hr_program_put(p);
+    return NULL;
+}
+TEST(absent_rank) {
+    for (uint64_t n = 300; n < 1000000; n *= 1000) {
+        struct job job = {.elements = n};
+        struct world w;
+        world_open(&w, 3, NULL);
+        world_run(&w, absent, &job);
+        world_close(&w);
+    }
+}
+
+/* A peer is lost in the middle: at whatever point, every rank gets an error and nobody hangs. */
+static void *victim(void *arg) {
+    struct rank *r = arg;
+    struct job *j = r->arg;
+    struct hr_program *p = direct(r->rank, r->size, j->elements);
+    float *x = hr_arena_alloc(j->elements * 4, 0);
+    memset(x, 0, j->elements * 4);
+    struct hr_request req;
+    for (int i = 0; i < 1000; i++) {
+        if (r->rank == 0 && i == j->rounds) hr_peer_lost(r->engine, 2, HR_ERR_PEER_LOST, "test");
+        hr_status status = run_once(r, p, x, 2, &req, 10);
+        if (status == HR_OK) continue;
+        CHECK_EQ(status, HR_ERR_PEER_LOST);
+        /* the lost one lives on here: it sees rank 0 gone, and rank 1 believes whom it hears first */
+        if (r->rank == 0) CHECK_EQ(req.peer, 2);
+        if (r->rank == 1) CHECK(req.peer == 0 || req.peer == 2);
+        break;
+    }
+    hr_arena_free(x);
+    hr_program_put(p);
+    return NULL;
+}
+TEST(peer_lost_in_the_middle) {
+    for (int i = 0; i < 20; i++) {
+        struct job job = {.elements = i % 2 ? 300 : 300000, .rounds = i};
+        struct world w;
+        world_open(&w, 3, NULL);
+        world_run(&w, victim, &job);
+        world_close(&w);
+    }
+}
