@@ -1,7 +1,7 @@
 """Builds hrdma: the package map, and the one extension module from the C core and its Cython binding.
 
-What is static is in pyproject.toml. The folders ``topo`` and ``qos`` are packages ``hrdma.topo`` and ``hrdma.qos``; the list is
-explicit, since find_packages() would install them at the top level as well.
+What is static is in pyproject.toml. The folders ``topo`` and ``qos`` are the packages ``hrdma.topo`` and ``hrdma.qos``; the
+list is explicit, since find_packages() would install them at the top level as well.
 """
 
 import os
@@ -25,19 +25,18 @@ def packages() -> dict[str, str]:
     return found
 
 
-class parallel_build_ext(build_ext):
+class ParallelBuildExt(build_ext):
     """Compiles the files of the extension side by side, and again only those older than what they are made of."""
 
     def build_extension(self, ext: Extension) -> None:
-        from setuptools.modified import newer_group
-
         compiler = self.compiler
-        newest = [*ext.depends, "setup.py"]
+        changed = max(os.path.getmtime(name) for name in [*ext.depends, "setup.py"])
 
         def compile_one(source: str) -> list[str]:
             target = compiler.object_filenames([source], output_dir=self.build_temp)[0]
-            if not self.force and not newer_group([source, *newest], target, "newer"):
-                return [target]
+            if not self.force and os.path.exists(target):
+                if os.path.getmtime(target) > max(changed, os.path.getmtime(source)):
+                    return [target]
             return compiler.compile(
                 [source],
                 output_dir=self.build_temp,
@@ -64,9 +63,7 @@ def extension() -> Extension:
     headers = sorted(
         name for end in ("h", "def", "inc", "pxd", "pxi") for name in glob(f"cython/**/*.{end}", recursive=True)
     )
-    sources = sorted(
-        glob("cython/core/**/*.c", recursive=True) + glob("cython/providers/**/*.c", recursive=True)
-    )
+    sources = sorted(glob("cython/core/**/*.c", recursive=True) + glob("cython/providers/**/*.c", recursive=True))
     return Extension(
         "hrdma._core",
         ["cython/_core.pyx", *sources],
@@ -94,5 +91,5 @@ setup(
     package_dir=found,
     package_data={"hrdma": ["py.typed", "*.pyi"]},
     ext_modules=extensions(),
-    cmdclass={"build_ext": parallel_build_ext},
+    cmdclass={"build_ext": ParallelBuildExt},
 )

@@ -40,7 +40,10 @@ def _flag(value: str) -> bool:
 
 
 def _seconds(value: str) -> float:
-    seconds = float(value) if re.fullmatch(r"[0-9.eE+-]+", value) else math.nan
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
     if not 0 < seconds < math.inf:
         raise ValueError("expected a positive number of seconds")
     return seconds
@@ -236,5 +239,7 @@ def _as_text(value: Any) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {found[0]}?" if found else "; `hrdma info` lists them"
+    """Ends a refusal: names the known name that is most like this one, compared without the common prefix."""
+    bare = {other.removeprefix(PREFIX): other for other in known}
+    found = difflib.get_close_matches(name.removeprefix(PREFIX), list(bare), n=1, cutoff=0.6)
+    return f"; did you mean {bare[found[0]]}?" if found else "; `hrdma info` lists them"

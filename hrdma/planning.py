@@ -1,7 +1,7 @@
 """Planning: picks an algorithm for a call and lowers it to the program that the core runs.
 
-The only module that knows both sides: what `hrdma.topo` plans, and what `hrdma._core` takes. Pure: the same arguments give the
-same plan, and arguments that must be equal on all ranks decide alone which algorithm and how many parts.
+The only module that knows both sides: what `hrdma.topo` plans, and what `hrdma._core` takes. Pure: the same arguments
+give the same plan, and arguments that must be equal on all ranks decide alone which algorithm and how many parts.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def plan(
     size, rank, root : int
         `root` is ignored where there is none.
     counts : int, sequence of int, or pair of sequences
-        Elements: of the vector (allreduce, reduce, broadcast), of each rank's block (allgather, reduce_scatter, gather, scatter;
-        one int: all alike), what this rank (sends to, receives from) each rank (alltoall; one int: all alike).
+        Elements: of the vector (allreduce, reduce, broadcast), of each rank's block (allgather, reduce_scatter, gather,
+        scatter; one int: all alike), what this rank (sends to, receives from) each rank (alltoall; one int: all alike).
     itemsize : int
         Bytes of an element.
     dtype, op : str
@@ -64,8 +64,8 @@ def plan(
     deterministic : bool
         One association: rank order, left to right, rounded once.
     in_place : bool
-        Input and output are the same memory: allreduce, reduce, alltoall the whole buffer; allgather and gather the own block
-        of the output; reduce_scatter and scatter the own block of the input. A broadcast always is.
+        Input and output are the same memory: allreduce, reduce, alltoall the whole buffer; allgather and gather the own
+        block of the output; reduce_scatter and scatter the own block of the input. A broadcast always is.
     cost : Cost, optional
         Of the slowest connection in use. Every rank must plan with the same cost, and the same `mapped`.
     mapped : bool
@@ -100,9 +100,8 @@ def plan(
         raise ValueError(f"root {root} is not in [0, {size})")
     if itemsize < 1:
         raise ValueError(f"itemsize must be at least 1, not {itemsize}")
+    # an alltoall's counts are this rank's own, and may decide nothing that others must decide alike
     nbytes = 0 if collective == "alltoall" else sum(block_counts(collective, size, rank, counts)) * itemsize
-    if collective == "alltoall" and not hasattr(counts, "__len__"):
-        nbytes = counts * size * itemsize
     choice = choose(
         collective, size, nbytes, cost or DEFAULT_COST["shm" if mapped else "tcp"], mapped=mapped,
         deterministic=deterministic and not dtype.startswith(("int", "uint")),

@@ -70,7 +70,9 @@ class Runtime:
         absent = [name for name in config.require if name not in names]
         if absent:
             reasons = "; ".join(f"{name}: {_why_not(name)}" for name in absent)
-            raise DeviceError(f"HRDMA_REQUIRE={','.join(config.require)} but {', '.join(absent)} is not used: {reasons}")
+            raise DeviceError(
+                f"HRDMA_REQUIRE={','.join(config.require)} but {', '.join(absent)} is not used: {reasons}"
+            )
         options = {name: config.options(name) for name in names}
         if config.host_id and "shm" in options:
             digest = hashlib.blake2b(config.host_id.encode(), digest_size=16).hexdigest()
@@ -311,7 +313,9 @@ def init(
 
     with _init_lock:
         if _runtime is not None and not _runtime.closed:
-            raise ValueError("hrdma.init() was called before: use its communicator, comm.dup(), or hrdma.finalize() first")
+            raise ValueError(
+                "hrdma.init() was called before: use its communicator, comm.dup(), or hrdma.finalize() first"
+            )
         if isinstance(transport, str):
             transport = transport.split(",")
         config = Config.load(

@@ -1,4 +1,4 @@
-"""The memory of one rank while a schedule is lowered: where chunks are, which scratch is free, who last touched what."""
+"""The memory of one rank while a schedule is lowered: where chunks are, which scratch is free, who touched what."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def up(nbytes: int) -> int:
 class Cells:
     """Places of chunks and ranges of scratch, each named by one integer, the *cell*.
 
-    With n chunks: c is chunk c in IN, n + c in OUT, 2n + c in its fixed home in scratch, 3n + k the k-th slot of scratch. Two
-    cells that are in use at one time never overlap, so dependencies are found by cell.
+    With n chunks: c is chunk c in IN, n + c in OUT, 2n + c in its fixed home in scratch, 3n + k the k-th slot of
+    scratch. Two cells that are in use at one time never overlap, so dependencies are found by cell.
     """
 
     def __init__(self, layout: Layout, budget: int) -> None:

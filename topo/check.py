@@ -1,9 +1,9 @@
 """The proof of a schedule: every result holds every contribution exactly once, and in order where that is asked.
 
-The schedule is run with symbols instead of numbers: what a rank holds of a chunk is the set of ranks whose contributions
-are in it (as bits of an integer). A reduction unites sets that must be disjoint; a lost contribution is missing from a
-result, a doubled one is found where it is added, a misplaced one is missing here and never wanted there. With `ordered`
-the symbols are expression trees, and every result must be the left-to-right reduction in rank order.
+The schedule is run with symbols instead of numbers: what a rank holds of a chunk is the set of ranks whose
+contributions are in it (as bits of an integer). A reduction unites sets that must be disjoint; a lost contribution is
+missing from a result, a doubled one is found where it is added, a misplaced one is missing here and never wanted there.
+With `ordered` the symbols are expression trees, and every result must be the left-to-right reduction in rank order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def check(schedule: Schedule, ordered: bool = False, single: bool = False) -> No
     held = _start(schedule)
     trees: list[dict[int, tuple[tuple, bool]]] | None = None  # leaves in order, and whether in one pass
     if ordered and schedule.collective in _REDUCING and schedule.collective != "barrier":
-        trees = [{c: ((rank,), True) for c in held[rank]} for rank in range(schedule.size)]
+        trees = [dict.fromkeys(held[rank], ((rank,), True)) for rank in range(schedule.size)]
     reduced: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, chunk) -> round and set of its latest reduction
     touched: dict[tuple[int, int], int] = {}  # (rank, chunk) -> latest round in which it takes part in a reduction
     table = schedule.table.tolist()

@@ -10,7 +10,7 @@ from hrdma.topo.cost import Cost
 __all__ = ["Choice", "choose"]
 
 _SEGMENTS = (512 << 10, 128 << 10)  # bytes of a piece: small enough for a second-level cache
-_MAX_PARTS = 32
+_MAX_PARTS = 64
 _TIE = 1.03  # the forms are not better than that: within it the earlier line of the table is taken
 _REDUCING = ("allreduce", "reduce", "reduce_scatter")
 
@@ -54,10 +54,11 @@ class Choice:
         for name, parts, seconds in self.table:
             if name != self.algorithm and name not in others:
                 others[name] = f"{name}{f'/{parts}' if parts > 1 else ''} {_seconds(seconds)}"
-        text = (
-            f"{self.collective} of {_bytes(self.nbytes)} on {self.size} ranks{' in rank order' if self.deterministic else ''}:"
-            f" {self.algorithm}{f' in {self.parts} parts' if self.parts > 1 else ''}, predicted {_seconds(self.seconds)}"
-        )
+        extent = f" of {_bytes(self.nbytes)}" if self.nbytes else ""
+        order = " in rank order" if self.deterministic else ""
+        cut = f" in {self.parts} parts" if self.parts > 1 else ""
+        text = f"{self.collective}{extent} on {self.size} ranks{order}: {self.algorithm}{cut}"
+        text += f", predicted {_seconds(self.seconds)}"
         source = f" ({self.cost.name})" if self.cost.name else ""
         return text + (f"; else {', '.join(others.values())}" if others else "; no other can do it") + source
 
@@ -97,19 +98,26 @@ def choose(
             continue
         if deterministic and collective in _REDUCING and collective not in algorithm.ordered:
             continue
-        candidates = [1]
-        if collective in algorithm.parts:
-            share = (
-                nbytes // size if name in ("direct", "ring") and collective not in ("broadcast", "reduce") else nbytes
-            )
-            candidates += sorted({min(_MAX_PARTS, -(-share // segment)) for segment in _SEGMENTS} - {0, 1})
-        for parts in candidates:
+        for parts in _candidates(name, collective, size, nbytes, algorithm.parts):
             seconds = algorithm.work(collective, size, nbytes, parts).seconds(size, cost, parts)
             found.append((name, parts, seconds))
     order = sorted(found, key=lambda candidate: candidate[2])
     chosen = next(candidate for candidate in found if candidate[2] <= order[0][2] * _TIE)
     found = [chosen, *(candidate for candidate in order if candidate is not chosen)]
     return Choice(collective, size, nbytes, deterministic, cost, tuple(found))
+
+
+def _candidates(name: str, collective: str, size: int, nbytes: int, cut: tuple[str, ...]) -> list[int]:
+    """Numbers of parts worth a look. Long reductions are always cut: their operands must fit in bounded scratch."""
+    if collective not in cut:
+        return [1]
+    share = nbytes
+    if name == "halving":
+        share = nbytes // 8  # most of its messages are far smaller than the segment
+    elif collective not in ("broadcast", "reduce"):
+        share = nbytes // size
+    parts = {min(_MAX_PARTS, max(1, -(-share // segment))) for segment in _SEGMENTS}
+    return sorted(parts if collective in _REDUCING else parts | {1})
 
 
 def _bytes(n: int) -> str:

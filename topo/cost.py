@@ -1,9 +1,9 @@
-"""What a schedule costs: alpha, beta, gamma of a connection, closed forms of algorithms, and a critical path for any schedule.
+"""What a schedule costs: alpha, beta, gamma of a connection, closed forms of algorithms, critical path of any schedule.
 
-A message costs `alpha` of its sender's and receiver's time, a byte that moves `beta`, a byte that is reduced into another
-`gamma`; a step that must wait for another rank adds `latency`. Where peers' memory is read in place (`pull`), operands of
-a reduction do not move and a sender does nothing for a byte. Where ranks share cores, work of the ranks of a core adds up:
-no collective ends before all its work, spread over the cores, is done.
+A message costs `alpha` of its sender's and receiver's time, a byte that moves `beta`, a byte that is reduced into
+another `gamma`; a step that must wait for another rank adds `latency`. Where peers' memory is read in place (`pull`),
+operands of a reduction do not move and a sender does nothing for a byte. Where ranks share cores, work of the ranks of
+a core adds up: no collective ends before all its work, spread over the cores, is done.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
+from hrdma.errors import ScheduleError
 from hrdma.topo.schedule import COPY, Schedule, blocks
 
 __all__ = ["DEFAULT_COST", "Cost", "Work", "effort", "predict"]
@@ -72,7 +73,7 @@ DEFAULT_COST: dict[str, Cost] = {
 
 
 def effort(operands: int) -> float:
-    """Memory traffic per reduced byte of one pass over that many operands, against one over two: it writes only once."""
+    """Memory traffic per reduced byte of one pass over many operands, against one over two: it writes only once."""
     return (operands + 1) / (3 * (operands - 1)) if operands > 1 else 1.0
 
 
@@ -110,11 +111,18 @@ def predict(schedule: Schedule, nbytes: float, cost: Cost) -> float:
         Of the whole vector (of all blocks together; alltoall: what one rank sends).
     cost : Cost
 
+    Raises
+    ------
+    ScheduleError
+        When it is one rank's view.
+
     Notes
     -----
     A rank sends one message at a time and receives one at a time, in the order of the table; equal chunks are assumed
     unless the schedule has weights. Contention inside a network is not modelled. Cost: linear in the transfers.
     """
+    if schedule.view is not None:
+        raise ScheduleError(f"this is the view of rank {schedule.view}; only a complete schedule has a critical path")
     size, split = schedule.size, schedule.split
     nblocks = size if schedule.collective == "alltoall" else blocks(schedule.collective, size)
     weights = schedule.weights or (1,) * split

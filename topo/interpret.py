@@ -1,8 +1,8 @@
-"""Runs programs of all ranks in Python, in a seeded random order: what the core does, slowly and as unkindly as is allowed.
+"""Runs programs of all ranks in Python, in seeded random order: what the core does, as unkindly as is allowed.
 
 Meant for tests and for trying schedules out. Unkindness: whatever may run runs in random order; a receive scribbles
-over its range as soon as it is posted; a send that waits for its receive is read as late as possible, a borrowed one when
-it is reduced; with `credits` sends may run ahead of their receives, that many per pair of ranks.
+over its range as soon as it is posted; a send that waits for its receive is read as late as possible, a borrowed one
+when it is reduced; with `credits` sends may run ahead of their receives, that many per pair of ranks.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def execute(
     programs : sequence of ProgramSpec
         In rank order.
     inputs : sequence of ndarray
-        Each rank's input, 1-D, all of one dtype; in place the whole of the larger buffer (the output for allgather, say).
-        Not modified.
+        Each rank's input, 1-D, all of one dtype; in place the whole of the larger buffer (the output for allgather,
+        say). Not modified.
     op : callable
         Two arrays to one.
     average : bool

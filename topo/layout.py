@@ -16,7 +16,7 @@ This is the definition of every collective's buffers; all offsets and lengths ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -91,8 +91,9 @@ def block_counts(collective: str, size: int, rank: int, counts) -> list[int]:
     Parameters
     ----------
     counts : int, sequence of int, or pair of sequences
-        Elements: of the vector (allreduce, reduce, broadcast), of each rank's block (allgather, reduce_scatter, gather, scatter;
-        one int: all alike), or for alltoall what this rank sends to and receives from each rank (one int: all alike).
+        Elements: of the vector (allreduce, reduce, broadcast), of each rank's block (allgather, reduce_scatter, gather,
+        scatter; one int: all alike), or for alltoall what this rank sends to and receives from each rank (one int: all
+        alike).
     """
     if collective == "barrier":
         return [0]
@@ -114,33 +115,30 @@ def layout(schedule: Schedule, rank: int, counts: int | Sequence, itemsize: int,
     """Byte ranges of every chunk in a rank's buffers. `counts` as in `block_counts`."""
     collective, size, root, split = schedule.collective, schedule.size, schedule.root, schedule.split
     per_block = block_counts(collective, size, rank, counts)
-    lens: list[int] = []
-    in_off: list[int] = []
-    out_off: list[int] = []
+    chunks = len(per_block) * split
+    lens, in_off, out_off = [0] * chunks, [-1] * chunks, [-1] * chunks
     in_at = out_at = 0
     alias = None
     known: dict[int, tuple[list[int], list[int]]] = {}
-    absent = [-1] * split
-    for block, count in enumerate(per_block):
+    here: Iterable[int] = range(len(per_block))
+    if collective == "alltoall":
+        here = sorted({*range(rank * size, (rank + 1) * size), *range(rank, size * size, size)})
+    for block in here:
+        count, at = per_block[block], slice(block * split, (block + 1) * split)
         if count not in known:
             edges = [edge * itemsize for edge in _edges(count, schedule, itemsize)]
             known[count] = edges, [b - a for a, b in pairwise(edges)]
-        edges, sizes = known[count]
-        lens += sizes
+        edges, lens[at] = known[count]
         brought = rank in bringers(collective, size, root, block)
         wanted = rank in takers(collective, size, root, block)
         if brought and wanted and alias is None:
             alias = out_at - in_at
         if brought:
-            in_off += [in_at + edge for edge in edges[:-1]]
+            in_off[at] = [in_at + edge for edge in edges[:-1]]
             in_at += edges[-1]
-        else:
-            in_off += absent
         if wanted:
-            out_off += [out_at + edge for edge in edges[:-1]]
+            out_off[at] = [out_at + edge for edge in edges[:-1]]
             out_at += edges[-1]
-        else:
-            out_off += absent
     if collective == "broadcast":
         in_at, alias, in_place = out_at, 0, True
     return Layout(

@@ -1,17 +1,17 @@
 """Lowering: turns a schedule into the program that one rank's core runs.
 
-Every rank lowers its own part alone. Both ends of a message find the same tag, ``round * chunks + first chunk``, and the
-same length, from the schedule and the counts; nothing is negotiated.
+Every rank lowers its own part alone. Both ends of a message find the same tag, its number among the messages of that
+ordered pair of ranks, and the same length, from the schedule and the counts; nothing is negotiated.
 
 What is needed to see why the programs are right:
 
-* Each chunk has a place where it is now (IN at first, if this rank brings it) and a *home* where results go: OUT if the rank
-  wants it, scratch if it only passes through. IN is never written when the call is out of place.
+* Each chunk has a place where it is now (IN at first, if this rank brings it) and a *home* where results go: OUT if the
+  rank wants it, scratch if it only passes through. IN is never written when the call is out of place.
 * Dependencies come from memory alone: who reads waits for the last writer, who writes waits for the readers since. So
   rounds of different chunks overlap as far as the data allows.
 * A receive waits for nothing of its own round. Where its home is still being sent in that round (an exchange in place),
-  it lands in scratch and is folded in afterwards; such operands are received, not borrowed, since two lenders that wait for
-  each other's reduction would never end. So by induction over rounds no program deadlocks, with whatever credits.
+  it lands in scratch and is folded in afterwards; such operands are received, not borrowed, since two lenders that wait
+  for each other's reduction would never end. So by induction over rounds no program deadlocks, with whatever credits.
 * Scratch is bounded: ranges are used again once what used them has ended, in an order that is the same on every rank.
 
 `hrdma.topo.verify` proves all this of any set of programs; the tests do so for every algorithm.
@@ -29,13 +29,14 @@ from hrdma.topo import program as isa
 from hrdma.topo.cells import Cells, up
 from hrdma.topo.layout import layout
 from hrdma.topo.program import INSTR, REF, ProgramSpec
+from hrdma.topo.schedule import CHUNK, ROUND, Schedule
 from hrdma.topo.schedule import REDUCE as OP_REDUCE
-from hrdma.topo.schedule import Schedule
 
 __all__ = ["lower"]
 
 _SCRATCH = 8 << 20  # bytes of scratch before ranges are used again
 _NT_BYTES = 32 << 20  # results this large do not stay in a cache anyway
+_TAGS = 1 << 24  # the core keeps the other bits of a tag
 _PACK = struct.Struct("=BBHiIIIIIIQBB6xQQ").pack
 
 
@@ -72,10 +73,7 @@ class _Lowering(Cells):
         super().__init__(layout(schedule, rank, counts, itemsize, in_place), scratch)
         self.rank, self.alias = rank, self.layout.alias
         self.rows = schedule.table.tolist()
-        if schedule.nrounds * self.n >= 1 << 32:
-            raise ScheduleError(
-                f"{schedule.nrounds} rounds of {self.n} chunks do not fit in 32-bit tags; use fewer parts"
-            )
+        self.tags = self._numbered(schedule.table)
         self.instrs: list[tuple] = []  # all fields but after, unlock, nunlock
         self.after: list[int] = []
         self.unlocks: list[list[int]] = []
@@ -84,6 +82,18 @@ class _Lowering(Cells):
         self.retired: list[int] = []  # slots that may be used again from the next round on
         self.place = self._initial()
         self.uses, self.last_reduce = self._survey()
+
+    def _numbered(self, table: np.ndarray) -> list[int]:
+        """The tag of every row: its number among the messages from its source to its destination."""
+        tags = [0] * len(table)
+        sent: dict[tuple[int, int], int] = {}
+        for k in np.lexsort((table[:, CHUNK], table[:, ROUND])).tolist():
+            _, src, dst, *_ = self.rows[k]
+            tags[k] = number = sent.get((src, dst), 0)
+            sent[src, dst] = number + 1
+        if tags and max(tags) >= _TAGS:
+            raise ScheduleError(f"{max(tags) + 1} messages between two ranks; the core takes {_TAGS}: use fewer parts")
+        return tags
 
     def _initial(self) -> list[int]:
         """The cell of every chunk at the start; -1: not here."""
@@ -100,7 +110,7 @@ class _Lowering(Cells):
         mine = [c for c, off in enumerate(self.in_off) if off >= 0 and lens[c]]
         self.fixed = {c: self.in_off[c] for c in mine}
         if mine:
-            self.emit(isa.COPY, self.layout.in_bytes, set(), dst=(isa.BUF_TMP, 0), src=(isa.BUF_OUT, 0))
+            self.emit(isa.COPY, self.layout.in_bytes, set(), dst=(isa.BUF_TMP, 0), src=(isa.BUF_IN, 0))
         for c in mine:
             self.writer[2 * n + c] = 0
         for c, off in enumerate(self.out_off):
@@ -109,7 +119,7 @@ class _Lowering(Cells):
         return [2 * n + c if c in self.fixed else -1 for c in range(n)]
 
     def _survey(self) -> tuple[list[int], dict[int, int]]:
-        """How often each chunk is used, the last round that reduces it; gives chunks of long spans fixed homes in scratch."""
+        """How often each chunk is used, the last round that reduces it; fixed homes for chunks of long spans."""
         uses = [0] * self.n
         last: dict[int, int] = {}
         wide = [row for row in self.rows if row[4] > 1]
@@ -232,7 +242,7 @@ class _Lowering(Cells):
         return [slot]
 
     def receive(
-        self, rnd: int, tag: int, chunk: int, span: int, op: int, sources: list[tuple[int, int]], first: int
+        self, rnd: int, chunk: int, span: int, op: int, sources: list[tuple[int, int, int]], first: int
     ) -> None:
         """The transfers of one round into the same chunks. `first`: the first instruction of this round."""
         chunks = [chunk] if span == 1 and self.lens[chunk] else [c for c in range(chunk, chunk + span) if self.lens[c]]
@@ -254,8 +264,8 @@ class _Lowering(Cells):
             scaled = {self.last_reduce[c] == rnd for c in chunks}
             if len(scaled) > 1:
                 raise ScheduleError(
-                    f"rank {self.rank} reduces chunks {chunk} to {chunk + span - 1} in round {rnd} for the last time and not for"
-                    " the last time; split the transfer", rank=self.rank, chunk=chunk,
+                    f"rank {self.rank} reduces chunks {chunk} to {chunk + span - 1} in round {rnd} for the last time and not"
+                    " for the last time; split the transfer", rank=self.rank, chunk=chunk,
                 )  # fmt: skip
             flags |= isa.SCALE if True in scaled else 0
         else:
@@ -263,7 +273,7 @@ class _Lowering(Cells):
             pieces = [(0, 1)] if span == 1 else self.runs(chunks, homes)
         simple = len(pieces) == 1 and not conflict
         if simple and len(sources) == 1 and owns == homes:
-            ((src, lane),) = sources
+            ((src, tag, lane),) = sources
             code = isa.RECV_REDUCE if op == OP_REDUCE else isa.RECV
             flags |= isa.SWAP if code == isa.RECV_REDUCE and src < self.rank else 0
             index = self.emit(
@@ -278,15 +288,15 @@ class _Lowering(Cells):
             )
             self.has_written(index, homes)
         else:
-            self.fold(chunks, homes, owns, pieces, op, sources, tag, length, flags, simple)
+            self.fold(chunks, homes, owns, pieces, op, sources, length, flags, simple)
         for c, home in zip(chunks, homes):
             self.place[c] = home
 
-    def fold(self, chunks, homes, owns, pieces, op, sources, tag: int, length: int, flags: int, borrow: bool) -> None:
-        """Lands operands and combines them: borrowed where nothing of this round is waited for, else received into scratch."""
+    def fold(self, chunks, homes, owns, pieces, op, sources, length: int, flags: int, borrow: bool) -> None:
+        """Lands operands and combines them: borrowed where nothing of this round is waited for, else received."""
         landed: list[tuple[int, int, list[int]]] = []  # (rank, instruction, cells)
         slots = []
-        for k, (src, lane) in enumerate(sorted(sources)):
+        for k, (src, tag, lane) in enumerate(sorted(sources)):
             if borrow and k == 0 and set(owns).isdisjoint(homes):
                 cells = homes  # the result overwrites this operand, and nothing else is there
             else:
@@ -349,21 +359,21 @@ class _Lowering(Cells):
         at = 0
         while at < total:
             rnd, first = rows[at][0], len(self.instrs)
-            groups: dict[tuple[int, int], list[list[int]]] = {}
+            groups: dict[tuple[int, int], list[tuple[list[int], int]]] = {}
             while paced and paced[0][0] <= rnd - window:
                 fence = paced.popleft()[1]
             while at < total and rows[at][0] == rnd:
                 row = rows[at]
-                at += 1
                 if row[1] == self.rank:
-                    self.send(row, rnd * self.n + row[3], fence)
+                    self.send(row, self.tags[at], fence)
                 else:
-                    groups.setdefault((row[3], row[4]), []).append(row)
+                    groups.setdefault((row[3], row[4]), []).append((row, self.tags[at]))
+                at += 1
             if window and len(self.instrs) > first:
                 paced.append((rnd, set(range(first, len(self.instrs)))))
             for (chunk, span), group in sorted(groups.items()):
-                sources = [(row[1], row[6]) for row in group]
-                self.receive(rnd, rnd * self.n + chunk, chunk, span, group[0][5], sources, first)
+                sources = [(row[1], tag, row[6]) for row, tag in group]
+                self.receive(rnd, chunk, span, group[0][0][5], sources, first)
             for slot in self.retired:
                 self.release(slot)
             self.retired.clear()
@@ -394,14 +404,14 @@ class _Lowering(Cells):
         heard: set[int] = set()
         now: list[int] = []
         rnd = 0
-        for row in self.rows:
+        for row, tag in zip(self.rows, self.tags):
             if row[0] != rnd:
                 heard.update(now)
                 now, rnd = [], row[0]
             if row[1] == self.rank:
-                self.emit(isa.SEND, 0, heard, peer=row[2], tag=rnd * self.n, lane=row[6])
+                self.emit(isa.SEND, 0, heard, peer=row[2], tag=tag, lane=row[6])
             else:
-                now.append(self.emit(isa.RECV, 0, set(), peer=row[1], tag=rnd * self.n, lane=row[6]))
+                now.append(self.emit(isa.RECV, 0, set(), peer=row[1], tag=tag, lane=row[6]))
 
     def spec(self) -> ProgramSpec:
         unlocks: list[int] = []

@@ -1,4 +1,4 @@
-"""The core's instruction set as Python sees it: a mirror of cython/include/hr/program.h, and the program of one rank."""
+"""The core's instruction set as Python sees it: a mirror of hr/program.h, and the program of one rank."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 __all__ = [
-    "BORROW", "BUF_BORROWED", "BUF_IN", "BUF_OUT", "BUF_TMP", "COPY", "INSTR", "NOP", "NT", "RECV", "RECV_REDUCE", "REDUCE",
-    "REDUCE_MAX_SRC", "REF", "SCALE", "SEND", "SWAP", "ProgramSpec",
+    "BORROW", "BUF_BORROWED", "BUF_IN", "BUF_OUT", "BUF_TMP", "COPY", "INSTR", "NOP", "NT", "RECV", "RECV_REDUCE",
+    "REDUCE", "REDUCE_MAX_SRC", "REF", "SCALE", "SEND", "SWAP", "ProgramSpec",
 ]  # fmt: skip
 
 BUF_IN, BUF_OUT, BUF_TMP, BUF_BORROWED = range(4)
@@ -18,8 +18,8 @@ REDUCE_MAX_SRC = 64
 
 INSTR = np.dtype(
     {
-        "names": ["op", "lane", "flags", "peer", "tag", "after", "unlock", "nunlock", "ref", "nref", "len", "dst_buf", "src_buf",
-                  "dst_off", "src_off"],
+        "names": ["op", "lane", "flags", "peer", "tag", "after", "unlock", "nunlock", "ref", "nref", "len", "dst_buf",
+                  "src_buf", "dst_off", "src_off"],
         "formats": ["u1", "u1", "u2", "i4", "u4", "u4", "u4", "u4", "u4", "u4", "u8", "u1", "u1", "u8", "u8"],
         "offsets": [0, 1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 41, 48, 56],
         "itemsize": 64,

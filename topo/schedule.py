@@ -1,14 +1,16 @@
 """The schedule: which chunk goes from which rank to which in which round, as immutable data.
 
-A collective works on a vector that is made of *blocks*: one for allreduce, reduce, broadcast and barrier; one per rank for
-allgather, reduce_scatter, gather and scatter; one per (source, destination) for alltoall. A schedule cuts every block into
-`split` *chunks*; chunk `block * split + part` is the same share of the vector on every rank. How many elements that
-is, is decided when the schedule is lowered, from the real counts: chunks of different size and empty ones are fine.
+A collective works on a vector that is made of *blocks*: one for allreduce, reduce, broadcast and barrier; one per rank
+for allgather, reduce_scatter, gather and scatter; one per (source, destination) for alltoall. A schedule cuts every
+block into `split` *chunks*; chunk `block * split + part` is the same share of the vector on every rank. How many
+elements that is, is decided when the schedule is lowered, from the real counts: chunks of different size and empty ones
+are fine.
 
-A transfer moves `span` consecutive chunks in one message. All transfers of a round read what its start left; rounds order
-meaning, not time: what runs when is left to the data. `copy` replaces the receiver's chunk. The `reduce` transfers that
-reach one (rank, chunk) in one round are one reduction over several operands, evaluated left to right by the rank that
-holds the operand, the receiver's own value at its own rank's place. So both ends of an exchange compute the same bits.
+A transfer moves `span` consecutive chunks in one message. All transfers of a round read what its start left; rounds
+order meaning, not time: what runs when is left to the data. `copy` replaces the receiver's chunk. The `reduce`
+transfers that reach one (rank, chunk) in one round are one reduction over several operands, evaluated left to right by
+the rank that holds the operand, the receiver's own value at its own rank's place. So both ends of an exchange compute
+the same bits.
 
 The transfers lie in one int32 array, a row each, sorted by round, because a plan for many ranks has many of them;
 `rounds` shows them as objects.
@@ -223,7 +225,7 @@ class Schedule:
             data = json.loads(text)
             if data.get("format") != _FORMAT or data.get("version") != _VERSION:
                 raise ScheduleError(
-                    f"not a schedule of version {_VERSION}: format {data.get('format')!r}, version {data.get('version')!r}"
+                    f"not a schedule of version {_VERSION}: {data.get('format')!r}, version {data.get('version')!r}"
                 )
             if data["collective"] not in COLLECTIVES:
                 raise ScheduleError(f"unknown collective {data['collective']!r}; known: {', '.join(COLLECTIVES)}")
@@ -241,7 +243,8 @@ class Schedule:
 
     def __str__(self) -> str:
         """The rounds as a table: ``0>1:4-7+`` is chunks 4 to 7 from rank 0 to 1, added to what is there."""
-        head = f"{self.name or 'schedule'}: {self.collective}, {self.size} ranks, {self.chunks} chunks, {len(self.table)} transfers"
+        head = f"{self.name or 'schedule'}: {self.collective}, {self.size} ranks, {self.chunks} chunks"
+        head += f", {len(self.table)} transfers"
         lines = [head if self.view is None else f"{head}, as rank {self.view} sees it"]
         for index, transfers in enumerate(self.rounds):
             lines.append(f"{index:4} | " + "  ".join(_brief(t) for t in transfers))

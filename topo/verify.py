@@ -1,11 +1,14 @@
 """The proof of programs: the messages of all ranks pair up, no memory is touched out of order, nothing can deadlock.
 
 * Pairing: every SEND has exactly one receive of the same length at its peer, by (peer, tag).
-* Hazards: two instructions of a rank that touch overlapping bytes, one of them writing, are ordered by the dependencies. A
+* Hazards: two instructions of a rank that touch overlapping bytes, one of them writing, are ordered by the
+dependencies. A
   SEND reads until it ends; a REDUCE reads the fallback range of what it borrowed; IN and OUT may be the same memory.
-* Deadlock: with the worst choice everywhere, that is every send waits for its receive to be posted and every borrowed one
-  for the reduction that names it, the graph of who waits for whom over all ranks has no cycle. An engine that sends ahead
-  under credits, and waits for the receive where credits are out, only ever waits for less: it cannot deadlock either.
+* Deadlock: with the worst choice everywhere, that is every send waits for its receive to be posted and every borrowed
+one
+  for the reduction that names it, the graph of who waits for whom over all ranks has no cycle. An engine that sends
+  ahead under credits, and waits for the receive where credits are out, only ever waits for less: it cannot deadlock
+  either.
 """
 
 from __future__ import annotations
@@ -181,7 +184,8 @@ def _hazards(spec: ProgramSpec, instrs: list[tuple]) -> None:
             for _, _, other, wrote in active:
                 if (writes or wrote) and other != index and not (before[index] >> other | before[other] >> index) & 1:
                     raise ScheduleError(
-                        f"rank {rank}: instructions {min(index, other)} and {max(index, other)} touch the same memory in no order",
+                        f"rank {rank}: instructions {min(index, other)} and {max(index, other)}"
+                        " touch the same memory in no order",
                         rank=rank,
                     )
             active.append(access)

@@ -251,10 +251,10 @@ cdef object numpy_dtype(object dtype):
 
     if isinstance(dtype, str) and dtype == "bfloat16":
         try:
-            import ml_dtypes
+            from ml_dtypes import bfloat16
         except ImportError:
             raise TypeError("bfloat16 needs the package ml_dtypes: pip install hrdma[bf16]") from None
-        return numpy.dtype(ml_dtypes.bfloat16)
+        return numpy.dtype(bfloat16)
     return numpy.dtype(dtype)
 
 

@@ -122,6 +122,7 @@ void hr_engine_set_locality(struct hr_engine *engine, int local_ranks, int cores
     hr_lock(engine);
     engine->yield = local_ranks > cores;
     engine->spin_ns = engine->config.spin_us >= 0 ? engine->config.spin_us * 1000 : engine->yield ? SPIN_SHARED_NS : SPIN_NS;
+    engine->spin_now = engine->spin_ns;
     hr_unlock(engine);
 }
 

@@ -183,7 +183,7 @@ struct hr_engine {
     int ndomains;
     uint32_t pass;
     int epfd, kickfd, bgfd, donefd;
-    int spin_ns, yield;
+    int spin_ns, spin_now, yield;
     struct hr_link conns, active, dead, comms, waiters;
     struct hr_link work[HR_PRIORITIES];
     uint32_t nwork;

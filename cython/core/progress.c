@@ -2,8 +2,8 @@
 
 /*
  * Whoever waits, drives. A caller of hr_wait takes the role when it is free, polls, and returns as soon as its own request is done,
- * without a thread switch. It spins for a bounded time, gives up the processor between polls where ranks outnumber cores, then arms the
- * domains and sleeps in epoll_wait. Others who wait meanwhile sleep on a condition; the one who leaves wakes the next.
+ * without a thread switch. It spins for a bounded time that adapts to what waits turn out to be, offers the processor
+ * between polls (soon; at once where ranks outnumber cores), then arms the domains and sleeps in epoll_wait. Others who wait meanwhile sleep on a condition; the one who leaves wakes the next.
  *
  * The background thread serves when nobody has driven for a tick (2 ms): requests that nobody waits for, and what peers need of a rank
  * that computes. While callers come and go it only looks every tick; once nothing was driven for a second it sleeps without a limit,
@@ -29,6 +29,8 @@
 #define RECENT_NS 1000000000
 #define ROLE_SPIN_NS 100000
 #define SLICE_NS 100000000
+#define POLITE_NS 10000      /* of spinning, before the processor is offered between polls */
+#define SPIN_LEAST_NS 20000
 
 int64_t hr_now(void) {
     struct timespec t;
@@ -154,8 +156,9 @@ static void release_role(struct hr_engine *engine) {
     }
 }
 
-static void breathe(struct hr_engine *engine) {
-    if (engine->yield) {
+/* Between two polls that brought nothing. */
+static void breathe(struct hr_engine *engine, int polite) {
+    if (polite) {
         hr_unlock(engine);
         sched_yield();
         hr_lock(engine);
@@ -168,9 +171,15 @@ static void breathe(struct hr_engine *engine) {
     }
 }
 
+/* A wait of this length has ended in sleep: spin longer if that would have caught it, shorter if it was hopeless. */
+static void spin_learn(struct hr_engine *engine, int64_t waited) {
+    engine->spin_now = waited <= engine->spin_ns ? engine->spin_ns : engine->spin_now / 2;
+    if (engine->spin_now < SPIN_LEAST_NS) engine->spin_now = SPIN_LEAST_NS < engine->spin_ns ? SPIN_LEAST_NS : engine->spin_ns;
+}
+
 static hr_status drive(struct hr_engine *engine, const struct drive *d) {
     hr_status status = HR_OK;
-    int idle = 0;
+    int idle = 0, polite = 0;
     int64_t since = 0;
     engine->driving = 1;
     disarm(engine);
@@ -178,9 +187,9 @@ static hr_status drive(struct hr_engine *engine, const struct drive *d) {
         int n = hr_pass(engine, d->req ? d->req->conn : NULL);
         if (d->done(engine, d->arg)) break;
         if (n) {
-            idle = 0;
+            idle = polite = 0;
             since = 0;
-            if (atomic_load_explicit(&engine->contenders, memory_order_relaxed)) breathe(engine);
+            if (atomic_load_explicit(&engine->contenders, memory_order_relaxed)) breathe(engine, 0);
             if ((engine->pass & 255) == 0 && d->polls <= 0 && hr_now() >= d->deadline) {
                 status = HR_ERR_TIMEOUT;
                 break;
@@ -192,21 +201,24 @@ static hr_status drive(struct hr_engine *engine, const struct drive *d) {
             status = HR_INTERRUPTED;
             break;
         }
-        breathe(engine);
-        if (!engine->yield && idle & 31) continue;
+        breathe(engine, engine->yield || polite);
+        if (!engine->yield && !polite && idle & 31) continue;
         int64_t now = hr_now();
         if (now >= d->deadline) {
             status = HR_ERR_TIMEOUT;
             break;
         }
         if (!since) since = now;
-        if (now - since < engine->spin_ns) continue;
+        /* whoever we wait for may need this very processor */
+        if (now - since > POLITE_NS) polite = 1;
+        if (now - since < engine->spin_now) continue;
         if (arm(engine)) {
             engine->sleeping = 1;
             status = nap(engine, ms_until(d->deadline, now));
             engine->sleeping = 0;
             if (status != HR_OK && !d->done(engine, d->arg)) break;
             status = HR_OK;
+            spin_learn(engine, hr_now() - since);
         }
         disarm(engine);
         since = 0;

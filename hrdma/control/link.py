@@ -139,14 +139,14 @@ class Listener(Link):
         self._of: dict[int, bytes] = {}
 
     def receive(self) -> list[Received]:
-        """Messages that have arrived. Those that are not one frame of a TCP peer are left out."""
+        """Messages that have arrived. Those that are not one frame of a peer whose address is known are left out."""
         found: list[Received] = []
         with contextlib.suppress(zmq.Again):
             while len(found) < _BATCH:
                 parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                if len(parts) == 2:
-                    descriptor, address = parts[1].get(zmq.SRCFD), str(parts[1].get("Peer-Address"))
-                    found.append(Received(parts[0].bytes, parts[1].bytes, int(descriptor), address))
+                origin = _origin(parts[-1])
+                if len(parts) == 2 and origin is not None:
+                    found.append(Received(parts[0].bytes, parts[1].bytes, *origin))
         return found
 
     def send(self, identity: bytes, frame: bytes) -> None:
@@ -191,6 +191,14 @@ class Listener(Link):
         except OSError:
             return False
         return bool(here == there == received.address)
+
+
+def _origin(frame: zmq.Frame) -> tuple[int, str] | None:
+    """Descriptor and address from which a message came; libzmq does not know them for peers of ancient protocols."""
+    try:
+        return int(frame.get(zmq.SRCFD)), str(frame.get("Peer-Address"))
+    except zmq.ZMQError:
+        return None
 
 
 class Call(Link):

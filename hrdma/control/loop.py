@@ -62,9 +62,12 @@ class Dialog:
 class Loop:
     """The thread and what it waits for. `post`, `stop` and `drop` may be called from any thread."""
 
-    def __init__(self, size: int, key: bytes, heartbeat: float, *, open_to_all: bool, max_frame: int = 0) -> None:
+    def __init__(
+        self, size: int, key: bytes, heartbeat: float, *, open_to_all: bool, crashed: Callable[[Exception], None]
+    ) -> None:
         self.size = size
-        self.limit = max_frame or frame_limit(size)
+        self.limit = frame_limit(size)
+        self._crashed = crashed
         self.heartbeat = heartbeat
         self.key = key
         self.open_to_all = open_to_all
@@ -175,9 +178,10 @@ class Loop:
         try:
             while not self._stopping:
                 self._turn()
-        except Exception:
+        except Exception as error:
             # Without this thread nobody would ever be told of a loss: say so, and let the peers see us hang up.
             logger.exception("control: the control thread failed; the other ranks will count this one as lost")
+            self._crashed(error)
         finally:
             self._close()
 

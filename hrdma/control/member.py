@@ -142,6 +142,7 @@ class ControlPlane:
             job_key(config.token),
             config.heartbeat,
             open_to_all=bool(config.token) or config.insecure,
+            crashed=plane._crashed,
         )
         plane._loop = loop
         side = (Roster if world.rank == 0 else Guest)(loop, plane, world, card, deadline)
@@ -392,6 +393,16 @@ class ControlPlane:
             pending.changed.set()
 
     # Helpers
+
+    def _crashed(self, error: Exception) -> None:
+        """The control thread ended by a bug: whoever waits is told, and no other rank can be relied on any more."""
+        if not self._meeting_done.is_set():
+            self.failed(HrdmaError(f"the control thread failed: {error!r}"))
+            return
+        for rank in range(self.size):
+            if rank != self.rank and rank not in self.lost:
+                self.lost_rank(rank, f"the control thread of this rank failed: {error!r}", left=False)
+        self.departed()
 
     def _report(
         self, comm: int, members: Sequence[int], sequence: int, signature: int, text: str, *, mismatch: bool

@@ -31,8 +31,6 @@ def test_computes_what_numpy_does(name: str, collective: str, size: int) -> None
             for kind in ("zero", "one", "few", "odd", "even") if size < 9 else ("few", "odd"):
                 counts = counts_of(collective, size, kind)
                 for in_place in (False, True):
-                    if in_place and collective == "alltoall" and kind == "odd":
-                        continue  # blocks of different lengths cannot trade places
                     programs = [lower(schedule, r, counts[r], 8, in_place=in_place) for r in range(size)]
                     run(programs, collective, counts, root, in_place, seed=case, **ways[case % len(ways)])
                     case += 1
@@ -104,13 +102,20 @@ def test_more_operands_than_one_instruction_takes() -> None:
 
 
 def test_scratch_is_used_again_and_bounded() -> None:
-    for name, collective in (("direct", "allreduce"), ("direct", "reduce_scatter"), ("ring", "reduce_scatter"), ("ring", "reduce")):
+    for name, collective in (
+        ("direct", "allreduce"),
+        ("direct", "reduce_scatter"),
+        ("ring", "reduce_scatter"),
+        ("ring", "reduce"),
+    ):
         size, count = 6, 3 << 13
         schedule = build(name, collective, size, parts=16)
         nbytes = count * 8 * (size if collective == "reduce_scatter" else 1)
         programs = [lower(schedule, r, count, 8, scratch=nbytes // 8) for r in range(size)]
         plenty = [lower(schedule, r, count, 8, scratch=1 << 30) for r in range(size)]
-        most = 0.4 * nbytes if (name, collective) == ("ring", "reduce_scatter") else nbytes / 4  # a ring holds two shares
+        most = (
+            0.4 * nbytes if (name, collective) == ("ring", "reduce_scatter") else nbytes / 4
+        )  # a ring holds two shares
         assert max(p.tmp_bytes for p in programs) <= most
         assert max(p.tmp_bytes for p in plenty) > max(p.tmp_bytes for p in programs)
         for seed in range(4):
@@ -134,7 +139,7 @@ def test_weights_and_window() -> None:
 
 
 def test_strict_credits_suffice_when_sends_start_in_order() -> None:
-    """One credit per pair, and none is spared because a receive is posted: nothing stalls for programs without scratch reuse."""
+    """One credit per pair, needed even when a receive is posted: nothing stalls without scratch reuse."""
     for name, collective in CASES:
         schedule = build(name, collective, 5)
         counts = counts_of(collective, 5, "odd")

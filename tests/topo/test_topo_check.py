@@ -30,7 +30,9 @@ R, C = "reduce", "copy"
 
 
 def test_lost() -> None:
-    _refused(_of("allreduce", 2, [Transfer(0, 1, 0, R)]), "rank 0, chunk 0: ends without the contribution of rank 1", 0, 0)
+    _refused(
+        _of("allreduce", 2, [Transfer(0, 1, 0, R)]), "rank 0, chunk 0: ends without the contribution of rank 1", 0, 0
+    )
     _refused(_of("broadcast", 3, [Transfer(0, 1, 0)]), "rank 2, chunk 0: ends without", 2, 0)
 
 
@@ -40,16 +42,31 @@ def test_doubled() -> None:
 
 
 def test_misplaced() -> None:
-    _refused(_of("scatter", 3, [Transfer(0, 1, 2), Transfer(0, 2, 1)]), "rank 1, chunk 1: ends without the contribution of rank 0", 1, 1)
+    _refused(
+        _of("scatter", 3, [Transfer(0, 1, 2), Transfer(0, 2, 1)]),
+        "rank 1, chunk 1: ends without the contribution of rank 0",
+        1,
+        1,
+    )
 
 
 def test_reordered() -> None:
-    _refused(_of("broadcast", 3, [Transfer(1, 2, 0)], [Transfer(0, 1, 0)]), "sent to rank 2 by a rank that does not have it", 1, 0)
+    _refused(
+        _of("broadcast", 3, [Transfer(1, 2, 0)], [Transfer(0, 1, 0)]),
+        "sent to rank 2 by a rank that does not have it",
+        1,
+        0,
+    )
 
 
 def test_clashes_within_a_round() -> None:
     _refused(_of("allreduce", 3, [Transfer(0, 2, 0, R), Transfer(1, 2, 0, C)]), "both copied to and reduced", 2, 0)
-    _refused(_of("broadcast", 3, [Transfer(0, 2, 0), Transfer(0, 1, 0)], [Transfer(0, 2, 0), Transfer(1, 2, 0)]), "at once", 2, 0)
+    _refused(
+        _of("broadcast", 3, [Transfer(0, 2, 0), Transfer(0, 1, 0)], [Transfer(0, 2, 0), Transfer(1, 2, 0)]),
+        "at once",
+        2,
+        0,
+    )
     overlap = [Transfer(0, 2, 0, R, span=2), Transfer(1, 2, 1, R)]
     _refused(_of("allreduce", 3, overlap, split=2), "overlap but differ", 2, 1)
     _refused(_of("allgather", 2, [Transfer(0, 1, 0, R), Transfer(1, 0, 1)]), "allgather does not do", 1, 0)
@@ -71,8 +88,15 @@ def test_out_of_range() -> None:
 
 
 def test_a_partial_result_that_looks_final_is_refused() -> None:
-    # rank 0 reduces 0 + 1 and hands it over as a copy: right as a sum, but an average would be scaled in the wrong place
-    schedule = _of("reduce", 3, [Transfer(1, 0, 0, R), Transfer(2, 1, 0, C)], [Transfer(0, 2, 0, C)], [Transfer(1, 2, 0, R)], root=2)
+    # rank 0 reduces 0 + 1 and hands it over as a copy: right as a sum, but an average would be scaled too early
+    schedule = _of(
+        "reduce",
+        3,
+        [Transfer(1, 0, 0, R), Transfer(2, 1, 0, C)],
+        [Transfer(0, 2, 0, C)],
+        [Transfer(1, 2, 0, R)],
+        root=2,
+    )
     _refused(schedule, "an average could not be scaled", 0, 0)
 
 
@@ -91,7 +115,13 @@ def test_what_the_proof_lets_pass_is_right(name: str, collective: str) -> None:
     for seed in range(40):
         rng = random.Random(f"{name} {collective} {seed}")
         size = rng.randint(2, 6)
-        good = build(name, collective, size, parts=rng.randint(1, 2), root=rng.randrange(size) if collective in ("reduce", "broadcast", "gather", "scatter") else 0)
+        good = build(
+            name,
+            collective,
+            size,
+            parts=rng.randint(1, 2),
+            root=rng.randrange(size) if collective in ("reduce", "broadcast", "gather", "scatter") else 0,
+        )
         table = good.table.tolist()
         row = rng.choice(table)
         kind = rng.choice(("drop", "double", "src", "dst", "chunk", "round", "op"))
@@ -142,7 +172,9 @@ def test_random_right_schedules_pass_and_run(seed: int) -> None:
             depth[rank] = depth[parent] + 1
             up.append((rank, parent))
         for rank, parent in up:
-            rounds[start + size - 1 - depth[rank]].append(Transfer(rank, parent, chunk, R, lane=rng.randrange(3), span=span))
+            rounds[start + size - 1 - depth[rank]].append(
+                Transfer(rank, parent, chunk, R, lane=rng.randrange(3), span=span)
+            )
         again = [order[0], *rng.sample(order[1:], size - 1)]
         level = {again[0]: 0}
         for i, rank in enumerate(again[1:], 1):

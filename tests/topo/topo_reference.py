@@ -46,9 +46,12 @@ def vectors(collective: str, size: int, rank: int, counts, root: int):
         sent = {"allgather": own, "gather": own, "reduce_scatter": blocks, "scatter": blocks if rank == root else [0]}[
             collective
         ]
-        received = {"allgather": blocks, "gather": blocks if rank == root else [0], "reduce_scatter": own, "scatter": own}[
-            collective
-        ]
+        received = {
+            "allgather": blocks,
+            "gather": blocks if rank == root else [0],
+            "reduce_scatter": own,
+            "scatter": own,
+        }[collective]
     data = np.arange(sum(sent), dtype=np.int64) * size + rank
     if collective == "broadcast" and rank != root:
         data = np.full(sum(sent), GARBAGE, np.int64)
@@ -83,7 +86,9 @@ def expected(collective: str, size: int, counts: list, root: int, op) -> list[np
     return found
 
 
-def run(programs, collective: str, counts: list, root: int, in_place: bool, op=np.add, prove: bool = True, **how) -> None:
+def run(
+    programs, collective: str, counts: list, root: int, in_place: bool, op=np.add, prove: bool = True, **how
+) -> None:
     """Proves the programs, runs them, and compares with `expected`; `how`: options of execute."""
     size = len(programs)
     if prove:

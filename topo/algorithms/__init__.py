@@ -23,7 +23,8 @@ class Algorithm(NamedTuple):
 
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "direct": Algorithm(direct.build, direct.work, direct.COLLECTIVES, ordered=("allreduce", "reduce", "reduce_scatter"),
+    "direct": Algorithm(direct.build, direct.work, direct.COLLECTIVES,
+                        ordered=("allreduce", "reduce", "reduce_scatter"),
                         parts=tuple(c for c in direct.COLLECTIVES if c != "barrier")),
     "exchange": Algorithm(exchange.build, exchange.work, exchange.COLLECTIVES, ordered=("allreduce",)),
     "doubling": Algorithm(doubling.build, doubling.work, doubling.COLLECTIVES),

@@ -10,8 +10,8 @@ size, halved each step) every v that is a multiple of 2d sends to v + d what the
       d = 1   0 --1--> 1    2 --3--> 3    4 --5--> 5
 
 Broadcast sends the whole vector along the same edges; gather and reduce run them backwards, with contributions. Steps
-ceil(log2(size)); the root moves (size - 1) / size of the total for gather and scatter, the whole vector in every step for
-broadcast and reduce, where `parts` lets levels overlap. For short vectors on many ranks.
+ceil(log2(size)); the root moves (size - 1) / size of the total for gather and scatter, the whole vector in every step
+for broadcast and reduce, where `parts` lets levels overlap. For short vectors on many ranks.
 
 References
 ----------

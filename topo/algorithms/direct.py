@@ -1,8 +1,8 @@
 """Direct: every rank talks to every other at once.
 
-Each rank *owns* one share of the vector (a block, or 1/size of it). In the reduce-scatter each rank sends every share to
-its owner, who reduces all contributions in one pass in rank order; in the allgather each owner sends its share to all.
-An allreduce is both. Peers are visited in the order rank + 1, rank + 2, ... so that no rank is everybody's first.
+Each rank *owns* one share of the vector (a block, or 1/size of it). In the reduce-scatter each rank sends every share
+to its owner, who reduces all contributions in one pass in rank order; in the allgather each owner sends its share to
+all. An allreduce is both. Peers are visited in the order rank + 1, rank + 2, ... so that no rank is everybody's first.
 
     allreduce, 3 ranks, shares a b c (owners 0 1 2)
 
@@ -19,8 +19,8 @@ Rooted collectives are one step with the root as the only partner.
 
 References
 ----------
-Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, IJHPCA, 2005 (section 3, pairwise
-and long-message algorithms).
+Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, IJHPCA, 2005 (section 3,
+pairwise and long-message algorithms).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def pairs(size: int, rank: int | None) -> tuple[np.ndarray, np.ndarray]:
 
 
 def build(collective: str, size: int, parts: int = 1, root: int = 0, rank: int | None = None) -> Schedule:
-    """The schedule; `parts`: pieces of each owner's share (of the vector, for rooted collectives) that move on their own."""
+    """The schedule; `parts`: pieces of each owner's share (of the vector, for rooted collectives)."""
     parts = 1 if collective == "barrier" else parts
     split = parts * size if collective == "allreduce" else parts
     part = np.arange(parts, dtype=np.int32)[:, None]

@@ -12,7 +12,8 @@ would in a sum.
 
 References
 ----------
-Hensgen, Finkel, Manber: Two Algorithms for Barrier Synchronization, International Journal of Parallel Programming, 1988.
+Hensgen, Finkel, Manber: Two Algorithms for Barrier Synchronization, International Journal of Parallel Programming,
+1988.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@
       d = 2     01234           01234   01234   01234
       unfold            01234
 
-Steps log2(size) messages of the whole vector, two more when size is no power of two: for short vectors on many ranks. Both
-partners evaluate the lower rank's operand first, so all ranks end with the same bits.
+Steps log2(size) messages of the whole vector, two more when size is no power of two: for short vectors on many ranks.
+Both partners evaluate the lower rank's operand first, so all ranks end with the same bits.
 
 References
 ----------

@@ -10,8 +10,8 @@ matters. The association is left to right in rank order on every rank, so it ser
 
 References
 ----------
-Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, IJHPCA, 2005 (the one-step case of
-their all-to-all broadcast for short messages).
+Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, IJHPCA, 2005 (the one-step
+case of their all-to-all broadcast for short messages).
 """
 
 from __future__ import annotations

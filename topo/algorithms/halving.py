@@ -1,7 +1,7 @@
 """Recursive halving and doubling: partners exchange halves of halves of the vector, then the way back.
 
-With m = the largest power of two not above size, the size - m extra ranks first hand their vector to a neighbour and get the
-result at the end. Among the m that stay, in the step with distance d = m/2, m/4, ... 1 each keeps the half of its range
+With m = the largest power of two not above size, the size - m extra ranks first hand their vector to a neighbour and get
+the result at the end. Among the m that stay, in the step with distance d = m/2, m/4, ... 1 each keeps the half of its range
 in which its own share lies and sends the other half to its partner; then the steps run backwards with complete ranges.
 
     allreduce, 4 ranks, shares a b c d

@@ -7,9 +7,9 @@
       1       02       13       20       31
       2       03       10       21       32
 
-Steps size - 1, bytes: what the rank sends, each block once. The messages are those of the direct algorithm; what differs
-is that a rank starts step k only when its sends of step k - 2 have ended, so that at any time a rank receives from few
-others: kinder to a network without full bisection, slower where peers are late.
+Steps size - 1, bytes: what the rank sends, each block once. The messages are those of the direct algorithm; what
+differs is that a rank starts step k only when its sends of step k - 2 have ended, so that at any time a rank receives
+from few others: kinder to a network without full bisection, slower where peers are late.
 
 References
 ----------

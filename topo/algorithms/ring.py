@@ -1,8 +1,8 @@
 """Ring: every rank receives from its predecessor and sends to its successor, and nothing else.
 
-A *share* is what one rank owns at the end of the reduce-scatter: a block, or 1/size of the vector. Share o starts its way at
-rank o + 1, gathers a contribution at each rank and is complete when it reaches o. The allgather carries complete shares
-once around. An allreduce is both.
+A *share* is what one rank owns at the end of the reduce-scatter: a block, or 1/size of the vector. Share o starts its
+way at rank o + 1, gathers a contribution at each rank and is complete when it reaches o. The allgather carries complete
+shares once around. An allreduce is both.
 
     allreduce, 3 ranks, shares a b c; capital: complete, xy: contributions of ranks x and y
 
@@ -12,16 +12,16 @@ once around. An allreduce is both.
       2       A     B     C
       3       C     A     B
 
-Steps size - 1 per phase, bytes (size - 1) / size of the vector per phase: the least possible, over one link per rank and
-direction. Shares are cut in `parts`, so that the next step of one part runs beside this step of the other.
+Steps size - 1 per phase, bytes (size - 1) / size of the vector per phase: the least possible, over one link per rank
+and direction. Shares are cut in `parts`, so that the next step of one part runs beside this step of the other.
 
 Broadcast and reduce along the ring are pipelines: part p passes position i in round p + i; size - 2 + parts steps of
 1 / parts of the vector, nearly the vector's own time for long vectors, whatever the size.
 
 References
 ----------
-Patarasuk, Yuan: Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations, Journal of Parallel and Distributed
-Computing, 2009.
+Patarasuk, Yuan: Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations, Journal of Parallel and
+Distributed Computing, 2009.
 """
 
 from __future__ import annotations

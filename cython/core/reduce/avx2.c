@@ -23,8 +23,9 @@ static const int32_t words[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 #    define FLOAT16_LOAD(p, lo, hi)                                                    \
         (lo = (V)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p))), \
          hi = (V)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)((p) + 16))))
-#    define FLOAT16_NARROW(lo, hi) \
-        ((V)_mm256_set_m128i(_mm256_cvtps_ph((__m256)(hi), 0), _mm256_cvtps_ph((__m256)(lo), 0)))
+#    define FLOAT16_NARROW(lo, hi)                                                     \
+        ((V)_mm256_set_m128i(_mm256_cvtps_ph((__m256)(hi), _MM_FROUND_TO_NEAREST_INT), \
+                             _mm256_cvtps_ph((__m256)(lo), _MM_FROUND_TO_NEAREST_INT)))
 
 #    include "kernels.h"
 

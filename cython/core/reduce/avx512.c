@@ -25,9 +25,9 @@
 #    define FLOAT16_LOAD(p, lo, hi)                                                       \
         (lo = (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(p))), \
          hi = (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)((p) + 32))))
-#    define FLOAT16_NARROW(lo, hi)                                                       \
-        ((V)_mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph((__m512)(lo), 0)), \
-                               _mm512_cvtps_ph((__m512)(hi), 0), 1))
+#    define FLOAT16_NARROW(lo, hi)                                                                               \
+        ((V)_mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph((__m512)(lo), _MM_FROUND_TO_NEAREST_INT)), \
+                               _mm512_cvtps_ph((__m512)(hi), _MM_FROUND_TO_NEAREST_INT), 1))
 
 #    include "kernels.h"
 

@@ -17,8 +17,7 @@
 
 /* Shorter runs stay in the cache even where the caller does not expect them to be read soon: they fit, and writing
  * them past it was slower (README.md has the measurements). */
-#define STREAM_REDUCE ((size_t)1 << 20)
-#define STREAM_COPY ((size_t)1 << 20)
+#define STREAM_FROM ((size_t)1 << 20)
 
 static const struct {
     const char *name;
@@ -135,7 +134,7 @@ void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int n
     }
     hr_reduce_kernel kernel = table()->kernel[op][t];
     hr_reduce_job job = {.src = src, .nsrc = nsrc, .dst = dst, .end = nbytes, .scale = scale};
-    job.nontemporal = nontemporal && nbytes >= STREAM_REDUCE && !in_place(dst, src, nsrc);
+    job.nontemporal = nontemporal && nbytes >= STREAM_FROM && !in_place(dst, src, nsrc);
     if (nsrc <= GROUP || nbytes <= BLOCK) {
         kernel(&job);
     } else {
@@ -146,7 +145,7 @@ void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int n
 
 void hr_copy(void *dst, const void *src, size_t len, int nontemporal) {
     if (dst == src) return;
-    if (!nontemporal || len < STREAM_COPY) {
+    if (!nontemporal || len < STREAM_FROM) {
         memcpy(dst, src, len);
         return;
     }

@@ -248,11 +248,9 @@ static hr_status pass(struct fault_ep *ep, enum fault_op op, const void *args) {
     if (!first->overtaken || !(op & (FAULT_SEND | FAULT_WRITE))) return hr_fault_hold(ep, op, args, HELD_ISSUE, 0, 0);
     status = hr_fault_post(ep, op, args);
     if (!taken(status)) return status;
-    first->overtaken = 0;
-    first->due = 0;
     domain->counts[FAULT_REORDER]++;
     domain->injected++;
-    if (domain->armed) hr_fault_set_timer(domain);
+    hr_fault_overtaken(ep, first);
     return status;
 }
 
@@ -300,7 +298,7 @@ static hr_status inject(struct fault_ep *ep, int kind, enum fault_op op, const v
     case FAULT_TRUNCATE: return cut(ep, op, args);
     case FAULT_ERROR:
         if (ep->draw & 1) return HR_ERR_IO;
-        return hr_fault_hold(ep, op, args, HELD_FAIL, 0, 0);
+        return hr_fault_hold(ep, op, args, HELD_REPORT, 0, 0);
     default: return pass(ep, op, args);
     }
 }

@@ -37,8 +37,9 @@ uint64_t hr_fault_next(struct fault_random *random);
 struct fault_held {
     struct fault_held *next;
     enum fault_op op;
-    enum { HELD_ISSUE, HELD_FAIL, HELD_NEVER } fate; /* post it when due; report HR_ERR_IO when due; lost for good */
-    int overtaken;                                   /* the next operation goes first */
+    enum fault_fate { HELD_ISSUE, HELD_REPORT, HELD_NEVER } fate; /* post it when due; report it; lost for good */
+    hr_status status;                                             /* REPORT */
+    int overtaken;                                                /* the next operation goes first */
     int64_t due;
     union {
         struct hr_msg msg;
@@ -79,13 +80,15 @@ struct fault_domain {
 
 /* hold.c: what was taken and waits */
 hr_status hr_fault_post(struct fault_ep *ep, enum fault_op op, const void *args); /* to the inner provider */
-/* HR_INPROGRESS; HR_AGAIN when the endpoint holds all it may. */
-hr_status hr_fault_hold(struct fault_ep *ep, enum fault_op op, const void *args, int fate, int64_t due, int overtaken);
-struct fault_held *hr_fault_first(struct fault_ep *ep);    /* the oldest that waits to be posted, or NULL */
-int hr_fault_run(struct fault_domain *domain, int budget); /* posts and reports what is due */
-int hr_fault_withdraw(struct fault_ep *ep, void *cookie);  /* 1: it was held here and is forgotten */
-void hr_fault_forget(struct fault_ep *ep);                 /* all of them */
-int64_t hr_fault_due(const struct fault_domain *domain);   /* the earliest, INT64_MAX: none */
+/* HR_INPROGRESS; HR_AGAIN when the endpoint holds all it may. What is to be reported is reported as HR_ERR_IO. */
+hr_status hr_fault_hold(struct fault_ep *ep, enum fault_op op, const void *args, enum fault_fate fate, int64_t due,
+                        int overtaken);
+void hr_fault_overtaken(struct fault_ep *ep, struct fault_held *held); /* something went past it: now it leaves */
+struct fault_held *hr_fault_first(struct fault_ep *ep);                /* the oldest that waits to be posted, or NULL */
+int hr_fault_run(struct fault_domain *domain, int budget);             /* posts and reports what is due */
+int hr_fault_withdraw(struct fault_ep *ep, void *cookie);              /* 1: it was held here and is forgotten */
+void hr_fault_forget(struct fault_ep *ep);                             /* all of them */
+int64_t hr_fault_due(const struct fault_domain *domain);               /* the earliest, INT64_MAX: none */
 void hr_fault_set_timer(struct fault_domain *domain);
 uint64_t hr_fault_bytes(const struct fault_ep *ep);
 int64_t hr_fault_now(void);

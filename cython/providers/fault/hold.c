@@ -3,7 +3,7 @@
 /*
  * Each endpoint has one queue, in order of posting. An operation is at the head until it is due; those behind it wait
  * for it whatever their own time, so that order holds, with one exception: an operation marked `overtaken` lets exactly
- * the next one pass. Operations whose fate is FAIL or NEVER carry nothing and do not hold up the others.
+ * the next one pass. What is only to be reported, or never ends, does not hold up the others.
  */
 
 #include "fault.h"
@@ -40,7 +40,8 @@ static void *cookie_of(const struct fault_held *held) {
     }
 }
 
-hr_status hr_fault_hold(struct fault_ep *ep, enum fault_op op, const void *args, int fate, int64_t due, int overtaken) {
+hr_status hr_fault_hold(struct fault_ep *ep, enum fault_op op, const void *args, enum fault_fate fate, int64_t due,
+                        int overtaken) {
     struct fault_domain *domain = (struct fault_domain *)ep->base.domain;
     struct fault_held *held;
     const struct hr_mem **mem_p;
@@ -50,6 +51,7 @@ hr_status hr_fault_hold(struct fault_ep *ep, enum fault_op op, const void *args,
     if (!held) return HR_ERR_NOMEM;
     held->op = op;
     held->fate = fate;
+    held->status = HR_ERR_IO;
     held->due = due;
     held->overtaken = overtaken;
     if (op == FAULT_SEND) {
@@ -113,7 +115,7 @@ static int run_ep(struct fault_ep *ep, int budget, int64_t now) {
     int n = 0;
     while (n < budget && !ep->lost && (at = next_due(ep, now))) {
         void *cookie = cookie_of(*at);
-        hr_status status = HR_ERR_IO;
+        hr_status status = (*at)->status;
         if ((*at)->fate == HELD_ISSUE) status = hr_fault_post(ep, (*at)->op, &(*at)->msg);
         ep->stalled = status == HR_AGAIN;
         if (ep->stalled) break;
@@ -130,6 +132,24 @@ int hr_fault_run(struct fault_domain *domain, int budget) {
     for (struct fault_ep *ep = domain->eps; ep && n < budget; ep = ep->next)
         if (ep->held) n += run_ep(ep, budget - n, now);
     return n;
+}
+
+void hr_fault_overtaken(struct fault_ep *ep, struct fault_held *held) {
+    struct fault_domain *domain = (struct fault_domain *)ep->base.domain;
+    struct fault_held **at = &ep->held;
+    hr_status status = hr_fault_post(ep, held->op, &held->msg);
+    held->overtaken = 0;
+    held->due = 0;
+    if (status == HR_INPROGRESS) { /* the inner provider will report it */
+        while (*at != held) at = &(*at)->next;
+        unlink_held(ep, at);
+        return;
+    }
+    if (status != HR_AGAIN) { /* ended, but a callback may only come from progress() */
+        held->fate = HELD_REPORT;
+        held->status = status;
+    }
+    if (domain->armed) hr_fault_set_timer(domain);
 }
 
 int hr_fault_withdraw(struct fault_ep *ep, void *cookie) {

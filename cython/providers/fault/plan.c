@@ -15,10 +15,11 @@ static int bad(char detail[256], const char *key, const char *value, const char 
     return 0;
 }
 
-static int parse_count(const char *key, const char *text, uint64_t *value_p, char detail[256]) {
+/* The number begins at digits, inside text, which is what a message shows. */
+static int parse_count(const char *key, const char *text, const char *digits, uint64_t *value_p, char detail[256]) {
     char *end;
-    unsigned long long value = strtoull(text, &end, 10);
-    if (end == text || *end || *text == '-') return bad(detail, key, text, "a whole number");
+    unsigned long long value = strtoull(digits, &end, 10);
+    if (end == digits || *end || *digits == '-') return bad(detail, key, text, "a whole number");
     *value_p = value;
     return 1;
 }
@@ -54,10 +55,10 @@ static int parse_delay(const char *key, char *text, struct fault_plan *plan, cha
 /* "after:100", and for kill also "process:100" */
 static int parse_after(const char *key, const char *text, uint64_t *after_p, int *process_p, char detail[256]) {
     const char *colon = strchr(text, ':');
-    if (colon && strncmp(text, "after:", 6) == 0) return parse_count(key, colon + 1, after_p, detail);
+    if (colon && strncmp(text, "after:", 6) == 0) return parse_count(key, text, colon + 1, after_p, detail);
     if (colon && process_p && strncmp(text, "process:", 8) == 0) {
         *process_p = 1;
-        return parse_count(key, colon + 1, after_p, detail);
+        return parse_count(key, text, colon + 1, after_p, detail);
     }
     return bad(detail, key, text, process_p ? "after:N (endpoint) or process:N" : "after:N");
 }
@@ -85,8 +86,8 @@ static int parse_one(const char *key, char *value, struct fault_plan *plan, char
         if (kind != FAULT_DELAY && strcmp(key, hr_fault_names[kind]) == 0)
             return parse_rate(key, value, &plan->rate[kind], detail);
     if (!strcmp(key, "delay")) return parse_delay(key, value, plan, detail);
-    if (!strcmp(key, "seed")) return parse_count(key, value, &plan->seed, detail);
-    if (!strcmp(key, "budget")) return parse_count(key, value, &plan->budget, detail);
+    if (!strcmp(key, "seed")) return parse_count(key, value, value, &plan->seed, detail);
+    if (!strcmp(key, "budget")) return parse_count(key, value, value, &plan->budget, detail);
     if (!strcmp(key, "kill")) return parse_after(key, value, &plan->kill_after, &plan->kill_process, detail);
     if (!strcmp(key, "stop")) return parse_after(key, value, &plan->stop_after, NULL, detail);
     if (!strcmp(key, "ops")) return parse_ops(key, value, &plan->ops, detail);

@@ -78,7 +78,8 @@ static inline struct record *ring_peek(struct ring *ring) {
     }
     if (ring_at(ring, head)->kind == RECORD_SKIP) { /* never the last record: what made it necessary follows */
         head += ring_to_end(head);
-        atomic_store_explicit(&ring->head, head, memory_order_relaxed);
+        /* Release like every store of head: whoever reads it may overwrite the records before. */
+        atomic_store_explicit(&ring->head, head, memory_order_release);
     }
     return ring_at(ring, head);
 }

@@ -41,14 +41,16 @@ void hr_shm_wake(struct shm_ep *e) {
 }
 
 hr_status hr_shm_room(struct shm_ep *e, uint64_t n) {
-    e->blocked = 0;
     for (int looks = 0;; looks++) {
         if (!ring_tx_look(&e->tx)) {
             hr_shm_lose(e, HR_ERR_PROTOCOL, "process %d damaged the ring: it says that it has read what was never sent",
                         (int)e->pid);
             return HR_ERR_PROTOCOL;
         }
-        if (ring_tx_fits(&e->tx, n)) return HR_OK;
+        if (ring_tx_fits(&e->tx, n)) {
+            if (n >= e->blocked) e->blocked = 0;
+            return HR_OK;
+        }
         if (looks == 1 || !shm_ep_domain(e)->armed) break;
         atomic_store(&e->tx.ctl->want, 1); /* another thread sleeps already: raise its flag, then look once more */
     }

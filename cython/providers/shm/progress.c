@@ -23,10 +23,13 @@ enum {
 #define ATTEND_NS 20000000
 #define SWEEP_NS 200000000
 
-void hr_shm_kick(struct shm_domain *dom) {
+static void kick(struct shm_domain *dom) {
     uint64_t one = 1;
-    if (!dom->armed) return;
     if (write(dom->wakefd, &one, sizeof one) < 0) return; /* the counter is at its end: readable all the same */
+}
+
+void hr_shm_kick(struct shm_domain *dom) {
+    if (dom->armed) kick(dom);
 }
 
 void hr_shm_attend(struct shm_domain *dom) {
@@ -38,10 +41,7 @@ void hr_shm_attend(struct shm_domain *dom) {
  * not seen the event yet, so either the flags go up again or it gets an event of its own. */
 static void on_wake(struct shm_domain *dom) {
     dom->scan = 1;
-    if (!dom->armed || hr_shm_event_arm(&dom->base) == HR_OK) return;
-    dom->armed = 1; /* said to the sleeper, who arms again */
-    hr_shm_kick(dom);
-    dom->armed = 0;
+    if (dom->armed && hr_shm_event_arm(&dom->base) != HR_OK) kick(dom);
 }
 
 static void on_event(struct shm_domain *dom, struct shm_watch *watch) {

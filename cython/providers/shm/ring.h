@@ -12,8 +12,9 @@
  * The word is written last, by it alone the consumer learns of a record: there is no tail in shared memory, so an
  * 8-byte message under a 48-byte header moves one cache line from core to core, and nothing else. The price: a line on
  * which the next record will begin must hold a zero word before the record in front of it is published, for old payload
- * may lie there. The producer zeroes a few lines ahead, after it has published: by then it owns lines that it will need
- * soon, and the consumer does not wait for it.
+ * may lie there. The producer zeroes words ahead, after it has published, while the consumer is busy with what it got.
+ * That takes the lines over from the consumer's cache as well, so that the next record is written into the producer's
+ * own (measured: 0.30 us instead of 0.68 for 1 KiB one way, where a bare line takes 0.22).
  *
  * The data is mapped twice in a row: a record may run over the end of the first map and still lies in one piece.
  *
@@ -36,7 +37,7 @@
 
 #define SHM_LINE 64
 #define SHM_WORD 8
-#define SHM_AHEAD 8 /* lines that are zeroed in advance */
+#define SHM_AHEAD 2048 /* at most about twice so many bytes are taken over in advance */
 
 struct ring_ctl { /* in shared memory; each member on lines of its own, two because processors fetch pairs */
     _Alignas(128) _Atomic uint64_t head;   /* bytes consumed and given back; written by the consumer */
@@ -102,6 +103,16 @@ static inline int ring_tx_look(struct ring_tx *tx) {
 /* Where the next record's header goes. */
 static inline uint8_t *ring_tx_at(struct ring_tx *tx) { return tx->data + (tx->tail & tx->mask) + SHM_WORD; }
 
+/* Zeroes words ahead for one or two more records like the last one, of n bytes. */
+static inline void ring_tx_ahead(struct ring_tx *tx, uint64_t n) {
+    uint64_t like = n < SHM_AHEAD ? n : SHM_AHEAD, end;
+    if (__builtin_expect(tx->clear >= tx->tail + like + 2 * SHM_LINE, 1)) return;
+    end = tx->tail + 2 * like + 8 * SHM_LINE;
+    if (end > tx->limit) end = tx->limit;
+    for (; tx->clear < end; tx->clear += SHM_LINE)
+        atomic_store_explicit(ring_slot(tx->data, tx->mask, tx->clear), 0, memory_order_relaxed);
+}
+
 /* Publishes the record of n bytes that was written at tail. 1: the consumer sleeps and has to be woken. */
 static inline int ring_tx_publish(struct ring_tx *tx, uint64_t word, uint64_t n) {
     uint64_t next = tx->tail + n;
@@ -111,12 +122,7 @@ static inline int ring_tx_publish(struct ring_tx *tx, uint64_t word, uint64_t n)
     }
     atomic_store(ring_slot(tx->data, tx->mask, tx->tail), word);
     tx->tail = next;
-    if (__builtin_expect(tx->clear <= next + SHM_LINE, 0)) {
-        uint64_t end = next + SHM_AHEAD * SHM_LINE;
-        if (end > tx->limit) end = tx->limit;
-        for (; tx->clear < end; tx->clear += SHM_LINE)
-            atomic_store_explicit(ring_slot(tx->data, tx->mask, tx->clear), 0, memory_order_relaxed);
-    }
+    ring_tx_ahead(tx, n);
     return __builtin_expect(atomic_load(&tx->ctl->asleep), 0) && atomic_exchange(&tx->ctl->asleep, 0);
 }
 

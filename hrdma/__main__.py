@@ -1,0 +1,5 @@
+"""`python -m hrdma`: the `hrdma` command."""
+
+from hrdma.cli import main
+
+main()

@@ -1,0 +1,50 @@
+"""The `hrdma` command: info, bench, run. Each is a file of its own, imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+__all__ = ["command", "main"]
+
+# name -> module with `command`, and the line shown by --help (so that --help imports none of them)
+COMMANDS = {
+    "info": ("hrdma.cli.info", "Providers, devices, why something is not available, effective configuration."),
+    "run": ("hrdma.launch", "Start the ranks of a job on this host."),
+    "bench": ("hrdma.cli.bench", "Measure and verify a collective or a point-to-point pattern."),
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        return importlib.import_module(COMMANDS[name][0]).command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="hrdma", prog_name="hrdma")
+def command() -> None:
+    """Moves arrays between processes and hosts: shared memory, TCP, RDMA.
+
+    Exit codes: 0 success; 1 the command failed; 2 it was called wrongly; `hrdma run` and `hrdma bench` also give the
+    exit code of the first rank that failed (124 timeout, 127 no such command, 128 + n ended by signal n).
+    """
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        command(prog_name="hrdma")
+    except (ValueError, RuntimeError, OSError) as error:
+        click.echo(f"hrdma: {error}", err=True)
+        sys.exit(1)

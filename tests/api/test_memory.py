@@ -1,0 +1,130 @@
+"""Registered memory as numpy arrays, and the reduction kernels by hand."""
+
+import gc
+
+import numpy as np
+import pytest
+
+import hrdma
+from hrdma import _core
+from hrdma.types import DTYPES, OPS
+
+
+def used():
+    return hrdma.memory_stats()["bytes_used"]
+
+
+@pytest.mark.parametrize("shape", [0, 1, 7, (3, 5), (0, 4), (), [2, 2], np.int64(3)])
+@pytest.mark.parametrize("dtype", ["float32", "int8", np.float64, "complex128", "bool"])
+def test_empty_makes_such_arrays(shape, dtype):
+    x = hrdma.empty(shape, dtype)
+    wanted = np.empty(shape, dtype)
+    assert (x.shape, x.dtype) == (wanted.shape, wanted.dtype)
+    assert x.flags.c_contiguous and x.flags.writeable
+    assert x.ctypes.data % 64 == 0
+    assert hrdma.is_registered(x)
+
+
+def test_zeros_are_zero_in_used_memory():
+    x = hrdma.empty(1000)
+    x.fill(3)
+    del x
+    assert not hrdma.zeros(1000).any()
+
+
+def test_memory_goes_back_with_the_last_view():
+    gc.collect()
+    before = used()
+    x = hrdma.empty(1 << 16, "uint8")
+    view = x[10:20]
+    assert used() >= before + (1 << 16)
+    del x
+    view[:] = 5
+    assert used() >= before + (1 << 16)
+    del view
+    assert used() == before
+
+
+def test_other_memory_is_not_registered():
+    assert not hrdma.is_registered(np.zeros(10))
+    x = hrdma.empty(100, "uint8")
+    assert hrdma.is_registered(x[3:50])
+    assert hrdma.is_registered(memoryview(x))
+
+
+def test_bfloat16_comes_from_ml_dtypes():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    assert hrdma.empty(4, "bfloat16").dtype == ml_dtypes.bfloat16
+
+
+def test_bfloat16_without_ml_dtypes_names_the_package(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
+    with pytest.raises(TypeError, match=r"pip install hrdma\[bf16\]"):
+        hrdma.empty(4, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "error", "text"),
+    [
+        (-1, "float32", ValueError, "negative extent"),
+        (3, "object", TypeError, "Python objects"),
+        ("x", "float32", ValueError, "invalid literal"),
+        (3, "float31", TypeError, "float31"),
+        ((1 << 62, 4), "float64", MemoryError, "more than this machine can address"),
+        (1 << 50, "uint8", MemoryError, "cannot get 1125899906842624 bytes"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(shape, dtype, error, text):
+    with pytest.raises(error, match=text):
+        hrdma.empty(shape, dtype)
+
+
+NUMPY_OPS = {
+    "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "band": np.bitwise_and,
+    "bor": np.bitwise_or, "bxor": np.bitwise_xor,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "bfloat16"])
+@pytest.mark.parametrize("op", NUMPY_OPS)
+def test_reduce_is_numpys(op, dtype):
+    if op in ("band", "bor", "bxor") and dtype.startswith("float"):
+        with pytest.raises(TypeError, match=f"op '{op}' is not defined for {dtype}"):
+            _core.reduce(op, dtype, np.zeros(1, dtype), [np.zeros(1, dtype)])
+        return
+    x = (np.arange(37) % 11).astype(dtype)
+    y = (np.arange(37) % 7 + 1).astype(dtype)
+    out = np.empty_like(x)
+    _core.reduce(op, dtype, out, [x, y])
+    np.testing.assert_array_equal(out, NUMPY_OPS[op](x, y))
+
+
+def test_reduce_avg_scales():
+    out = np.empty(5, "float32")
+    _core.reduce("avg", "float32", out, [np.full(5, 3, "float32"), np.full(5, 5, "float32")], 0.5)
+    assert out.tolist() == [4.0] * 5
+
+
+def test_reduce_refuses():
+    x = np.zeros(4, "float32")
+    with pytest.raises(ValueError, match="unknown op 'sub': one of sum"):
+        _core.reduce("sub", "float32", x, [x])
+    with pytest.raises(TypeError, match="dtype 'complex64' cannot be reduced"):
+        _core.reduce("sum", "complex64", x, [x])
+    with pytest.raises(ValueError, match="source 1 has 8 bytes, dst 16"):
+        _core.reduce("sum", "float32", x, [x, x[:2]])
+    with pytest.raises(ValueError, match="65 sources"):
+        _core.reduce("sum", "float32", x, [x] * 65)
+    with pytest.raises(ValueError, match="read-only"):
+        _core.reduce("sum", "float32", bytes(16), [x])
+
+
+def test_dtypes_and_ops_have_the_order_of_the_core():
+    """One element of each type in the core's numbering has the size that the name says."""
+    sizes = [1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8]
+    for name, size in zip(DTYPES, sizes):
+        out = bytearray(size)
+        _core.reduce("max", name, out, [bytes(size)])
+        with pytest.raises(ValueError, match="bytes"):
+            _core.reduce("max", name, out, [bytes(size), bytes(size + 1)])
+    assert len(OPS) == 8

@@ -1,0 +1,125 @@
+"""One rank under test: joins as its environment says, then obeys JSON commands on stdin and tells what happens on stdout.
+
+A command is ``{"do": name, "id": n, ...}``; its answer ``{"id": n, "result": ...}`` or ``{"id": n, "error": [type, text]}``.
+Callbacks come as ``{"event": name, ...}`` with the monotonic time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import threading
+import time
+
+from hrdma.config import Config, world_from_env
+from hrdma.control import ControlPlane, meet, wire
+from hrdma.log import configure
+
+lock = threading.Lock()
+
+
+def tell(**message) -> None:
+    with lock:
+        sys.stdout.write(json.dumps({**message, "time": time.monotonic()}) + "\n")
+        sys.stdout.flush()
+
+
+def forked_child() -> int:
+    """Forks a child that lives on for a minute, or until stdin ends."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(1)
+        time.sleep(60)
+        os._exit(0)
+    return pid
+
+
+def obey(plane: ControlPlane, do: str, a: dict):
+    deadline = time.monotonic() + a.get("seconds", 5.0)
+    if do == "barrier":
+        return plane.barrier(deadline=deadline)
+    if do == "agree":
+        return plane.agree(a["key"], a["members"], a["payload"], deadline=deadline)
+    if do == "agrees":
+        # As fast as possible, until this rank is alone or told to end: key -> result.
+        found = {}
+        for number in range(a["count"]):
+            try:
+                found[number] = plane.agree(f"many:{number}", a["members"], {"n": number}, deadline=deadline)
+            except Exception as error:
+                found[number] = repr(error)
+                break
+        return found
+    if do == "stall":
+        return plane.report_stall(a["comm"], a["members"], a["sequence"], a["signature"], a["text"])
+    if do == "mismatch":
+        return plane.report_mismatch(a["comm"], a["members"], a["sequence"], a["signature"], a["text"])
+    if do == "stalls":
+        return plane.stalls(a["comm"])
+    if do == "lost":
+        return [plane.lost, sorted(plane.left), plane.epoch]
+    if do == "leave":
+        return plane.leave(deadline=deadline)
+    if do == "abandon":
+        return plane.abandon()
+    if do == "hold_gil":
+        return ctypes.PyDLL(None).usleep(int(a["hold"] * 1e6))
+    if do == "fork":
+        return forked_child()
+    if do == "use_in_child":
+        pid = os.fork()
+        if pid == 0:
+            try:
+                plane.barrier(deadline=time.monotonic() + 1)
+            except Exception as error:
+                tell(id=a["id"], result=f"{type(error).__name__}: {error}")
+            os._exit(0)
+        os.waitpid(pid, 0)
+        return None
+    if do == "cpu":
+        return time.process_time()
+    if do == "threads":
+        return sorted(thread.name for thread in threading.enumerate())
+    raise ValueError(do)
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    if "protocol" in options:
+        wire.PROTOCOL = options["protocol"]
+    config = Config.load(**options.get("config", {}))
+    configure(config.log_level, None)
+    deadline = time.monotonic() + options.get("seconds", 10.0)
+    started = time.monotonic()
+    try:
+        world, config = meet(world_from_env(config), config, deadline=deadline)
+        plane = ControlPlane.join(world, config, {"pid": os.getpid()}, deadline=deadline)
+    except Exception as error:
+        tell(event="failed", type=type(error).__name__, text=str(error), took=time.monotonic() - started)
+        sys.exit(3)
+    plane.start(
+        lambda rank, reason: tell(event="lost", rank=rank, reason=reason),
+        lambda comm, text: tell(event="verdict", comm=comm, text=text),
+        on_left=lambda rank, reason: tell(event="left", rank=rank, reason=reason),
+    )
+    cards = [member.card["pid"] for member in plane.members]
+    tell(event="joined", rank=plane.rank, size=plane.size, pids=cards, took=time.monotonic() - started)
+    for line in sys.stdin:
+        command = json.loads(line)
+
+        def work(command=command) -> None:
+            try:
+                tell(id=command["id"], result=obey(plane, command["do"], command))
+            except Exception as error:
+                tell(id=command["id"], error=[type(error).__name__, str(error)])
+
+        if command.get("thread", True):
+            threading.Thread(target=work, daemon=True).start()
+        else:
+            work()
+
+
+if __name__ == "__main__":
+    main()

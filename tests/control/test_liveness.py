@@ -1,0 +1,212 @@
+"""Who is lost, how soon it is known, and what goes on afterwards; with real processes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import time
+
+import pytest
+from conftest import free_port
+
+
+def test_kill_is_noticed_at_once(start):
+    ranks = start(4).joined()
+    killed = ranks[2].signal(signal.SIGKILL)
+    for rank in (ranks[0], ranks[1], ranks[3]):
+        assert rank.event("lost", rank=2)["time"] - killed < 0.5
+        assert rank.do("lost")[0].keys() == {"2"}
+
+
+def test_the_coordinator_may_die(start):
+    ranks = start(4).joined()
+    killed = ranks[0].signal(signal.SIGKILL)
+    rest = ranks[1:]
+    for rank in rest:
+        assert rank.event("lost", rank=0)["time"] - killed < 0.5
+    numbers = [rank.ask("agree", key="k", members=[0, 1, 2, 3], payload={"a": i}) for i, rank in enumerate(rest)]
+    results = [rank.answer(number) for rank, number in zip(rest, numbers, strict=True)]
+    assert results == [{"1": {"a": 0}, "2": {"a": 1}, "3": {"a": 2}}] * 3
+    killed = ranks[3].signal(signal.SIGKILL)
+    for rank in (ranks[1], ranks[2]):
+        assert rank.event("lost", rank=3)["time"] - killed < 0.5
+
+
+@pytest.mark.parametrize("dead", [(0, 1), (0, 2), (0, 1, 2)])
+def test_several_die_at_once(start, dead):
+    """The coordinator and others: nobody is left to tell of the others' death, so survivors find out themselves."""
+    ranks = start(4).joined()
+    for rank in dead:
+        killed = ranks[rank].signal(signal.SIGKILL)
+    alive = [rank for index, rank in enumerate(ranks) if index not in dead]
+    for rank in alive:
+        for gone in dead:
+            assert rank.event("lost", rank=gone)["time"] - killed < 1.0
+    members = [0, 1, 2, 3]
+    numbers = [rank.ask("agree", key="k", members=members, payload={}) for rank in alive]
+    assert all(rank.answer(n) == {str(r): {} for r in set(members) - set(dead)} for rank, n in zip(alive, numbers))
+
+
+@pytest.mark.parametrize("frozen", [0, 2])
+def test_a_frozen_rank_is_lost_and_learns_of_it(start, frozen):
+    ranks = start(4, config={"heartbeat": 0.6}).joined()
+    stopped = ranks[frozen].signal(signal.SIGSTOP)
+    rest = [rank for index, rank in enumerate(ranks) if index != frozen]
+    for rank in rest:
+        delay = rank.event("lost", rank=frozen)["time"] - stopped
+        assert 0.3 < delay < 1.2
+    number = [rank.ask("agree", key="k", members=[0, 1, 2, 3], payload={}) for rank in rest]
+    agreed = [rank.answer(n) for rank, n in zip(rest, number, strict=True)]
+    assert all(str(frozen) not in result and len(result) == 3 for result in agreed)
+    ranks[frozen].signal(signal.SIGCONT)
+    for other in set(range(4)) - {frozen}:
+        ranks[frozen].event("lost", rank=other)
+    time.sleep(0.2)
+    assert all(not [e for e in rank.events("lost") if e["rank"] != frozen] for rank in rest)
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+def test_a_rank_that_holds_the_interpreter_is_not_lost(start, busy):
+    """Four heartbeat periods without the GIL; for rank 1 the coordinator dies meanwhile, and it is next in line."""
+    ranks = start(3, config={"heartbeat": 0.4}).joined()
+    number = ranks[busy].ask("hold_gil", hold=1.6)
+    if busy == 1:
+        time.sleep(0.3)
+        ranks[0].signal(signal.SIGKILL)
+    ranks[busy].answer(number)
+    alive = ranks if busy == 0 else ranks[1:]
+    numbers = [rank.ask("agree", key="k", members=[0, 1, 2], payload={}) for rank in alive]
+    expected = {"0", "1", "2"} if busy == 0 else {"1", "2"}
+    for rank, n in zip(alive, numbers, strict=True):
+        assert rank.answer(n).keys() == expected
+        assert {e["rank"] for e in rank.events("lost")} == ({0} if busy == 1 else set())
+
+
+def test_a_new_coordinator_waits_for_a_busy_member(start):
+    ranks = start(3, config={"heartbeat": 0.5}).joined()
+    number = ranks[2].ask("hold_gil", hold=1.5)
+    time.sleep(0.2)
+    ranks[0].signal(signal.SIGKILL)
+    early = ranks[1].ask("agree", key="k", members=[0, 1, 2], payload={"r": 1})
+    ranks[2].answer(number)
+    late = ranks[2].ask("agree", key="k", members=[0, 1, 2], payload={"r": 2})
+    expected = {"1": {"r": 1}, "2": {"r": 2}}
+    assert ranks[1].answer(early) == ranks[2].answer(late) == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_survivors_agree_whenever_the_coordinator_dies(start, seed):
+    rng = random.Random(seed)
+    ranks = start(4).joined()
+    numbers = [rank.ask("agrees", members=[0, 1, 2, 3], count=150, seconds=8) for rank in ranks]
+    time.sleep(rng.uniform(0.005, 0.06))
+    ranks[0].signal(signal.SIGKILL)
+    if seed % 2:
+        time.sleep(rng.uniform(0.0, 0.01))
+        ranks[1].signal(signal.SIGKILL)
+    alive = [2, 3] if seed % 2 else [1, 2, 3]
+    results = [ranks[rank].answer(numbers[rank]) for rank in alive]
+    assert all(result == results[0] for result in results)
+    assert len(results[0]) == 150
+    assert results[0]["149"].keys() == {str(rank) for rank in alive}
+    assert any("0" in result for result in results[0].values()), "rank 0 died before anything was agreed"
+
+
+def test_agreement_names_who_is_missing(start):
+    ranks = start(3).joined()
+    number = ranks[1].ask("agree", key="k", members=[0, 1, 2], payload={}, seconds=0.5)
+    ranks[0].do("agree", key="k", members=[0, 1, 2], payload={}, seconds=0.3)
+    found = ranks[1].answer(number)
+    assert found["error"] == ["TimeoutError", "agreement 'k': rank 2 did not answer within 0.5 s"]
+
+
+def test_agreement_refuses_what_does_not_fit(start):
+    ranks = start(2).joined()
+    assert ranks[0].do("agree", key="a", members=[1], payload={})["error"][0] == "ValueError"
+    assert "at most" in ranks[0].do("agree", key="b", members=[0], payload={"x": "y" * 5000})["error"][1]
+    assert ranks[0].do("agree", key="c", members=[0], payload={"x": 1}) == {"0": {"x": 1}}
+    n = ranks[0].ask("agree", key="d", members=[0, 1], payload={})
+    found = ranks[1].do("agree", key="d", members=[1, 0], payload={})
+    assert found["error"][0] == "ValueError" and "[1, 0]" in found["error"][1] == ranks[0].answer(n)["error"][1]
+
+
+def test_leaving_is_not_being_lost(start):
+    ranks = start(3).joined()
+    assert ranks[2].do("leave") is None
+    for rank in ranks[:2]:
+        assert rank.event("left", rank=2)["reason"] == "rank 2 left"
+        assert rank.events("lost") == []
+        assert rank.do("lost") == [{"2": "rank 2 left"}, [2], 1]
+    found = ranks[2].do("barrier")
+    assert found["error"] == ["HrdmaError", "the control plane is closed"]
+    numbers = [rank.ask("barrier") for rank in ranks[:2]]
+    assert all(rank.answer(n)["error"] == ["PeerError", "barrier: rank 2 left"] for rank, n in zip(ranks, numbers))
+
+
+def test_the_coordinator_hands_over_when_it_leaves(start):
+    ranks = start(3).joined()
+    begun = time.monotonic()
+    ranks[0].do("leave")
+    assert time.monotonic() - begun < 2.0
+    for rank in ranks[1:]:
+        rank.event("left", rank=0)
+    numbers = [rank.ask("agree", key="k", members=[0, 1, 2], payload={}) for rank in ranks[1:]]
+    assert [rank.answer(n) for rank, n in zip(ranks[1:], numbers, strict=True)] == [{"1": {}, "2": {}}] * 2
+    assert all(rank.events("lost") == [] for rank in ranks[1:])
+
+
+def test_all_leave_together_quickly(start):
+    ranks = start(4).joined()
+    begun = time.monotonic()
+    ranks.do("leave")
+    assert time.monotonic() - begun < 0.7
+    assert all(rank.events("lost") == [] for rank in ranks)
+    assert all(rank.do("threads").count("hrdma-control") == 0 for rank in ranks)
+
+
+def test_abandon_counts_as_lost(start):
+    ranks = start(3).joined()
+    ranks[1].do("abandon")
+    for rank in (ranks[0], ranks[2]):
+        rank.event("lost", rank=1, seconds=1.0)
+
+
+def test_a_forked_child_does_not_keep_its_parent_alive(start):
+    ranks = start(3).joined()
+    child = ranks[1].do("fork", thread=False)
+    try:
+        numbers = ranks.do("barrier")
+        assert numbers == [None] * 3
+        killed = ranks[1].signal(signal.SIGKILL)
+        for rank in (ranks[0], ranks[2]):
+            assert rank.event("lost", rank=1)["time"] - killed < 0.5
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_forked_child_is_told_that_it_cannot_use_it(start):
+    ranks = start(2).joined()
+    assert "HrdmaError: the control plane does not work in a forked child" in ranks[0].do("use_in_child", thread=False)
+    assert ranks.do("barrier") == [None, None]
+
+
+def test_nothing_listens_after_all_were_killed(start):
+    port = free_port()
+    ranks = start(3, port=port).joined()
+    for rank in ranks:
+        rank.signal(signal.SIGKILL)
+    for rank in ranks:
+        rank.wait()
+    with socket.socket() as sock:
+        assert sock.connect_ex(("127.0.0.1", port)) != 0
+    assert start(3, port=port).joined().do("barrier") == [None] * 3
+
+
+def test_idle_costs_nothing(start):
+    ranks = start(3).joined()
+    before = ranks.do("cpu")
+    time.sleep(1.0)
+    spent = [after - start for after, start in zip(ranks.do("cpu"), before, strict=True)]
+    assert max(spent) < 0.03, spent

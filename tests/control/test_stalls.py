@@ -1,0 +1,96 @@
+"""Mismatched collectives: when a verdict is given, and what it says."""
+
+from __future__ import annotations
+
+from hrdma.control.stalls import CONFLICT_PATIENCE, FRESH, PATIENCE, Report, Stalls
+
+A = "allreduce(float32, 1000, sum)"
+B = "allreduce(float64, 1000, sum)"
+ALL = (0, 1, 2, 3)
+
+
+def add(stalls: Stalls, rank: int, sequence: int, signature: int, text: str, when=0.0, members=ALL, mismatch=False):
+    return stalls.add(7, members, rank, Report(sequence, signature, text, when), mismatch=mismatch)
+
+
+def test_the_minority_is_named_first():
+    stalls = Stalls()
+    for rank in (0, 1, 3):
+        assert add(stalls, rank, 12, 1, A) == []
+    add(stalls, 2, 12, 2, B)
+    (verdict,) = stalls.due(0.0, ())
+    assert verdict.text == f"allreduce #12: rank 2 calls {B}, ranks 0, 1, 3 call {A}"
+    assert (verdict.comm, verdict.members) == (7, ALL)
+    assert stalls.verdict(7) == verdict and stalls.next_time() is None and stalls.due(9.0, ()) == []
+
+
+def test_a_slow_rank_is_no_mismatch():
+    stalls = Stalls()
+    for rank in (0, 1):
+        add(stalls, rank, 12, 1, A)
+    add(stalls, 2, 11, 2, B)
+    add(stalls, 3, 13, 3, "barrier()")
+    assert stalls.next_time() is None and stalls.due(100.0, ()) == []
+
+
+def test_a_conflict_waits_a_moment_for_the_others_and_asks_them():
+    stalls = Stalls()
+    add(stalls, 0, 5, 1, A)
+    assert add(stalls, 2, 5, 2, B, when=1.0) == [1, 3]
+    assert stalls.next_time() == 1.0 + CONFLICT_PATIENCE
+    assert stalls.due(1.1, ()) == []
+    add(stalls, 1, 5, 1, A, when=1.1)
+    assert stalls.due(1.1, ()) == []
+    (verdict,) = stalls.due(2.0, ())
+    assert verdict.text == f"allreduce #5: rank 2 calls {B}, ranks 0, 1 call {A}, rank 3 has not said where it is"
+
+
+def test_nobody_waits_for_the_dead():
+    stalls = Stalls()
+    add(stalls, 0, 5, 1, A)
+    add(stalls, 1, 5, 2, B)
+    (verdict,) = stalls.due(0.0, {2, 3})
+    assert verdict.text == f"allreduce #5: rank 1 calls {B}, rank 0 calls {A}"
+
+
+def test_a_reported_mismatch_is_decided_even_if_the_other_is_elsewhere():
+    stalls = Stalls()
+    assert add(stalls, 1, 5, 1, A, mismatch=True) == [0, 2, 3]
+    assert stalls.next_time() == PATIENCE
+    add(stalls, 0, 6, 9, "barrier()", when=0.1)
+    add(stalls, 2, 5, 1, A, when=0.1)
+    (verdict,) = stalls.due(PATIENCE, {3})
+    assert verdict.text == (
+        f"allreduce #5: ranks 1, 2 call {A}, what a peer sent does not match, rank 0 is in barrier #6: barrier()"
+    )
+
+
+def test_a_rank_that_went_on_is_still_convicted():
+    stalls = Stalls()
+    add(stalls, 0, 5, 1, A)
+    add(stalls, 0, 6, 1, A)
+    add(stalls, 1, 5, 2, B)
+    (verdict,) = stalls.due(1.0, {2, 3})
+    assert "rank 0 calls" in verdict.text and "rank 1 calls" in verdict.text
+
+
+def test_ranks_in_texts_are_those_of_the_communicator():
+    stalls = Stalls()
+    for rank, signature, text in ((9, 1, A), (4, 2, B), (6, 1, A)):
+        add(stalls, rank, 0, signature, text, members=(9, 4, 6))
+    (verdict,) = stalls.due(0.0, ())
+    assert verdict.text == f"allreduce #0: rank 1 calls {B}, ranks 0, 2 call {A}"
+
+
+def test_where_names_the_late_first():
+    stalls = Stalls()
+    add(stalls, 0, 5, 1, A, when=10.0)
+    add(stalls, 1, 4, 1, "barrier()", when=10.0)
+    add(stalls, 2, 5, 1, A, when=10.0 - FRESH - 1)
+    assert list(stalls.where(7, 5, 10.0).items()) == [
+        (1, "waiting in barrier #4: barrier()"),
+        (2, "not waiting in this communicator"),
+        (3, "not waiting in this communicator"),
+        (0, f"waiting in allreduce #5: {A}"),
+    ]
+    assert stalls.where(8, 5, 10.0) == {}

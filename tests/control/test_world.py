@@ -1,0 +1,97 @@
+"""Rank, size and meeting point from what launchers set."""
+
+from __future__ import annotations
+
+import pytest
+
+from hrdma.config import Config
+from hrdma.world import World, world_from_env
+
+TORCH = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "1234",
+}
+
+
+def test_torchrun():
+    assert world_from_env(environ=TORCH) == World(3, 4, 1, 2, "10.0.0.1", 1234, "", "RANK")
+
+
+def test_the_port_held_by_the_agent_store_is_left_alone():
+    environ = {**TORCH, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert world_from_env(environ=environ).master_port == 1235
+    assert world_from_env(Config(port=99), environ).master_port == 99
+    with pytest.raises(ValueError, match="HRDMA_PORT"):
+        world_from_env(environ={**environ, "MASTER_PORT": "65535"})
+
+
+def test_nothing_set_is_one_rank():
+    world = world_from_env(environ={"MASTER_ADDR": "somewhere"})
+    assert (world.rank, world.size, world.local_rank, world.local_size) == (0, 1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "1"},
+            World(1, 2, None, None, "h", 29500, "", "Open MPI"),
+        ),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, World(0, 2, None, 2, "h", 29500, "", "PMI")),
+        (
+            {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_LOCAL_RANK": "0"},
+            World(0, 2, 0, None, "h", 29500, "", "MVAPICH"),
+        ),
+        (
+            {"SLURM_PROCID": "2", "SLURM_NTASKS": "9", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "0"},
+            World(2, 3, 0, None, "h", 29500, "", "Slurm"),
+        ),
+        ({"PMIX_RANK": "0", "WORLD_SIZE": "2"}, World(0, 2, None, None, "h", 29500, "", "PMIx")),
+        ({"RANK": "0", "WORLD_SIZE": "2", "PMI_RANK": "5", "PMI_SIZE": "6"}, World(0, 2, None, None, "h", 29500, "", "RANK")),
+    ],
+)
+def test_launchers(environ, expected):
+    assert world_from_env(environ={**environ, "MASTER_ADDR": "[h]"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"RANK": "0"}, "RANK=0 but WORLD_SIZE is not set"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 but RANK is not set"),
+        ({"PMIX_RANK": "0"}, "PMIX_RANK=0 but WORLD_SIZE is not set"),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK=4 is out of range for WORLD_SIZE=4"),
+        ({"RANK": "-1", "WORLD_SIZE": "4"}, "RANK=-1: expected a whole number"),
+        ({"RANK": "0", "WORLD_SIZE": "four"}, "WORLD_SIZE=four: expected"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE=0: at least 1"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is not set"),
+        ({**TORCH, "MASTER_PORT": "29500x"}, "MASTER_PORT=29500x: expected a port number"),
+        ({**TORCH, "MASTER_PORT": "0"}, "MASTER_PORT=0: expected"),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "MASTER_ADDR"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "1", "SLURM_NNODES": "2"}, "MASTER_ADDR"),
+    ],
+)
+def test_what_is_wrong_is_named(environ, message):
+    with pytest.raises(ValueError, match=message):
+        world_from_env(environ=environ)
+
+
+def test_ranks_of_one_launch_on_one_host_share_a_name():
+    ompi = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-h-7@1"}
+    first, second = (world_from_env(environ={**ompi, "OMPI_COMM_WORLD_RANK": rank}) for rank in "01")
+    assert first.job == second.job != ""
+    other = world_from_env(environ={**ompi, "OMPI_COMM_WORLD_RANK": "0", "PMIX_NAMESPACE": "prterun-h-8@1"})
+    assert other.job != first.job
+    slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_NNODES": "1"}
+    assert world_from_env(environ=slurm).job == "slurm:5.0"
+
+
+def test_a_world_checks_itself():
+    with pytest.raises(ValueError, match="rank 2 is out of range for a world of 2"):
+        World(2, 2)
+    with pytest.raises(ValueError, match="world size 0"):
+        World(0, 0)

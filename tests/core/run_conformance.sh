@@ -1,0 +1,40 @@
+#!/bin/sh
+# run_conformance.sh - the conformance suite over providers, and the proof that the suite can fail.
+#
+#     run_conformance.sh BINARY PROVIDER...
+#
+# Every provider runs plain and inside the fault provider with no faults, with one thread and with one per side. Then
+# faults are switched on and the check that must notice is expected to fail. Exits with 1 after the first surprise.
+set -eu
+binary=$1
+shift
+
+must_fail() { # provider options check
+    "$binary" --limit 1 --expect-fail --options "$2" "fault:$1" "$3" >/dev/null 2>&1 || {
+        echo "fault:$1 with $2: $3 did not notice" >&2
+        exit 1
+    }
+}
+
+for provider in "$@"; do
+    for threads in "" --threads; do
+        "$binary" $threads "$provider"
+        "$binary" $threads "fault:$provider"
+        "$binary" $threads --options delay=0.01:200us "fault:$provider" streams
+        "$binary" $threads --options delay=1:20ms "fault:$provider" cancel
+    done
+    for options in seed=1,drop=0.01 seed=1,reorder=0.01 seed=1,truncate=0.01 seed=1,error=0.01 kill=after:100; do
+        must_fail "$provider" "$options" streams_both_ways_in_order
+    done
+    must_fail "$provider" drop=1,budget=1 connect_active_first
+    must_fail "$provider" drop=0.5 every_message_wakes
+    must_fail "$provider" kill=after:50 destroying_one_endpoint_leaves_the_others
+    if [ "$provider" = loop ] || [ "$provider" = tcp ]; then
+        must_fail "$provider" drop=0.05,ops=write write_is_visible_before_a_later_message
+        must_fail "$provider" truncate=1,budget=1,ops=write write_is_visible_before_its_notification
+        must_fail "$provider" truncate=1,ops=read plain_memory
+        must_fail "$provider" drop=1,budget=1,ops=read plain_memory
+        must_fail "$provider" error=0.1,ops=atomic atomics_add_up
+    fi
+done
+echo "conformance: $* passed, and failed where they had to"

@@ -1,0 +1,207 @@
+/* test_tcp_data.c - the tcp provider on slow sockets: partial sends, revoking and taking back half-way. */
+
+#include "tcp_rig.h"
+
+#define TINY "sndbuf=4K,rcvbuf=4K"
+
+enum { BIG = 1 << 20 };
+static uint8_t source[BIG], sink_memory[BIG + 64], elsewhere[BIG];
+
+struct pair {
+    struct node a, b;
+    struct conn ca, cb;
+};
+
+static void pair_open(struct pair *p, const char *options) {
+    node_open(&p->a, 1, "lo", options);
+    node_open(&p->b, 2, "lo", options);
+    rig_connect(&p->a, &p->b, &p->ca, &p->cb);
+    rig_fill(source, BIG, 1);
+    memset(sink_memory, 0, sizeof sink_memory);
+    memset(elsewhere, 0, sizeof elsewhere);
+}
+
+static void pair_close(struct pair *p) {
+    tcp->ep_destroy(p->ca.ep);
+    tcp->ep_destroy(p->cb.ep);
+    tcp->domain_close(p->a.domain);
+    tcp->domain_close(p->b.domain);
+}
+
+TEST(everything_in_small_pieces) {
+    struct pair p;
+    struct hr_mem mem;
+    struct hr_rmem rmem;
+    uint64_t counter[1] = {40}, before = 0;
+    struct hr_mem counter_mem;
+    struct hr_rmem counter_rmem;
+    pair_open(&p, TINY);
+    rig_share(&p.cb, &p.ca, sink_memory, BIG, HR_ACCESS_REMOTE_WRITE | HR_ACCESS_REMOTE_READ, &mem, &rmem);
+    rig_share(&p.cb, &p.ca, counter, 8, HR_ACCESS_REMOTE_ATOMIC, &counter_mem, &counter_rmem);
+    struct hr_rma write = {.local = source, .len = BIG, .remote = &rmem, .with_notify = 1, .value = 99};
+    struct hr_rma read = {.local = elsewhere, .len = BIG, .remote = &rmem};
+    struct hr_atomic add = {.result = &before, .remote = &counter_rmem, .operand = 2};
+    p.cb.data = malloc(HR_TCP_MAX_SEND);
+    CHECK_EQ(tcp->post_write(p.ca.ep, &write), HR_INPROGRESS);
+    CHECK(tcp->ep_unsent(p.ca.ep) > BIG / 2);
+    CHECK_EQ(rig_send(&p.ca, 3, source + 7, HR_TCP_MAX_SEND), HR_INPROGRESS);
+    CHECK_EQ(tcp->post_atomic(p.ca.ep, &add), HR_INPROGRESS);
+    RUN(&p.a, &p.b, p.cb.notifies && p.cb.messages && p.ca.dones == 3);
+    CHECK_EQ(p.cb.value, 99);
+    CHECK_EQ(p.cb.nbytes, BIG);
+    CHECK_MEM(sink_memory, source, BIG);
+    CHECK_MEM(p.cb.data, source + 7, HR_TCP_MAX_SEND);
+    CHECK_EQ(before, 40);
+    CHECK_EQ(counter[0], 42);
+    CHECK_EQ(tcp->post_read(p.ca.ep, &read), HR_INPROGRESS);
+    RUN(&p.a, &p.b, p.ca.dones == 4);
+    CHECK_MEM(elsewhere, source, BIG);
+    RUN(&p.a, &p.b, tcp->ep_unsent(p.ca.ep) == 0 && tcp->ep_unsent(p.cb.ep) == 0);
+    free(p.cb.data);
+    pair_close(&p);
+}
+
+/* A message posted during a long read is not behind all of it. */
+TEST(messages_get_between_the_chunks_of_a_read) {
+    struct pair p;
+    struct hr_mem mem;
+    struct hr_rmem rmem;
+    pair_open(&p, TINY);
+    rig_share(&p.cb, &p.ca, source, BIG, HR_ACCESS_REMOTE_READ, &mem, &rmem);
+    struct hr_rma read = {.local = elsewhere, .len = BIG, .remote = &rmem};
+    CHECK_EQ(tcp->post_read(p.ca.ep, &read), HR_INPROGRESS);
+    RUN(&p.a, &p.b, elsewhere[0] == source[0] && elsewhere[1] == source[1]);
+    CHECK_EQ(rig_send(&p.cb, 1, "x", 1), HR_INPROGRESS);
+    RUN(&p.a, &p.b, p.ca.messages);
+    CHECK_EQ(p.ca.dones, 0);
+    RUN(&p.a, &p.b, p.ca.dones);
+    CHECK_MEM(elsewhere, source, BIG);
+    pair_close(&p);
+}
+
+TEST(the_queue_is_bounded) {
+    struct pair p;
+    int taken = 0, again = 0;
+    pair_open(&p, TINY);
+    for (int i = 0; i < 100; i++) {
+        hr_status status = rig_send(&p.ca, (uint64_t)i, source, 60000);
+        if (status == HR_INPROGRESS) taken++;
+        if (status == HR_AGAIN) again++;
+    }
+    CHECK_EQ(taken, HR_TCP_QUEUE);
+    CHECK_EQ(again, 100 - taken);
+    RUN(&p.a, &p.b, p.ca.dones == taken && p.cb.messages == taken);
+    CHECK_EQ(p.cb.hdr[0], taken - 1);
+    pair_close(&p);
+}
+
+TEST(an_idle_connection_is_small) {
+    struct pair p;
+    pair_open(&p, NULL);
+    for (int i = 0; i < 1000; i++) {
+        CHECK_EQ(rig_send(&p.ca, 1, source, 512), HR_OK);
+        if (i % 16 == 15) rig_pump(NULL, &p.b, 0);
+    }
+    RUN(&p.a, &p.b, p.cb.messages == 1000);
+    struct hr_tcp_ep *ep = (struct hr_tcp_ep *)p.cb.ep;
+    CHECK(ep->rx_cap <= 16384 && !ep->ring && !ep->pending && !ep->serve);
+    pair_close(&p);
+}
+
+/* ---- revoking and taking back ---- */
+
+TEST(a_region_goes_in_the_middle_of_a_write) {
+    struct pair p;
+    struct hr_mem mem;
+    struct hr_rmem rmem;
+    pair_open(&p, TINY);
+    rig_share(&p.cb, &p.ca, sink_memory, BIG, HR_ACCESS_REMOTE_WRITE, &mem, &rmem);
+    struct hr_rma write = {.local = source, .len = BIG, .remote = &rmem, .with_notify = 1};
+    CHECK_EQ(tcp->post_write(p.ca.ep, &write), HR_INPROGRESS);
+    RUN(&p.a, &p.b, sink_memory[8192] == source[8192] && sink_memory[8193] == source[8193]);
+    CHECK_EQ(rig_send(&p.ca, 17, NULL, 0), HR_INPROGRESS);
+    tcp->mem_deregister(p.b.domain, &mem);
+    memset(sink_memory, 0x55, sizeof sink_memory);
+    memset(elsewhere, 0x55, sizeof elsewhere);
+    RUN(&p.a, &p.b, p.cb.messages && p.ca.dones == 2);
+    CHECK_EQ(p.cb.hdr[0], 17);
+    CHECK_EQ(p.cb.notifies, 0);
+    CHECK_MEM(sink_memory, elsewhere, BIG);
+    pair_close(&p);
+}
+
+TEST(a_region_goes_in_the_middle_of_a_read) {
+    struct pair p;
+    struct hr_mem mem;
+    struct hr_rmem rmem;
+    pair_open(&p, TINY);
+    uint8_t *copy = malloc(BIG), *owned = malloc(BIG);
+    memcpy(owned, source, BIG);
+    rig_share(&p.cb, &p.ca, owned, BIG, HR_ACCESS_REMOTE_READ, &mem, &rmem);
+    struct hr_rma read = {.local = elsewhere, .len = BIG, .remote = &rmem};
+    CHECK_EQ(tcp->post_read(p.ca.ep, &read), HR_INPROGRESS);
+    RUN(&p.a, &p.b, elsewhere[8192] == source[8192] && elsewhere[8193] == source[8193]);
+    tcp->mem_deregister(p.b.domain, &mem);
+    free(owned); /* an access to it from now on is one that the address sanitizer sees */
+    RUN(&p.a, &p.b, p.ca.dones);
+    CHECK_EQ(p.ca.done_status, HR_ERR_ACCESS);
+    size_t same = 0;
+    while (same < BIG && elsewhere[same] == source[same]) same++;
+    for (; same < BIG && !elsewhere[same]; same++) {}
+    CHECK_EQ(same, BIG); /* what came is the original, the rest was not touched */
+    CHECK_EQ(rig_send(&p.ca, 1, NULL, 0), HR_OK);
+    RUN(&p.a, &p.b, p.cb.messages);
+    free(copy);
+    pair_close(&p);
+}
+
+TEST(a_read_is_let_go) {
+    struct pair p;
+    struct hr_mem mem;
+    struct hr_rmem rmem;
+    int cookie, other;
+    pair_open(&p, TINY);
+    rig_share(&p.cb, &p.ca, source, BIG, HR_ACCESS_REMOTE_READ, &mem, &rmem);
+    struct hr_rma read = {.local = elsewhere, .len = BIG, .remote = &rmem, .cookie = &cookie};
+    struct hr_rma small = {.local = sink_memory, .len = 100, .remote = &rmem, .cookie = &other};
+    CHECK_EQ(tcp->post_read(p.ca.ep, &read), HR_INPROGRESS);
+    CHECK_EQ(tcp->post_read(p.ca.ep, &small), HR_INPROGRESS);
+    RUN(&p.a, &p.b, elsewhere[8192] == source[8192] && elsewhere[8193] == source[8193]);
+    CHECK_EQ(tcp->cancel(p.ca.ep, &cookie), HR_OK);
+    memset(elsewhere, 0x33, BIG);
+    RUN(&p.a, &p.b, p.ca.dones);
+    CHECK_MEM(sink_memory, source, 100);
+    for (int i = 0; i < BIG; i++)
+        if (elsewhere[i] != 0x33) {
+            CHECK_EQ(i, -1);
+            break;
+        }
+    CHECK_EQ(p.ca.dones, 1);
+    CHECK_EQ(tcp->cancel(p.ca.ep, &cookie), HR_ERR_INVALID);
+    pair_close(&p);
+}
+
+TEST(sends_are_let_go_whole_or_half) {
+    struct pair p;
+    uint8_t *lent = malloc(HR_TCP_MAX_SEND);
+    int first, second, third;
+    struct hr_msg msg = {.hdr = "header..", .hdr_len = 8, .payload = lent, .len = HR_TCP_MAX_SEND, .cookie = &first};
+    pair_open(&p, TINY);
+    memcpy(lent, source, HR_TCP_MAX_SEND);
+    p.cb.data = malloc(2 * HR_TCP_MAX_SEND);
+    CHECK_EQ(tcp->post_send(p.ca.ep, &msg), HR_INPROGRESS); /* half of it is in the kernel */
+    msg.cookie = &second;
+    CHECK_EQ(tcp->post_send(p.ca.ep, &msg), HR_INPROGRESS);
+    msg.cookie = &third, msg.payload = source + 5, msg.len = 50;
+    CHECK_EQ(tcp->post_send(p.ca.ep, &msg), HR_INPROGRESS);
+    CHECK_EQ(tcp->cancel(p.ca.ep, &second), HR_OK);
+    CHECK_EQ(tcp->cancel(p.ca.ep, &first), HR_OK);
+    free(lent);
+    RUN(&p.a, &p.b, p.cb.messages == 2 && p.ca.dones == 1);
+    CHECK_EQ(p.cb.len, 50);
+    CHECK_EQ(p.cb.filled, HR_TCP_MAX_SEND + 50);
+    CHECK_MEM(p.cb.data, source, HR_TCP_MAX_SEND);
+    CHECK_MEM(p.cb.data + HR_TCP_MAX_SEND, source + 5, 50);
+    free(p.cb.data);
+    pair_close(&p);
+}

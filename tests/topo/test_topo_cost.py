@@ -1,0 +1,108 @@
+"""Costs: closed forms against the critical path, and the choice that follows from them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hrdma.errors import ScheduleError
+from hrdma.topo.algorithms import ALGORITHMS, build
+from hrdma.topo.choice import choose
+from hrdma.topo.cost import DEFAULT_COST, Cost, effort, predict
+
+WIRE = Cost(alpha=5e-6, beta=1e-9, gamma=2e-10)
+EXACT = [
+    ("ring", "allreduce"), ("ring", "reduce_scatter"), ("ring", "allgather"), ("ring", "broadcast"), ("ring", "reduce"),
+    ("doubling", "allreduce"), ("halving", "allreduce"), ("direct", "allgather"), ("direct", "alltoall"),
+    ("direct", "broadcast"), ("direct", "gather"), ("direct", "scatter"), ("pairwise", "alltoall"), ("binomial",
+    "broadcast"), ("binomial", "scatter"), ("binomial", "gather"), ("dissemination", "barrier"), ("direct", "barrier"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "collective"), EXACT)
+@pytest.mark.parametrize("size", (2, 4, 8, 16))
+def test_closed_form_is_the_critical_path(name: str, collective: str, size: int) -> None:
+    for nbytes in (0, 1 << 12, 1 << 24):
+        nbytes = 0 if collective == "barrier" else nbytes
+        for cost in (WIRE, Cost(5e-6, 1e-9, 0.0), Cost(1e-6, 0.0, 3e-10)):
+            form = ALGORITHMS[name].work(collective, size, nbytes).seconds(size, cost)
+            assert predict(build(name, collective, size), nbytes, cost) == pytest.approx(form, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize(("name", "collective"), [(n, c) for n, a in ALGORITHMS.items() for c in a.collectives])
+def test_closed_form_is_near_the_critical_path(name: str, collective: str) -> None:
+    """Where parts, odd sizes or a many-operand reduction make the form approximate: within a factor."""
+    for size in (3, 5, 8):
+        for nbytes in (1 << 10, 1 << 22):
+            nbytes = 0 if collective == "barrier" else nbytes
+            for parts in (1, 4):
+                parts = parts if collective in ALGORITHMS[name].parts else 1
+                for cost in (WIRE, DEFAULT_COST["tcp"]):
+                    form = ALGORITHMS[name].work(collective, size, nbytes, parts).seconds(size, cost, parts)
+                    path = predict(build(name, collective, size, parts=parts), nbytes, cost)
+                    assert 0.4 < form / path < 2.6, (size, nbytes, parts, form, path)
+
+
+def test_the_ring_moves_least_and_exchange_starts_fastest() -> None:
+    assert choose("allreduce", 8, 64, WIRE).algorithm in ("exchange", "doubling")
+    large = choose("allreduce", 8, 1 << 26, WIRE)
+    assert large.algorithm in ("direct", "ring", "halving") and large.parts > 1
+    assert large.seconds == pytest.approx(2 * 7 / 8 * (1 << 26) * WIRE.beta, rel=0.1)
+
+
+def test_deterministic_takes_only_rank_order() -> None:
+    for nbytes in (64, 1 << 14, 1 << 26):
+        for size in (2, 5, 64):
+            for collective in ("allreduce", "reduce", "reduce_scatter"):
+                names = {name for name, _, _ in choose(collective, size, nbytes, WIRE, deterministic=True).table}
+                assert names <= {"direct", "exchange"}
+    assert len({name for name, _, _ in choose("broadcast", 8, 1, WIRE, deterministic=True).table}) == 3
+
+
+def test_shared_cores_count() -> None:
+    alone = Cost(1e-6, 1e-10, 1e-10, pull=True)
+    shared = Cost(1e-6, 1e-10, 1e-10, pull=True, cores=2)
+    schedule = build("ring", "allreduce", 8)
+    assert predict(schedule, 1 << 24, shared) == pytest.approx(4 * predict(schedule, 1 << 24, alone), rel=0.01)
+    work = ALGORITHMS["ring"].work("allreduce", 8, 1 << 24)
+    assert work.seconds(8, shared) == pytest.approx(4 * work.seconds(8, alone), rel=0.01)
+    assert work.seconds(8, Cost(1e-6, 1e-10, 1e-10, cores=8)) == work.seconds(8, Cost(1e-6, 1e-10, 1e-10))
+    # a broadcast where only the root works does not get slower by sharing
+    assert ALGORITHMS["direct"].work("broadcast", 8, 0).seconds(8, shared) == pytest.approx(7e-6)
+
+
+def test_one_pass_over_many_operands_is_cheaper() -> None:
+    assert effort(2) == 1.0
+    assert effort(8) == pytest.approx(9 / 21)
+    pull = Cost(1e-6, 1e-10, 1e-10, pull=True)
+    assert choose("allreduce", 8, 1 << 26, pull).algorithm == "direct"
+
+
+def test_mapped_overrides_pull() -> None:
+    assert choose("broadcast", 8, 1 << 26, WIRE, mapped=True).algorithm == "direct"
+    assert choose("broadcast", 8, 1 << 26, WIRE, mapped=False).algorithm == "ring"
+
+
+def test_explanation() -> None:
+    text = choose("allreduce", 8, 1 << 26, DEFAULT_COST["tcp"]).explain()
+    assert text.startswith("allreduce of 64 MiB on 8 ranks: ") and "predicted" in text and "else" in text
+    assert "default for tcp" in text
+    only = choose("scatter", 2, 10, WIRE, deterministic=True).explain()
+    assert "scatter of 10 B on 2 ranks in rank order: direct" in only
+    table = choose("allreduce", 8, 1 << 26, WIRE).table
+    assert [s for _, _, s in table[1:]] == sorted(s for _, _, s in table[1:]) and table[0][2] <= 1.03 * table[1][2]
+
+
+def test_costs_are_checked_and_round_trip() -> None:
+    with pytest.raises(ValueError, match=r"alpha must be seconds in \[0, 1\), not -1"):
+        Cost(-1, 0, 0)
+    with pytest.raises(ValueError, match="beta must be"):
+        Cost(0, float("nan"), 0)
+    with pytest.raises(ValueError, match="cores must not be negative, but is -2"):
+        Cost(0, 0, 0, cores=-2)
+    assert Cost(**WIRE.to_dict()) == WIRE
+    assert set(DEFAULT_COST) == {"loop", "shm", "tcp", "verbs"}
+
+
+def test_predicting_a_view_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="view of rank 1"):
+        predict(build("ring", "allreduce", 4, rank=1), 10, WIRE)

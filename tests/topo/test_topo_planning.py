@@ -1,0 +1,197 @@
+"""plan(): what a communicator asks for, end to end; the mirror of the core's structures."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from topo_reference import PER_RANK, ROOTED, counts_of, mixed, run
+
+from hrdma.errors import ScheduleError
+from hrdma.planning import INSTR, REF, lower, plan
+from hrdma.topo import program as isa
+from hrdma.topo.algorithms import ALGORITHMS, build
+from hrdma.topo.cost import Cost
+from hrdma.topo.schedule import Schedule, Transfer
+from hrdma.types import COLLECTIVES
+
+INCLUDE = Path(__file__).resolve().parents[2] / "cython" / "include"
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("size", (1, 2, 3, 5, 8))
+def test_plans_of_all_ranks_fit_and_compute(collective: str, size: int) -> None:
+    for case, kind in enumerate(("zero", "one", "odd", "even")):
+        counts = counts_of(collective, size, kind)
+        root = size - 1 if collective in ROOTED else 0
+        for mapped in (False, True):
+            in_place = bool((case ^ mapped) & 1)
+            plans = [
+                plan(collective, size=size, rank=r, counts=counts[r], itemsize=8, dtype="int64", op="sum", root=root,
+                     in_place=in_place, mapped=mapped)
+                for r in range(size)
+            ]  # fmt: skip
+            assert len({p.explanation for p in plans}) == 1 or collective == "alltoall"
+            run(plans, collective, counts, root, in_place, mapped=mapped, credits=0 if mapped else 2, seed=case)
+
+
+@pytest.mark.parametrize("collective", ("allreduce", "reduce", "reduce_scatter"))
+@pytest.mark.parametrize("count", (3, 5000))
+def test_deterministic_is_left_to_right_in_rank_order(collective: str, count: int) -> None:
+    for size in (2, 3, 8):
+        plans = [
+            plan(
+                collective,
+                size=size,
+                rank=r,
+                counts=count,
+                itemsize=8,
+                dtype="float64",
+                deterministic=True,
+                in_place=True,
+            )
+            for r in range(size)
+        ]
+        run(plans, collective, [count] * size, 0, True, op=mixed, seed=size)
+        assert "in rank order" in plans[0].explanation
+    exact = plan(collective, size=8, rank=0, counts=count, itemsize=8, dtype="int64", deterministic=True)
+    assert "in rank order" not in exact.explanation  # integers: any association is the same
+
+
+def test_alltoall_plans_agree_though_counts_differ() -> None:
+    counts = counts_of("alltoall", 6, "odd")
+    names = {plan("alltoall", size=6, rank=r, counts=counts[r], itemsize=8).choice.algorithm for r in range(6)}
+    assert len(names) == 1
+
+
+def test_large_results_bypass_the_cache() -> None:
+    def flags(count: int) -> int:
+        spec = lower(build("direct", "allgather", 2), 0, count, 8)
+        return int(spec.instrs["flags"][spec.instrs["op"] == isa.RECV][0]) & isa.NT
+
+    assert flags(100) == 0 and flags(4 << 20) == isa.NT
+
+
+@pytest.mark.parametrize("collective", ("allreduce", "reduce_scatter", "reduce"))
+@pytest.mark.parametrize("mapped", (False, True))
+def test_scratch_stays_small_for_long_vectors(collective: str, mapped: bool) -> None:
+    for size in (2, 8, 16):
+        count = (64 << 20) // 4 // (size if collective == "reduce_scatter" else 1)
+        made = plan(
+            collective, size=size, rank=0, counts=count, itemsize=4, dtype="float32", mapped=mapped, deterministic=True
+        )
+        assert made.tmp_bytes <= 16 << 20
+
+
+def test_chunks_of_long_vectors_begin_at_cache_lines() -> None:
+    spec = lower(build("ring", "allreduce", 3, parts=2), 0, 1_000_003, 4)
+    assert not (spec.instrs["dst_off"] % 64).any() and not (spec.instrs["src_off"] % 64).any()
+    assert (spec.instrs["len"] % 64).any()
+
+
+def test_a_cost_decides() -> None:
+    slow = Cost(1e-3, 1e-12, 1e-12)
+    assert (
+        plan("allreduce", size=16, rank=0, counts=1 << 16, itemsize=4, dtype="float32", cost=slow).choice.algorithm
+        == "doubling"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"collective": "allmagic"}, "unknown collective 'allmagic'"),
+        ({"dtype": "float8"}, "unknown dtype 'float8'"),
+        ({"op": "sub"}, "unknown op 'sub'"),
+        ({"rank": 4}, r"rank 4 is not in \[0, 4\)"),
+        ({"collective": "broadcast", "root": -1}, r"root -1 is not in \[0, 4\)"),
+        ({"itemsize": 0}, "itemsize must be at least 1, not 0"),
+        ({"counts": -5}, "count must not be negative, but holds -5"),
+        ({"collective": "allgather", "counts": [1, 2, 3]}, "counts has 3 entries; 4 are needed"),
+        ({"collective": "alltoall", "counts": ([1] * 4, [1] * 3)}, "receive counts has 3 entries"),
+        ({"collective": "alltoall", "counts": ([1] * 4, [2] * 4)}, "rank 1 sends itself 1 elements but expects 2"),
+    ],
+)
+def test_bad_arguments(fields: dict, match: str) -> None:
+    arguments = {
+        "collective": "allreduce",
+        "size": 4,
+        "rank": 1,
+        "counts": 8,
+        "itemsize": 4,
+        "dtype": "float32",
+        **fields,
+    }
+    with pytest.raises(ValueError, match=match):
+        plan(arguments.pop("collective"), **arguments)
+
+
+def test_names_are_ignored_where_nothing_is_reduced() -> None:
+    assert len(plan("allgather", size=2, rank=0, counts=4, itemsize=3, dtype="", op=None, root=None).instrs)
+
+
+def test_lowering_a_chunk_that_is_not_there_is_refused() -> None:
+    schedule = Schedule.of("broadcast", 3, [[Transfer(1, 2, 0)]])
+    with pytest.raises(ScheduleError, match="rank 1 uses chunk 0 in round 0 before it has it") as caught:
+        lower(schedule, 1, 10, 4)
+    assert (caught.value.rank, caught.value.chunk) == (1, 0)
+
+
+def test_tags_are_few_and_the_core_s_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = build("ring", "allreduce", 4, parts=3)
+    for rank in range(4):
+        spec = lower(schedule, rank, 1000, 4)
+        sends = spec.instrs[spec.instrs["op"] == isa.SEND]
+        assert sorted(sends["tag"].tolist()) == list(range(len(sends)))
+    monkeypatch.setattr("hrdma.topo.lower._TAGS", 17)
+    with pytest.raises(ScheduleError, match="18 messages between two ranks; the core takes 17: use fewer parts"):
+        lower(schedule, 0, 1000, 4)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_the_core_takes_every_program(name: str) -> None:
+    core = pytest.importorskip("hrdma._core", reason="the extension is not built")
+    for collective in ALGORITHMS[name].collectives:
+        for size in (1, 2, 5, 8):
+            schedule = build(name, collective, size)
+            for in_place in (False, True):
+                s = lower(schedule, size - 1, 100, 8, in_place=in_place)
+                core.Program(s.instrs, s.unlocks, s.refs, s.in_bytes, s.out_bytes, s.tmp_bytes, size)
+
+
+@pytest.mark.parametrize("collective", sorted(PER_RANK))
+def test_uniform_counts_are_one_number(collective: str) -> None:
+    a, b = (plan(collective, size=4, rank=1, counts=c, itemsize=4, dtype="int32", root=1) for c in (9, [9] * 4))
+    assert np.array_equal(a.instrs, b.instrs) and (a.in_bytes, a.out_bytes) == (b.in_bytes, b.out_bytes)
+
+
+def test_the_mirror_is_what_the_header_says() -> None:
+    """Offsets by the compiler, codes by the text of program.h."""
+    text = (INCLUDE / "hr" / "program.h").read_text()
+    codes = re.search(r"enum hr_opcode \{(.*?)HR_OPCODES", text, re.S)
+    assert codes
+    names = re.findall(r"HR_OP_(\w+)", re.sub(r"/\*.*?\*/", "", codes.group(1)))
+    assert [getattr(isa, name) for name in names] == list(range(7))
+    assert re.search(r"HR_BUF_IN, HR_BUF_OUT, HR_BUF_TMP, HR_BUF_BORROWED", text)
+    for name in ("SCALE", "NT", "SWAP"):
+        assert int(re.search(rf"HR_INSTR_{name} = (\d+)", text).group(1)) == getattr(isa, name)
+    assert f"HR_REDUCE_MAX_SRC {isa.REDUCE_MAX_SRC}" in (INCLUDE / "hr" / "reduce.h").read_text()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler: offsets cannot be asked of it")
+def test_the_mirror_has_the_compilers_offsets(tmp_path: Path) -> None:
+    fields = [("hr_instr", name) for name in INSTR.names] + [("hr_ref", name) for name in REF.names]
+    prints = "".join(f'printf("%zu\\n", offsetof(struct {s}, {f}));' for s, f in fields)
+    source = tmp_path / "offsets.c"
+    source.write_text(
+        '#include <stddef.h>\n#include <stdio.h>\n#include "hr/status.h"\n#include "hr/program.h"\n'
+        f'int main(void) {{ {prints} printf("%zu\\n%zu\\n", sizeof(struct hr_instr), sizeof(struct hr_ref)); return 0; }}\n'
+    )
+    subprocess.run(["cc", "-I", str(INCLUDE), "-o", str(tmp_path / "offsets"), str(source)], check=True, timeout=60)
+    printed = subprocess.run([str(tmp_path / "offsets")], check=True, capture_output=True, text=True, timeout=10).stdout
+    mirror = [(INSTR if s == "hr_instr" else REF).fields[f][1] for s, f in fields]
+    assert [int(line) for line in printed.split()] == [*mirror, INSTR.itemsize, REF.itemsize]
