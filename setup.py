@@ -34,9 +34,9 @@ class ParallelBuildExt(build_ext):
 
         def compile_one(source: str) -> list[str]:
             target = compiler.object_filenames([source], output_dir=self.build_temp)[0]
-            if not self.force and os.path.exists(target):
-                if os.path.getmtime(target) > max(changed, os.path.getmtime(source)):
-                    return [target]
+            built = os.path.getmtime(target) if os.path.exists(target) else 0.0
+            if not self.force and built > max(changed, os.path.getmtime(source)):
+                return [target]
             return compiler.compile(
                 [source],
                 output_dir=self.build_temp,

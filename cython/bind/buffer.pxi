@@ -1,9 +1,9 @@
 # buffer.pxi - from a Python object to memory: the buffer protocol, then DLPack.
 #
-# A Span is one argument while a call has it: where it lies, how many bytes, how many elements of which type. It lives on
-# the caller's stack for blocking calls and inside a Request for the others; either way span_close() gives it back, and
-# until then the exporter may not move or free the memory. dtype is an hr_dtype, or -1 for types that the core moves and
-# cannot reduce (bool, complex, structured).
+# A Span is one argument while a call has it: where it lies, how many bytes, how many elements of which type. It lives
+# on the caller's stack for blocking calls and inside a Request for the others; either way span_close() gives it back,
+# and until then the exporter may not move or free the memory. dtype is an hr_dtype, or -1 for types that the core
+# moves and cannot reduce (bool, complex, structured).
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
@@ -150,7 +150,7 @@ cdef int span_refuse(object x, bint writable, object error) except -1:
     if not contiguous:
         raise ValueError(f"the {kind} is not C-contiguous: pass numpy.ascontiguousarray(x)") from error
     if writable and readonly:
-        raise ValueError(f"the {kind} is read-only and this call writes into it: pass a writable array, or a copy") from error
+        raise ValueError(f"the {kind} is read-only and this call writes into it: pass a writable array") from error
     raise TypeError(f"cannot use the memory of this {kind}: {error}") from error
 
 
@@ -190,10 +190,10 @@ cdef int span_dlpack(object x, bint writable, Span *span) except -1:
     cdef int i
     kind = type(x).__name__
     if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
-        raise TypeError(f"a {kind} has no memory to work on: pass an array, a buffer or a tensor (buffer protocol or DLPack)")
+        raise TypeError(f"a {kind} has no memory to work on: pass an array, a buffer or a CPU tensor")
     device = x.__dlpack_device__()
     if int(device[0]) != DL_CPU:
-        raise TypeError(f"the {kind} is on device {tuple(int(d) for d in device)}: only CPU memory (1, 0) works, pass x.cpu()")
+        raise TypeError(f"the {kind} is on device {tuple(map(int, device))}: only CPU memory works, pass x.cpu()")
     try:
         try:
             capsule = x.__dlpack__(max_version=(1, 0))
@@ -210,7 +210,7 @@ cdef int span_dlpack(object x, bint writable, Span *span) except -1:
     else:
         raise TypeError(f"__dlpack__ of the {kind} gave no DLPack capsule")
     if writable and flags & DL_READ_ONLY:
-        raise ValueError(f"the {kind} is read-only and this call writes into it: pass a writable array, or a copy")
+        raise ValueError(f"the {kind} is read-only and this call writes into it: pass a writable array")
     span.count = 1
     for i in reversed(range(tensor.ndim)):
         extent = tensor.shape[i]

@@ -1,8 +1,9 @@
 # channel.pxi - a communicator's handle in the core, and how a call on it waits, gives up and fails.
 #
-# A blocking call keeps its request on the stack. It polls a few times with the GIL held, because a small message is there
-# sooner than the GIL could be given away and taken back; only then does it look at the clock, release the GIL and sleep in
-# slices. Whatever happens, it returns after the core is done with the request: the caller's buffer is the caller's again.
+# A blocking call keeps its request on the stack. It polls a few times with the GIL held, because a small message is
+# there sooner than the GIL could be given away and taken back; only then does it look at the clock, release the GIL
+# and sleep in slices. Whatever happens, it returns after the core is done with the request: the caller's buffer is the
+# caller's again.
 from cpython.exc cimport PyErr_CheckSignals
 from libc.math cimport isnan
 
@@ -265,7 +266,9 @@ cdef class Channel:
             if call.program != NULL:
                 program = <Program> call.program
                 found = self._verdict(operation, call.sequence, program.signature, program.text)
-            message = found or f"{what}: ranks disagree about which collective this is" + (f": {detail}" if detail else "")
+            message = found or f"{what}: ranks disagree about which collective this is"
+            if not found and detail:
+                message += f": {detail}"
         elif hr_is_peer_error(status):
             whom = f"rank {blame}" if blame >= 0 else "a rank"
             message = f"{what}: {whom}: {text_of(hr_status_text(status))}" + (f" ({detail})" if detail else "")

@@ -1,198 +1,15 @@
-# collective.pxi - collectives: what the arguments mean in memory, which program that is, and its run.
+# collective.pxi - the collectives: what their arguments mean in memory.
 #
-# Every method does the same: open the buffers, say in a Key which program is wanted, and start() it. A program is planned
-# once (in Python, `_plan`) and then found again without making an object. Element counts, never bytes, are what users and
-# planner talk about.
-cdef enum:
-    ALLREDUCE
-    REDUCE
-    BROADCAST
-    ALLGATHER
-    REDUCE_SCATTER
-    GATHER
-    SCATTER
-    ALLTOALL
-    BARRIER
+# Every method does the same: open the buffers, say in a Key which program is wanted, and start() it.
 
-cdef extern from *:
-    """
-    static const char *const hr_collectives[] = {"allreduce", "reduce", "broadcast", "allgather", "reduce_scatter",
-                                                 "gather", "scatter", "alltoall", "barrier"};
-    """
-    const char *NAMES "hr_collectives"[9]
-
-
-cdef class CommunicatorBase(Messenger):
+cdef class CommunicatorBase(Planned):
     """Collectives; with point to point below, everything of a communicator that must be fast.
 
-    All ranks of a communicator call the same collectives in the same order. A call whose buffers, counts, types or ranks
-    are wrong raises ValueError or TypeError before anything is sent.
+    All ranks of a communicator call the same collectives in the same order. A call whose buffers, counts, types or
+    ranks are wrong raises ValueError or TypeError before anything is sent.
     """
 
-    cdef dict programs
-    cdef PyObject *slots[SLOTS]  # borrowed from programs
-    cdef bint rank_order         # the default of deterministic=
-    cdef Program current         # of the collective that was started last
-
-    def __cinit__(self):
-        self.programs = {}
-
-    @property
-    def deterministic(self):
-        """Default of ``deterministic=``: one association, rank order, whatever the algorithm would have been."""
-        return self.rank_order
-
-    @deterministic.setter
-    def deterministic(self, value):
-        self.rank_order = bool(value)
-
-    def _plan(self, collective, counts, itemsize, dtype, op, root, in_place, deterministic):
-        """Makes the :class:`Program` for a call; a subclass in Python does."""
-        raise NotImplementedError
-
-    def _current(self):
-        """``(sequence, signature, text)`` of the collective that was started last; None before the first."""
-        program = self.current
-        return None if program is None else (self.sequence - 1, program.signature, program.text)
-
-    # -- the parts that all collectives share ---------------------------------------------------------------------------
-
-    cdef inline int set_key(self, Key *key, int collective, Span *span, size_t count) except -1:
-        key.collective = collective
-        key.count = count
-        key.itemsize = <uint32_t> span.itemsize
-        key.dtype = span.dtype
-        key.op = 0
-        key.flags = 0
-        key.root = 0
-        return 0
-
-    cdef inline int set_op(self, Key *key, object op, object deterministic) except -1:
-        if key.dtype < 0:
-            raise TypeError(f"elements of this type ({key.itemsize} bytes) cannot be reduced: {', '.join(DTYPE_CODE)} can")
-        key.op = check_op(op, key.dtype)
-        if self.rank_order if deterministic is None else deterministic:
-            key.flags |= KEY_DETERMINISTIC
-        return 0
-
-    cdef inline int set_root(self, Key *key, object root) except -1:
-        key.root = self.rank_of("root", root, False)
-        return 0
-
-    cdef int set_alias(self, Key *key, Span *source, Span *target, size_t source_shift, size_t target_shift) except -1:
-        """In place when x and out begin at the same byte, as shifted; any other overlap is refused."""
-        if not overlap(source, target):
-            return 0
-        if <char *> source.ptr + source_shift != <char *> target.ptr + target_shift:
-            raise ValueError("x and out overlap: pass separate buffers, or the very block that the other one takes the place of")
-        key.flags |= KEY_IN_PLACE
-        return 0
-
-    cdef Program lookup(self, Key *key, object counts):
-        cdef PyObject *found
-        if counts is None:
-            found = self.slots[key_slot(key)]
-            if found != NULL and key_equal(&(<Program> found).key, key):
-                return <Program> found
-        return self.lookup_slow(key, counts)
-
-    cdef Program lookup_slow(self, Key *key, object counts):
-        cdef Program program
-        if counts is None:
-            counts = key.count
-        name = (key.collective, counts, key.itemsize, key.dtype, key.op, key.root, key.flags)
-        program = self.programs.get(name)
-        if program is None:
-            program = self._plan(
-                text_of(NAMES[key.collective]), counts, max(key.itemsize, 1), dtype_name(key.dtype, key.itemsize),
-                text_of(hr_redop_name(<hr_redop> key.op)) if self.reduces(key) else None,
-                key.root if key.collective in (REDUCE, BROADCAST, GATHER, SCATTER) else None,
-                bool(key.flags & KEY_IN_PLACE), bool(key.flags & KEY_DETERMINISTIC))
-            program.key = key[0]
-            if len(self.programs) >= 4096:
-                # Bounded for callers whose sizes never repeat. Programs that run are held by their calls.
-                memset(self.slots, 0, sizeof(self.slots))
-                self.programs.clear()
-            self.programs[name] = program
-        if isinstance(counts, int):
-            self.slots[key_slot(key)] = <PyObject *> program
-        return program
-
-    cdef inline bint reduces(self, Key *key) noexcept:
-        return key.collective == ALLREDUCE or key.collective == REDUCE or key.collective == REDUCE_SCATTER
-
-    cdef object start(self, Key *key, object counts, Span *source, Span *target, object value, object timeout,
-                      object priority, bint async_op):
-        """Runs the program of key on the two buffers; ``value`` is what the call gives back."""
-        cdef hr_request req
-        cdef Call call
-        cdef hr_status status
-        cdef Request request
-        cdef void *inp = source.ptr
-        cdef void *out = target.ptr
-        cdef hr_dtype dtype = <hr_dtype> key.dtype if key.dtype >= 0 else HR_UINT8
-        cdef double seconds = self.deadline_seconds(timeout)
-        cdef int urgency = self.priority_of(priority)
-        cdef Program program = self.lookup(key, counts)
-        if program.in_bytes > source.nbytes or program.out_bytes > target.nbytes:
-            raise ValueError(f"{program.text} wants buffers of {program.in_bytes} and {program.out_bytes} bytes; they have "
-                             f"{source.nbytes} and {target.nbytes}")
-        self.current = program
-        call.operation = NAMES[key.collective]
-        call.sequence = self.sequence
-        call.seconds = seconds
-        call.peer = -1
-        call.anonymous = False
-        call.program = <PyObject *> program
-        if async_op:
-            request = Request()
-            request.value = value
-            span_move(&request.source, source)
-            span_move(&request.target, target)
-            request.prepare(self, &call, urgency)
-            self.sequence += 1
-            request.launched(hr_run(self.handle, program.handle, inp, out, dtype, <hr_redop> key.op, program.signature,
-                                    &request.req))
-            return request
-        req.flags = 0
-        req.user = NULL
-        req.priority = urgency
-        self.sequence += 1
-        status = hr_run(self.handle, program.handle, inp, out, dtype, <hr_redop> key.op, program.signature, &req)
-        if status != HR_OK:
-            self.fail_post(status, &call)
-        self.finish(&req, &call)
-        return value
-
-    cdef tuple check_counts(self, object counts, str name):
-        """One count per rank."""
-        try:
-            found = tuple([_index(count) for count in counts])
-        except TypeError:
-            raise TypeError(f"{name}={counts!r}: a sequence of {self.size} integers is wanted, one per rank") from None
-        if len(found) != self.size:
-            raise ValueError(f"{name} has {len(found)} entries, the communicator {self.size} ranks")
-        if min(found) < 0:
-            raise ValueError(f"{name}={list(found)}: counts are 0 or more")
-        return found
-
-    cdef size_t share(self, Span *span, str what) except? <size_t> -1:
-        """Elements per rank of a buffer that all ranks share evenly."""
-        if span.count % self.size:
-            raise ValueError(f"{what} has {span.count} elements, which {self.size} ranks cannot share evenly: pass counts=")
-        return span.count // self.size
-
-    cdef int open_out(self, object x, Span *source, object out, Span *target, size_t count) except -1:
-        """Opens out, which takes so many elements of the type of x."""
-        span_open_typed(out, True, target)
-        if target.dtype != source.dtype or target.itemsize != source.itemsize:
-            raise TypeError(f"out holds {dtype_name(target.dtype, target.itemsize)}, x "
-                            f"{dtype_name(source.dtype, source.itemsize)}: they must be alike")
-        if target.count != count:
-            raise ValueError(f"out has {target.count} elements, {count} are wanted")
-        return 0
-
-    # -- reductions ---------------------------------------------------------------------------------------------------------
+    # Reductions.
 
     def allreduce(self, x, op="sum", *, out=None, async_op=False, priority=None, timeout=None, deterministic=None):
         """Combines x of all ranks, element by element; every rank gets the result.
@@ -227,8 +44,8 @@ cdef class CommunicatorBase(Messenger):
 
         Notes
         -----
-        2 (n - 1) / n of the bytes leave each rank for large x. On one host with x from :func:`hrdma.empty` peers' memory
-        is reduced in place.
+        2 (n - 1) / n of the bytes leave each rank for large x. On one host with x from :func:`hrdma.empty` peers'
+        memory is reduced in place.
         """
         cdef Span source, target
         cdef Key key
@@ -334,7 +151,7 @@ cdef class CommunicatorBase(Messenger):
             span_close(&source)
             span_close(&target)
 
-    # -- movement -----------------------------------------------------------------------------------------------------------
+    # Movement.
 
     def broadcast(self, x, root=0, *, async_op=False, priority=None, timeout=None):
         """Gives every rank the root's x.
@@ -342,7 +159,8 @@ cdef class CommunicatorBase(Messenger):
         Parameters
         ----------
         x : array or buffer
-            C-contiguous, the same count and type on all ranks; any type of fixed size. Written on all ranks but the root.
+            C-contiguous, the same count and type on all ranks; any type of fixed size. Written on all ranks but the
+            root.
         root : int
         async_op, priority, timeout
             As in :meth:`allreduce`.
@@ -456,8 +274,8 @@ cdef class CommunicatorBase(Messenger):
             On the root: the shares of rank 0, 1, ... one behind the other. Not looked at elsewhere.
         root : int
         out : array or buffer
-            This rank's share. The others than the root must pass it, for they know neither type nor count; on the root it
-            may be that very part of x, and None makes a new array as in :meth:`reduce_scatter`.
+            This rank's share. The others than the root must pass it, for they know neither type nor count; on the root
+            it may be that very part of x, and None makes a new array as in :meth:`reduce_scatter`.
         counts : sequence of int, optional
             Elements of each share, the same on all ranks. None: all alike.
         async_op, priority, timeout
@@ -477,7 +295,7 @@ cdef class CommunicatorBase(Messenger):
         try:
             if self.rank_of("root", root, False) != self.rank:
                 if out is None:
-                    raise ValueError(f"scatter needs out= on rank {self.rank}: only the root, rank {root}, knows type and count")
+                    raise ValueError(f"scatter needs out= on rank {self.rank}: only rank {root} knows type and count")
                 span_open_typed(out, True, &target)
                 share = target.count
                 if counts is not None:
@@ -509,8 +327,8 @@ cdef class CommunicatorBase(Messenger):
         x : array or buffer
             The parts for rank 0, 1, ... one behind the other; any type of fixed size, the same on all ranks.
         out : array or buffer, optional
-            The parts from rank 0, 1, ...; may be x itself where both have the same count. None: a new array, of the shape
-            of x (one-dimensional with counts).
+            The parts from rank 0, 1, ...; may be x itself where both have the same count. None: a new array, of the
+            shape of x (one-dimensional with counts).
         counts : (sequence of int, sequence of int), optional
             Elements to send to and to receive from each rank. None: all alike.
         async_op, priority, timeout
@@ -535,7 +353,7 @@ cdef class CommunicatorBase(Messenger):
                 try:
                     send, recv = counts
                 except (TypeError, ValueError):
-                    raise TypeError("counts of alltoall are a pair: (to send to each rank, to receive from each rank)") from None
+                    raise TypeError("counts of alltoall are a pair: (to send to each, to receive from each)") from None
                 counts = (self.check_counts(send, "send counts"), self.check_counts(recv, "receive counts"))
                 if sum(counts[0]) != source.count:
                     raise ValueError(f"x has {source.count} elements, the send counts add up to {sum(counts[0])}")
@@ -564,41 +382,3 @@ cdef class CommunicatorBase(Messenger):
         source.itemsize = 1
         self.set_key(&key, BARRIER, &source, 0)
         return self.start(&key, None, &source, &target, None, timeout, priority, async_op)
-
-    # -- shapes and shares ----------------------------------------------------------------------------------------------------
-
-    cdef tuple shares(self, Span *span, object counts, str what):
-        """Of a buffer that is shared out: (elements of this rank's share, elements before it, counts)."""
-        if counts is None:
-            share = self.share(span, what)
-            return share, share * self.rank, None
-        counts = self.check_counts(counts, "counts")
-        if sum(counts) != span.count:
-            raise ValueError(f"{what} has {span.count} elements, counts add up to {sum(counts)}")
-        return counts[self.rank], sum(counts[:self.rank]), counts
-
-    cdef tuple joined(self, Span *span, object counts):
-        """Of x when all are joined: (elements before this rank's, elements in all, counts)."""
-        if counts is None:
-            return span.count * <size_t> self.rank, span.count * <size_t> self.size, None
-        counts = self.check_counts(counts, "counts")
-        if counts[self.rank] != span.count:
-            raise ValueError(f"x has {span.count} elements, counts[{self.rank}] is {counts[self.rank]}")
-        return sum(counts[:self.rank]), sum(counts), counts
-
-    cdef tuple joined_shape(self, object x, Span *span, size_t total, object counts):
-        shape = shape_of(x, span)
-        return (total,) if counts is not None or not shape else (shape[0] * self.size, *shape[1:])
-
-    cdef tuple cut_shape(self, object x, Span *span, size_t share, object counts):
-        shape = shape_of(x, span)
-        if counts is not None or not shape or shape[0] % self.size:
-            return (share,)
-        return (shape[0] // self.size, *shape[1:])
-
-
-cdef inline void span_move(Span *target, Span *source) noexcept:
-    """The target holds the memory from now on."""
-    target[0] = source[0]
-    source.view.obj = NULL
-    source.keep = NULL

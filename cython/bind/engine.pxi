@@ -62,7 +62,8 @@ cdef class Engine:
         with nogil:
             status = hr_engine_open(&config, &handle, detail)
         if status != HR_OK:
-            raise status_error(status, with_detail(f"cannot open the transport: {text_of(hr_status_text(status))}", detail))
+            message = f"cannot open the transport: {text_of(hr_status_text(status))}"
+            raise status_error(status, with_detail(message, detail))
         self.handle = handle
 
     def __dealloc__(self):
@@ -88,7 +89,8 @@ cdef class Engine:
         Returns
         -------
         dict
-            Name of the provider to ``{"address": bytes, "caps": [...], "text": str, "eager_max", "segment", "max_send"}``.
+            Name of the provider to ``{"address": bytes, "caps": [...], "text": str, "eager_max", "segment",
+            "max_send"}``.
         """
         cdef const char *name
         cdef char text[256]
@@ -190,8 +192,8 @@ cdef class Engine:
         Returns
         -------
         dict or None
-            ``provider``, ``connected``, ``tx_bytes``, ``rx_bytes``, ``tx_msgs``, ``rx_msgs``, ``busy`` (seconds with bulk
-            in flight), ``rate`` (bytes per second as measured; 0 unknown).
+            ``provider``, ``connected``, ``tx_bytes``, ``rx_bytes``, ``tx_msgs``, ``rx_msgs``, ``busy`` (seconds with
+            bulk in flight), ``rate`` (bytes per second as measured; 0 unknown).
         """
         cdef hr_peer_stats stats
         self.check()

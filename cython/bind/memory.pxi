@@ -103,7 +103,7 @@ def is_registered(x):
 
 
 def memory_stats():
-    """What the arenas of this process hold: ``arenas``, ``blocks``, ``bytes_mapped``, ``bytes_used``, ``bytes_huge``."""
+    """What the arenas hold: ``arenas``, ``blocks``, ``bytes_mapped``, ``bytes_used``, ``bytes_huge``."""
     cdef hr_arena_stats stats
     hr_arena_read_stats(&stats)
     return {

@@ -16,7 +16,7 @@ cdef inline uint32_t tag_of(object tag) except? 0xFFFFFFFF:
 cdef class Messenger(Channel):
     """Point to point on a communicator. The first part of CommunicatorBase."""
 
-    cdef object last_status  # of the last receive: an equal one is given again, so a stream of messages makes no objects
+    cdef object last_status  # of the last receive; given again when equal, so a stream of messages makes no objects
     cdef int last_source
     cdef uint64_t last_nbytes
 

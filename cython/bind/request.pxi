@@ -1,7 +1,7 @@
 # request.pxi - one asynchronous operation: waitable, awaitable, cancellable.
 #
-# The core's request lives inside the Python object, and the engine owns a reference to that object from the start of the
-# operation until it was reaped from the engine's done list: dropping a Request that is on its way is harmless. The
+# The core's request lives inside the Python object, and the engine owns a reference to that object from the start of
+# the operation until it was reaped from the engine's done list: dropping a Request that is on its way is harmless. The
 # buffers are held just as long.
 
 

@@ -14,7 +14,8 @@ struct hr_comm *hr_comm_find(struct hr_engine *engine, uint64_t id) {
     return NULL;
 }
 
-/* --- ids that are over: their late frames are dropped ------------------------------------------------------------------ */
+/* --- ids that are over: their late frames are dropped
+ * ------------------------------------------------------------------ */
 
 static uint64_t *retired_slot(uint64_t *table, uint32_t cap, uint64_t id) {
     uint32_t i = (uint32_t)((id * 0x9e3779b97f4a7c15ull) >> 32) & (cap - 1);
@@ -44,11 +45,15 @@ static void retire(struct hr_engine *engine, uint64_t id) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------- */
+/* -------------------------------------------------------------------------------------------------------------------------
+ */
 
-int hr_comm_rank_of(struct hr_comm *comm, struct hr_conn *conn) { return conn->index < comm->nranks ? comm->ranks[conn->index] : -1; }
+int hr_comm_rank_of(struct hr_comm *comm, struct hr_conn *conn) {
+    return conn->index < comm->nranks ? comm->ranks[conn->index] : -1;
+}
 
-hr_status hr_comm_open(struct hr_engine *engine, uint64_t id, const uint64_t *peers, int size, int rank, struct hr_comm **comm_p) {
+hr_status hr_comm_open(struct hr_engine *engine, uint64_t id, const uint64_t *peers, int size, int rank,
+                       struct hr_comm **comm_p) {
     hr_status status = HR_ERR_NOMEM;
     if (size < 1 || rank < 0 || rank >= size || peers[rank] != engine->config.self_id || !id) return HR_ERR_INVALID;
     hr_lock(engine);
@@ -57,7 +62,9 @@ hr_status hr_comm_open(struct hr_engine *engine, uint64_t id, const uint64_t *pe
         status = HR_ERR_INVALID;
         goto fail;
     }
-    if (!comm || !(comm->conns = calloc((size_t)size, sizeof *comm->conns)) || !(comm->ranks = malloc(engine->nconns * sizeof(int)))) goto fail;
+    if (!comm || !(comm->conns = calloc((size_t)size, sizeof *comm->conns)) ||
+        !(comm->ranks = malloc(engine->nconns * sizeof(int))))
+        goto fail;
     comm->engine = engine;
     comm->id = id;
     comm->size = size;
@@ -78,7 +85,8 @@ hr_status hr_comm_open(struct hr_engine *engine, uint64_t id, const uint64_t *pe
     for (int i = 0; i < size; i++) {
         struct hr_conn *conn = comm->conns[i];
         if (conn->state == HR_CONN_LOST)
-            hr_comm_break_locked(comm, conn->why, i, HR_PHASE_CONNECT, conn->provider ? conn->provider->name : NULL, conn->detail, 1);
+            hr_comm_break_locked(comm, conn->why, i, HR_PHASE_CONNECT, conn->provider ? conn->provider->name : NULL,
+                                 conn->detail, 1);
     }
     hr_settle(engine);
     hr_unlock(engine);
@@ -95,7 +103,8 @@ fail:
 }
 
 /* Everybody who waits on it hears. Members hear too, and pass it on once: whoever began may have reached only some. */
-void hr_comm_break_locked(struct hr_comm *comm, hr_status status, int peer, int phase, const char *provider, const char *detail, int tell) {
+void hr_comm_break_locked(struct hr_comm *comm, hr_status status, int peer, int phase, const char *provider,
+                          const char *detail, int tell) {
     struct hr_engine *engine = comm->engine;
     if (comm->state.status != HR_OK) return;
     comm->state.status = status;
@@ -106,7 +115,10 @@ void hr_comm_break_locked(struct hr_comm *comm, hr_status status, int peer, int 
     if (tell) {
         /* a deadline of ours is no loss to the others: to them this rank has broken it */
         int own = status == HR_ERR_TIMEOUT || status == HR_ERR_CANCELED || hr_is_device_error(status);
-        struct hr_hdr h = {.kind = HR_MSG_BREAK, .flags = (uint8_t)phase, .status = (int8_t)(own ? HR_ERR_BROKEN : status), .comm = comm->id,
+        struct hr_hdr h = {.kind = HR_MSG_BREAK,
+                           .flags = (uint8_t)phase,
+                           .status = (int8_t)(own ? HR_ERR_BROKEN : status),
+                           .comm = comm->id,
                            .tag = (uint64_t)(int64_t)(own ? comm->rank : peer)};
         for (int i = 0; i < comm->size; i++)
             if (i != comm->rank) {
@@ -119,7 +131,8 @@ void hr_comm_break_locked(struct hr_comm *comm, hr_status status, int peer, int 
     hr_runs_end(comm);
 }
 
-void hr_comm_break(struct hr_comm *comm, hr_status status, int peer, enum hr_phase phase, const char *detail, int tell) {
+void hr_comm_break(struct hr_comm *comm, hr_status status, int peer, enum hr_phase phase, const char *detail,
+                   int tell) {
     struct hr_engine *engine = comm->engine;
     hr_lock(engine);
     hr_comm_break_locked(comm, status, peer, phase, NULL, detail, tell);

@@ -1,14 +1,14 @@
 /* conn.c - connections: what waits to leave, in which order it leaves, credits, and the bound on bulk in flight. */
 
 /*
- * Order of leaving: control messages first (they free buffers and room at the peer), then by priority; at equal priority
- * message headers (EAGER, RTS) before segments of transfers. Control has a list of its own, so that a full queue of
- * messages can never hold back the messages that would empty it.
+ * Order of leaving: control messages first (they free buffers and room at the peer), then by priority; at equal
+ * priority message headers (EAGER, RTS) before segments of transfers. Control has a list of its own, so that a full
+ * queue of messages can never hold back the messages that would empty it.
  *
- * Two bounds keep memory and latency in hand. Credit: eager bytes that the peer holds because no receive matched them
- * yet. Window: bulk bytes (segments, writes, eager payloads) on their way and not acknowledged by the peer's engine, kernel
- * buffers and network included; it is max(64 KiB, 2 ms x measured rate), so an urgent message never has more than
- * about 2 ms of bulk ahead of it on its connection. More urgent than the default ignores the window.
+ * Two bounds keep memory and latency in hand. Credit: what the peer holds because no receive matched it yet, bytes and
+ * headers. Window: bulk bytes (segments, writes, eager payloads) on their way and not acknowledged by the peer's
+ * engine, kernel buffers and network included; it is max(64 KiB, 2 ms x measured rate), so an urgent message never has
+ * more than about 2 ms of bulk ahead of it on its connection. More urgent than the default ignores the window.
  */
 
 #include <stdio.h>
@@ -89,7 +89,8 @@ static void conn_settled(struct hr_conn *conn, const struct hr_hdr *h) {
     conn->tx_msgs++;
 }
 
-static hr_status conn_post(struct hr_conn *conn, struct hr_hdr *h, size_t hdr_len, const void *payload, size_t len, void *cookie) {
+static hr_status conn_post(struct hr_conn *conn, struct hr_hdr *h, size_t hdr_len, const void *payload, size_t len,
+                           void *cookie) {
     struct hr_ep *ep = conn->lanes[0].ep;
     struct hr_msg msg = {.hdr = h, .hdr_len = hdr_len, .payload = payload, .len = len, .cookie = cookie};
     conn_settle(conn, h);
@@ -127,12 +128,15 @@ void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack) {
     if (conn->state != HR_CONN_UP) return;
     if (conn->owed_credit >= conn_credit_max(conn->engine) / 4 || conn->owed_ack >= ACK_EVERY) {
         struct hr_hdr h = {.kind = HR_MSG_CREDIT};
-        if (hr_list_empty(&conn->ctl)) conn_post(conn, &h, sizeof h, NULL, 0, NULL);
-        else hr_conn_activate(conn); /* something else will carry it */
+        if (hr_list_empty(&conn->ctl))
+            conn_post(conn, &h, sizeof h, NULL, 0, NULL);
+        else
+            hr_conn_activate(conn); /* something else will carry it */
     }
 }
 
-/* --- the window ---------------------------------------------------------------------------------------------------- */
+/* --- the window ----------------------------------------------------------------------------------------------------
+ */
 
 /* Both ends count what is at least BULK_MIN: small messages need no clock and no acknowledgement. */
 static void conn_sent_bulk(struct hr_conn *conn, uint64_t nbytes) {
@@ -149,11 +153,13 @@ static void conn_acked(struct hr_conn *conn, uint64_t nbytes) {
     conn->inflight -= nbytes;
     conn->rate_bytes += nbytes;
     int64_t now = hr_now(), elapsed = now - conn->rate_since;
-    if (elapsed >= RATE_PERIOD_NS || (!conn->inflight && conn->rate_bytes >= HR_WINDOW_MIN)) {
+    if (elapsed >= RATE_PERIOD_NS) {
         double rate = (double)conn->rate_bytes * 1e9 / (double)(elapsed > 0 ? elapsed : 1);
         /* rises at once, falls slowly, and not at all while there was too little to send for a measurement */
-        if (rate > conn->rate) conn->rate = rate;
-        else if (conn->nbulk || conn->nqueued) conn->rate += (rate - conn->rate) / 16;
+        if (rate > conn->rate)
+            conn->rate = rate;
+        else if (conn->nbulk || conn->nqueued)
+            conn->rate += (rate - conn->rate) / 16;
         conn->rate_since = now;
         conn->rate_bytes = 0;
         double window = conn->rate * LATENCY_NS / 1e9;
@@ -163,16 +169,26 @@ static void conn_acked(struct hr_conn *conn, uint64_t nbytes) {
     if (conn->nqueued || conn->nbulk) hr_conn_activate(conn);
 }
 
-static int conn_window_open(struct hr_conn *conn) {
-    return !conn->caps->window || conn->inflight < conn->window;
-}
+static int conn_window_open(struct hr_conn *conn) { return !conn->caps->window || conn->inflight < conn->window; }
 
-/* --- headers of messages -------------------------------------------------------------------------------------------- */
+/* --- headers of messages --------------------------------------------------------------------------------------------
+ */
+
+/* A quarter of the credit is for headers alone: when the peer holds much that it has not asked for yet, messages
+ * announce themselves instead of coming along, so that the one it does wait for still gets through. */
+static int conn_eager(struct hr_conn *conn, uint64_t len) {
+    if (len > conn->caps->eager_max) return 0;
+    return len <= HR_EAGER_COST || conn->credit >= HR_EAGER_COST + (int64_t)(len + conn_credit_max(conn->engine) / 4);
+}
 
 static hr_status send_header(struct hr_conn *conn, struct hr_request *req) {
     hr_status status;
-    struct hr_hdr_long m = {.h = {.bucket = (uint8_t)req->rflags, .order = req->index, .comm = req->comm->id, .tag = req->tag, .aux = req->sig}};
-    if (req->len <= conn->caps->eager_max) {
+    struct hr_hdr_long m = {.h = {.bucket = (uint8_t)req->rflags,
+                                  .order = req->index,
+                                  .comm = req->comm->id,
+                                  .tag = req->tag,
+                                  .aux = req->sig}};
+    if (conn_eager(conn, req->len)) {
         m.h.kind = HR_MSG_EAGER;
         status = conn_post(conn, &m.h, sizeof m.h, req->buf, req->len, req);
         if (hr_is_error(status) || status == HR_AGAIN) return status;
@@ -195,12 +211,13 @@ static hr_status send_header(struct hr_conn *conn, struct hr_request *req) {
 }
 
 static int conn_may_send(struct hr_conn *conn, struct hr_request *req) {
-    uint64_t cost = HR_EAGER_COST + (req->len <= conn->caps->eager_max ? req->len : 0);
-    if (conn->credit < (int64_t)cost) return 0;
+    if (conn->credit < HR_EAGER_COST) return 0;
     return req->priority < HR_PRIORITY_DEFAULT || conn_window_open(conn);
 }
 
-static struct hr_request **conn_queue(struct hr_conn *conn, struct hr_request *req) { return &conn->sendq[req->priority]; }
+static struct hr_request **conn_queue(struct hr_conn *conn, struct hr_request *req) {
+    return &conn->sendq[req->priority];
+}
 
 static void queue_send(struct hr_conn *conn, struct hr_request *req) {
     struct hr_request **head = conn_queue(conn, req);
@@ -220,7 +237,8 @@ static void queue_send(struct hr_conn *conn, struct hr_request *req) {
 
 void hr_conn_unqueue_send(struct hr_conn *conn, struct hr_request *req) {
     struct hr_request **head = conn_queue(conn, req);
-    if (req->mnext == req) *head = NULL;
+    if (req->mnext == req)
+        *head = NULL;
     else {
         req->mprev->mnext = req->mnext;
         req->mnext->mprev = req->mprev;
@@ -239,11 +257,13 @@ static int conn_more_urgent_waits(struct hr_conn *conn, int priority) {
 /* Sends the header now if nothing is in the way; queues it otherwise. HR_OK: the request may be finished. */
 hr_status hr_conn_send(struct hr_conn *conn, struct hr_request *req) {
     hr_status status = HR_AGAIN;
-    if (conn->state == HR_CONN_UP && hr_list_empty(&conn->ctl) && (!conn->nqueued || !conn_more_urgent_waits(conn, req->priority)) &&
-        conn_may_send(conn, req))
+    if (conn->state == HR_CONN_UP && hr_list_empty(&conn->ctl) &&
+        (!conn->nqueued || !conn_more_urgent_waits(conn, req->priority)) && conn_may_send(conn, req))
         status = send_header(conn, req);
-    if (status == HR_AGAIN) queue_send(conn, req);
-    else if (status == HR_INPROGRESS && !req->xfer) req->queued = HR_QUEUED_PROVIDER;
+    if (status == HR_AGAIN)
+        queue_send(conn, req);
+    else if (status == HR_INPROGRESS && !req->xfer)
+        req->queued = HR_QUEUED_PROVIDER;
     return status;
 }
 
@@ -251,9 +271,12 @@ static hr_status conn_send_queued(struct hr_conn *conn, struct hr_request *req) 
     hr_status status = send_header(conn, req);
     if (status == HR_AGAIN) return status;
     hr_conn_unqueue_send(conn, req);
-    if (status == HR_OK) hr_finish(conn->engine, req, HR_OK);
-    else if (status == HR_INPROGRESS) req->queued = req->xfer ? HR_QUEUED_NO : HR_QUEUED_PROVIDER;
-    else hr_fail(conn->engine, req, status, -1, HR_PHASE_POST, conn);
+    if (status == HR_OK)
+        hr_finish(conn->engine, req, HR_OK);
+    else if (status == HR_INPROGRESS)
+        req->queued = req->xfer ? HR_QUEUED_NO : HR_QUEUED_PROVIDER;
+    else
+        hr_fail(conn->engine, req, status, -1, HR_PHASE_POST, conn);
     return status;
 }
 
@@ -278,15 +301,18 @@ void hr_conn_pump(struct hr_conn *conn) {
             if (conn->sendq[p] && conn_may_send(conn, conn->sendq[p])) {
                 if (conn_send_queued(conn, conn->sendq[p]) == HR_AGAIN) return;
             } else if (!hr_list_empty(&conn->bulk[p]) && conn_window_open(conn)) {
-                if (conn_send_segment(conn, hr_container(conn->bulk[p].next, struct hr_xfer, work.link)) == HR_AGAIN) return;
-            } else break;
+                if (conn_send_segment(conn, hr_container(conn->bulk[p].next, struct hr_xfer, work.link)) == HR_AGAIN)
+                    return;
+            } else
+                break;
         }
     }
     /* What is left waits for credit or for the window: an arriving header wakes it. */
     hr_list_remove(&conn->active);
 }
 
-/* --- events ---------------------------------------------------------------------------------------------------------- */
+/* --- events ----------------------------------------------------------------------------------------------------------
+ */
 
 /* Only notes it: the endpoint may be in the middle of a callback, and a communicator in the middle of being broken. */
 void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail) {
@@ -349,9 +375,7 @@ static void conn_bye(struct hr_conn *conn) {
     }
 }
 
-static void conn_protocol_error(struct hr_conn *conn, const char *what) {
-    hr_conn_lost(conn, HR_ERR_PROTOCOL, what);
-}
+static void conn_protocol_error(struct hr_conn *conn, const char *what) { hr_conn_lost(conn, HR_ERR_PROTOCOL, what); }
 
 static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const void *payload, size_t len) {
     struct hr_lane *lane = ep->ctx;
@@ -379,8 +403,10 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
             return;
         }
         memcpy(&m, hdr, sizeof m);
-        if (h->kind == HR_MSG_RTS) hr_match_arrived(conn, &m.h, NULL, 0);
-        else hr_xfer_on_cts(conn, &m);
+        if (h->kind == HR_MSG_RTS)
+            hr_match_arrived(conn, &m.h, NULL, 0);
+        else
+            hr_xfer_on_cts(conn, &m);
         break;
     case HR_MSG_SEG: hr_xfer_on_seg(conn, h, payload, len); break;
     case HR_MSG_FIN: hr_xfer_on_fin(conn, h); break;
@@ -391,7 +417,8 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
         struct hr_comm *comm = hr_comm_find(conn->engine, h->comm);
         int64_t blame = (int64_t)h->tag;
         if (comm && blame >= -1 && blame < comm->size)
-            hr_comm_break_locked(comm, h->status < 0 ? h->status : HR_ERR_BROKEN, (int)blame, h->flags, conn->provider->name, NULL, 1);
+            hr_comm_break_locked(comm, h->status < 0 ? h->status : HR_ERR_BROKEN, (int)blame, h->flags,
+                                 conn->provider->name, NULL, 1);
         break;
     }
     case HR_MSG_BYE: conn_bye(conn); break;
@@ -408,8 +435,10 @@ static void sink_done(struct hr_ep *ep, void *cookie, hr_status status) {
     } else {
         struct hr_request *req = cookie;
         req->queued = HR_QUEUED_NO;
-        if (hr_is_error(status)) hr_fail(conn->engine, req, status, -1, HR_PHASE_TRANSFER, conn);
-        else hr_finish(conn->engine, req, HR_OK);
+        if (hr_is_error(status))
+            hr_fail(conn->engine, req, status, -1, HR_PHASE_TRANSFER, conn);
+        else
+            hr_finish(conn->engine, req, HR_OK);
     }
     if (conn->nqueued || conn->nbulk) hr_conn_activate(conn);
 }
@@ -437,4 +466,5 @@ static void sink_state(struct hr_ep *ep, hr_status status, const char *detail) {
     if (conn->nqueued || !hr_list_empty(&conn->ctl)) hr_conn_activate(conn);
 }
 
-const struct hr_sink hr_engine_sink = {.recv = sink_recv, .done = sink_done, .notify = sink_notify, .state = sink_state};
+const struct hr_sink hr_engine_sink = {
+    .recv = sink_recv, .done = sink_done, .notify = sink_notify, .state = sink_state};

@@ -41,9 +41,14 @@ static hr_status open_domain(struct hr_engine *engine, const char *name, char de
         inner = provider;
         provider = &hr_provider_fault;
     }
-    struct hr_domain_params params = {.self_id = engine->config.self_id, .ifname = engine->config.ifname, .auth = &engine->auth,
-                                      .sink = &hr_engine_sink, .owner = engine, .local_peers = engine->config.local_peers,
-                                      .options = fault ? fault : options, .inner = inner};
+    struct hr_domain_params params = {.self_id = engine->config.self_id,
+                                      .ifname = engine->config.ifname,
+                                      .auth = &engine->auth,
+                                      .sink = &hr_engine_sink,
+                                      .owner = engine,
+                                      .local_peers = engine->config.local_peers,
+                                      .options = fault ? fault : options,
+                                      .inner = inner};
     status = provider->domain_open(provider, &params, &domain, detail);
     if (status != HR_OK) goto out;
     int i = engine->ndomains++;
@@ -88,7 +93,8 @@ hr_status hr_engine_open(const struct hr_config *config, struct hr_engine **engi
     engine->config = *config;
     engine->auth = config->auth;
     pthread_mutex_init(&engine->mutex, NULL);
-    struct hr_link *heads[] = {&engine->conns, &engine->active, &engine->dead, &engine->comms, &engine->waiters, &engine->ready};
+    struct hr_link *heads[] = {&engine->conns, &engine->active,  &engine->dead,
+                               &engine->comms, &engine->waiters, &engine->ready};
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) hr_list_init(heads[i]);
     for (int i = 0; i < HR_PRIORITIES; i++) hr_list_init(&engine->work[i]);
     for (int i = 0; i < HR_MATCH_CHAINS; i++) hr_list_init(&engine->unexpected[i]);
@@ -108,7 +114,8 @@ hr_status hr_engine_open(const struct hr_config *config, struct hr_engine **engi
     for (char *name = strtok_r(names, ",", &save); name && status == HR_OK; name = strtok_r(NULL, ",", &save))
         if (strcmp(name, "loop")) status = open_domain(engine, name, detail);
     free(names);
-    engine->config.options = engine->config.fault = engine->config.providers = engine->config.ifname = NULL; /* the caller's */
+    engine->config.options = engine->config.fault = engine->config.providers = engine->config.ifname =
+        NULL; /* the caller's */
     if (status == HR_OK) status = hr_bg_start(engine);
     if (status != HR_OK) goto fail;
     *engine_p = engine;
@@ -121,7 +128,9 @@ fail:
 void hr_engine_set_locality(struct hr_engine *engine, int local_ranks, int cores) {
     hr_lock(engine);
     engine->yield = local_ranks > cores;
-    engine->spin_ns = engine->config.spin_us >= 0 ? engine->config.spin_us * 1000 : engine->yield ? SPIN_SHARED_NS : SPIN_NS;
+    engine->spin_ns = engine->config.spin_us >= 0 ? engine->config.spin_us * 1000
+                      : engine->yield             ? SPIN_SHARED_NS
+                                                  : SPIN_NS;
     engine->spin_now = engine->spin_ns;
     hr_unlock(engine);
 }
@@ -152,9 +161,11 @@ void hr_engine_close(struct hr_engine *engine, int64_t deadline) {
     engine_free(engine);
 }
 
-/* --- domains and connections ---------------------------------------------------------------------------------------------------- */
+/* --- domains and connections
+ * ---------------------------------------------------------------------------------------------------- */
 
-int hr_engine_domain(struct hr_engine *engine, int i, const char **name_p, void *addr, size_t *addr_len_p, struct hr_caps *caps_p, char text[256]) {
+int hr_engine_domain(struct hr_engine *engine, int i, const char **name_p, void *addr, size_t *addr_len_p,
+                     struct hr_caps *caps_p, char text[256]) {
     if (i < 0 || i >= engine->ndomains) return 0;
     struct hr_domain *domain = engine->domains[i];
     hr_lock(engine);
@@ -178,13 +189,15 @@ static hr_status add_lane(struct hr_conn *conn, struct hr_domain *domain, const 
     return domain->ops->ep_connect(lane->ep, addr, len, active);
 }
 
-hr_status hr_connect(struct hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr, size_t len, int active) {
+hr_status hr_connect(struct hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr, size_t len,
+                     int active) {
     int self = peer_id == engine->config.self_id, d = 0;
     hr_status status = HR_ERR_NOMEM;
     hr_lock(engine);
     while (d < engine->ndomains && strcmp(engine->names[d], provider)) d++;
     struct hr_conn *conn = d < engine->ndomains ? hr_conn_get(engine, peer_id) : NULL;
-    if (d == engine->ndomains || (conn && conn->nlanes && (self || conn->caps != &engine->domains[d]->caps))) status = HR_ERR_INVALID;
+    if (d == engine->ndomains || (conn && conn->nlanes && (self || conn->caps != &engine->domains[d]->caps)))
+        status = HR_ERR_INVALID;
     else if (conn) {
         struct hr_domain *domain = engine->domains[d];
         conn->provider = hr_provider_find(provider);
@@ -218,7 +231,8 @@ hr_status hr_connect_wait(struct hr_engine *engine, int64_t deadline, uint64_t *
     hr_status status = hr_drive_until(engine, all_connected, &bad, deadline);
     if (bad) {
         *peer_p = bad->peer_id;
-        if (bad->state == HR_CONN_CONNECTING) snprintf(detail, 256, "no answer over %s before the deadline", bad->provider->name);
+        if (bad->state == HR_CONN_CONNECTING)
+            snprintf(detail, 256, "no answer over %s before the deadline", bad->provider->name);
         else {
             status = bad->why;
             snprintf(detail, 256, "%s", bad->detail);
@@ -236,13 +250,16 @@ void hr_peer_lost(struct hr_engine *engine, uint64_t peer_id, hr_status why, con
     hr_unlock(engine);
 }
 
-/* --- counters ---------------------------------------------------------------------------------------------------------------------- */
+/* --- counters
+ * ----------------------------------------------------------------------------------------------------------------------
+ */
 
 int hr_engine_counters(struct hr_engine *engine, struct hr_counter *counters, int n) {
     const struct hr_counter all[] = {
-        {"messages_eager", engine->count_eager},   {"transfers_pulled", engine->count_pull},      {"transfers_pushed", engine->count_push},
-        {"transfers_segments", engine->count_seg}, {"transfers_lent", engine->count_lent},        {"messages_unexpected", engine->count_unexpected},
-        {"frames_stale", engine->count_stale},     {"sleeps", engine->count_sleeps},
+        {"messages_eager", engine->count_eager},  {"transfers_pulled", engine->count_pull},
+        {"transfers_pushed", engine->count_push}, {"transfers_segments", engine->count_seg},
+        {"transfers_lent", engine->count_lent},   {"messages_unexpected", engine->count_unexpected},
+        {"frames_stale", engine->count_stale},    {"sleeps", engine->count_sleeps},
     };
     int have = (int)(sizeof all / sizeof *all);
     for (int i = 0; i < n && i < have; i++) counters[i] = all[i];

@@ -13,10 +13,11 @@
  *   comm.c      communicators: open, close, break
  *   program.c   validation of programs;  run.c  the interpreter
  *
- * One lock (engine->mutex) guards everything here. It is held for one pass of progress at most, and a pass does at most one
- * piece of heavy work (a segment copied or reduced), so that other threads and urgent messages wait microseconds.
+ * One lock (engine->mutex) guards everything here. It is held for one pass of progress at most, and a pass does at most
+ * one piece of heavy work (a segment copied or reduced), so that other threads and urgent messages wait microseconds.
  *
- * Messages between engines are a struct hr_hdr, a few with more header behind it, and a payload for EAGER and SEG alone.
+ * Messages between engines are a struct hr_hdr, a few with more header behind it, and a payload for EAGER and SEG
+ * alone.
  *
  *   EAGER  the message itself
  *   RTS    a message too large for that: size, and a descriptor where the receiver may pull
@@ -26,6 +27,8 @@
  *   CANCEL the sender withdraws
  *   SKIP   a place in the order stays empty: the sender withdrew before anything had left
  *   CREDIT carries only what every header carries: eager credit and acknowledged bulk
+ *   PROBE  asks how much of the bulk that was sent so far has arrived, after something was cut off
+ *   ECHO   the answer: how much never did, and never will
  *   BREAK  this communicator is broken
  *   BYE    nothing more will come
  */
@@ -38,8 +41,19 @@
 #include "hr/hr.h"
 
 enum hr_msg_kind {
-    HR_MSG_EAGER = 1, HR_MSG_RTS, HR_MSG_CTS, HR_MSG_SEG, HR_MSG_FIN, HR_MSG_CANCEL, HR_MSG_SKIP, HR_MSG_CREDIT, HR_MSG_BREAK,
-    HR_MSG_BYE, HR_MSG_KINDS
+    HR_MSG_EAGER = 1,
+    HR_MSG_RTS,
+    HR_MSG_CTS,
+    HR_MSG_SEG,
+    HR_MSG_FIN,
+    HR_MSG_CANCEL,
+    HR_MSG_SKIP,
+    HR_MSG_CREDIT,
+    HR_MSG_BREAK,
+    HR_MSG_BYE,
+    HR_MSG_PROBE,
+    HR_MSG_ECHO,
+    HR_MSG_KINDS
 };
 
 struct hr_hdr {
@@ -63,9 +77,9 @@ struct hr_hdr_long { /* RTS (size, desc), CTS (desc) */
     struct hr_desc desc;
 };
 
-#define HR_BUCKETS 64      /* of the order of messages on a connection */
+#define HR_BUCKETS 64 /* of the order of messages on a connection */
 #define HR_MATCH_CHAINS 512
-#define HR_EAGER_COST 64   /* credit that a message costs beside its bytes */
+#define HR_EAGER_COST 64 /* credit that a message costs beside its bytes */
 #define HR_MAX_LANES 4
 #define HR_COLL_TAG (1ull << 63)
 #define HR_SEGMENT_MIN (16u << 10)
@@ -78,10 +92,19 @@ struct hr_work { /* something heavy, done one piece at a time between polls */
     int priority;
 };
 
-enum hr_xfer_mode { HR_XFER_FREE, HR_XFER_SEND, HR_XFER_SEND_PUSH, HR_XFER_SEND_SEG, HR_XFER_PULL, HR_XFER_PUSH, HR_XFER_SEG, HR_XFER_LENT };
+enum hr_xfer_mode {
+    HR_XFER_FREE,
+    HR_XFER_SEND,
+    HR_XFER_SEND_PUSH,
+    HR_XFER_SEND_SEG,
+    HR_XFER_PULL,
+    HR_XFER_PUSH,
+    HR_XFER_SEG,
+    HR_XFER_LENT
+};
 
-struct hr_xfer { /* one rendezvous, on one side */
-    struct hr_work work;  /* PULL: pieces to copy; SEND_*: link in the connection's bulk queue */
+struct hr_xfer {         /* one rendezvous, on one side */
+    struct hr_work work; /* PULL: pieces to copy; SEND_*: link in the connection's bulk queue */
     struct hr_request *req;
     struct hr_conn *conn;
     uint32_t id, remote;
@@ -124,7 +147,7 @@ struct hr_conn {
     struct hr_request *sendq[HR_PRIORITIES]; /* headers that wait, circular lists */
     struct hr_link bulk[HR_PRIORITIES];      /* struct hr_xfer that have segments to send */
     uint32_t nqueued, nbulk;
-    int64_t credit;  /* eager bytes that we may send */
+    int64_t credit; /* eager bytes that we may send */
     uint64_t inflight, window;
     uint32_t order_tx[HR_BUCKETS];
     /* receiving */
@@ -171,12 +194,13 @@ struct hr_engine {
     char *names[HR_MAX_PROVIDERS]; /* of the domains: the wrapped provider's own name */
     struct hr_auth auth;
     pthread_mutex_t mutex;
-    _Atomic int contenders;   /* threads that want the lock */
-    _Atomic int driving;      /* somebody has the progress role */
-    _Atomic int want_role;    /* a user thread waits for the background thread to give it up */
-    int sleeping;             /* the driver is in epoll_wait */
-    int armed;                /* peers must wake this process */
-    int bg_forever;           /* the background thread sleeps without a limit */
+    _Atomic uint32_t let_in;  /* how many got it after waiting */
+    _Atomic int contenders; /* threads that want the lock */
+    _Atomic int driving;    /* somebody has the progress role */
+    _Atomic int want_role;  /* a user thread waits for the background thread to give it up */
+    int sleeping;           /* the driver is in epoll_wait */
+    int armed;              /* peers must wake this process */
+    int bg_forever;         /* the background thread sleeps without a limit */
     uint64_t drive_seq;
     struct hr_domain *domains[HR_MAX_PROVIDERS];
     uint32_t domain_conns[HR_MAX_PROVIDERS];
@@ -200,16 +224,9 @@ struct hr_engine {
     int done_armed;
     pthread_t bg;
     int bg_running, bg_deep, stop;
-    _Atomic uint64_t count_eager, count_pull, count_push, count_seg, count_lent, count_unexpected, count_sleeps, count_stale;
+    _Atomic uint64_t count_eager, count_pull, count_push, count_seg, count_lent, count_unexpected, count_sleeps,
+        count_stale;
 };
-
-static inline void hr_lock(struct hr_engine *engine) {
-    if (pthread_mutex_trylock(&engine->mutex) == 0) return;
-    atomic_fetch_add(&engine->contenders, 1);
-    pthread_mutex_lock(&engine->mutex);
-    atomic_fetch_sub(&engine->contenders, 1);
-}
-static inline void hr_unlock(struct hr_engine *engine) { pthread_mutex_unlock(&engine->mutex); }
 
 static inline void hr_relax(void) {
 #if defined(__x86_64__)
@@ -219,9 +236,31 @@ static inline void hr_relax(void) {
 #endif
 }
 
+/* The lock is mostly held for less than a microsecond, but a driver takes it again at once: so those who wait for it are
+ * counted, and a driver that sees any steps back until one was let in (progress.c: breathe). */
+static inline void hr_let_in(struct hr_engine *engine) {
+    atomic_fetch_sub(&engine->contenders, 1);
+    atomic_fetch_add(&engine->let_in, 1);
+}
+static inline void hr_lock(struct hr_engine *engine) {
+    if (pthread_mutex_trylock(&engine->mutex) == 0) return;
+    atomic_fetch_add(&engine->contenders, 1);
+    for (int i = 0; i < 200; i++) {
+        hr_relax();
+        if (pthread_mutex_trylock(&engine->mutex) == 0) {
+            hr_let_in(engine);
+            return;
+        }
+    }
+    pthread_mutex_lock(&engine->mutex);
+    hr_let_in(engine);
+}
+static inline void hr_unlock(struct hr_engine *engine) { pthread_mutex_unlock(&engine->mutex); }
+
 #define HR_COUNT(engine, what) atomic_fetch_add_explicit(&(engine)->count_##what, 1, memory_order_relaxed)
 
 /* progress.c */
+void hr_waiter_signal(struct hr_engine *engine, struct hr_waiter *waiter);
 int hr_pass(struct hr_engine *engine, struct hr_conn *hint);
 void hr_work_add(struct hr_engine *engine, struct hr_work *work, int priority);
 void hr_work_remove(struct hr_engine *engine, struct hr_work *work);
@@ -229,7 +268,8 @@ void hr_kick(struct hr_engine *engine); /* after posting: whoever sleeps must lo
 hr_status hr_bg_start(struct hr_engine *engine);
 void hr_bg_stop(struct hr_engine *engine);
 /* Drives until cond says 1 or the deadline passes. Lock held. */
-hr_status hr_drive_until(struct hr_engine *engine, int (*cond)(struct hr_engine *, void *), void *arg, int64_t deadline);
+hr_status hr_drive_until(struct hr_engine *engine, int (*cond)(struct hr_engine *, void *), void *arg,
+                         int64_t deadline);
 
 /* conn.c */
 extern const struct hr_sink hr_engine_sink;
@@ -270,7 +310,7 @@ void hr_xfer_on_notify(struct hr_conn *conn, uint64_t value, size_t nbytes);
 void hr_xfer_on_done(struct hr_xfer *x, hr_status status);
 /* HR_AGAIN: no room. *nbytes_p: what left. The transfer may be finished and gone on return. */
 hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t *nbytes_p);
-void hr_xfer_return(struct hr_engine *engine, struct hr_xfer *x);        /* LENT: the borrower is through */
+void hr_xfer_return(struct hr_engine *engine, struct hr_xfer *x); /* LENT: the borrower is through */
 void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell);
 void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_t len);
 
@@ -283,9 +323,11 @@ void hr_send_start(struct hr_comm *comm, struct hr_request *req, int dst);
 void hr_recv_start(struct hr_comm *comm, struct hr_request *req, int src);
 void hr_request_init(struct hr_comm *comm, struct hr_request *req, int kind);
 void hr_finish(struct hr_engine *engine, struct hr_request *req, hr_status status);
-void hr_fail(struct hr_engine *engine, struct hr_request *req, hr_status status, int peer, int phase, struct hr_conn *conn);
+void hr_fail(struct hr_engine *engine, struct hr_request *req, hr_status status, int peer, int phase,
+             struct hr_conn *conn);
 /* Ends it wherever it is. */
-void hr_abort_request(struct hr_engine *engine, struct hr_request *req, hr_status status, int peer, int phase, struct hr_conn *conn);
+void hr_abort_request(struct hr_engine *engine, struct hr_request *req, hr_status status, int peer, int phase,
+                      struct hr_conn *conn);
 
 void hr_settle(struct hr_engine *engine); /* before an API call unlocks */
 
@@ -293,7 +335,8 @@ void hr_settle(struct hr_engine *engine); /* before an API call unlocks */
 struct hr_comm *hr_comm_find(struct hr_engine *engine, uint64_t id);
 int hr_comm_retired(struct hr_engine *engine, uint64_t id);
 int hr_comm_rank_of(struct hr_comm *comm, struct hr_conn *conn);
-void hr_comm_break_locked(struct hr_comm *comm, hr_status status, int peer, int phase, const char *provider, const char *detail, int tell);
+void hr_comm_break_locked(struct hr_comm *comm, hr_status status, int peer, int phase, const char *provider,
+                          const char *detail, int tell);
 void hr_comm_free(struct hr_comm *comm);
 
 /* run.c */

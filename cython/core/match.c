@@ -3,10 +3,11 @@
 /*
  * Messages with the same (communicator, tag) from one peer match in the order in which they were posted there, whatever
  * their priority. The sender numbers messages within one of 64 buckets that (communicator, tag) hashes to; the receiver
- * lets a message pass when its bucket's turn has come and keeps it aside otherwise. Messages of other buckets overtake freely.
+ * lets a message pass when its bucket's turn has come and keeps it aside otherwise. Messages of other buckets overtake
+ * freely.
  *
- * Posted receives and unexpected messages hang in chains by the same hash, in order of posting and of arrival. A receive from
- * any source has no connection set and takes the earliest arrival. Credits bound what can lie here.
+ * Posted receives and unexpected messages hang in chains by the same hash, in order of posting and of arrival. A
+ * receive from any source has no connection set and takes the earliest arrival. Credits bound what can lie here.
  */
 
 #include <stdlib.h>
@@ -21,11 +22,13 @@ static uint32_t match_chain(uint64_t comm, uint64_t tag) {
 
 uint8_t hr_match_bucket(uint64_t comm, uint64_t tag) { return (uint8_t)(match_chain(comm, tag) % HR_BUCKETS); }
 
-/* --- posted receives -------------------------------------------------------------------------------------------------- */
+/* --- posted receives
+ * -------------------------------------------------------------------------------------------------- */
 
 static void posted_remove(struct hr_engine *engine, struct hr_request *req) {
     struct hr_request **head = &engine->posted[match_chain(req->comm->id, req->tag)];
-    if (req->mnext == req) *head = NULL;
+    if (req->mnext == req)
+        *head = NULL;
     else {
         req->mprev->mnext = req->mnext;
         req->mnext->mprev = req->mprev;
@@ -37,7 +40,8 @@ static void posted_remove(struct hr_engine *engine, struct hr_request *req) {
 void hr_match_unpost(struct hr_engine *engine, struct hr_request *req) { posted_remove(engine, req); }
 
 /* The message has its receive. */
-static void match_start(struct hr_request *req, struct hr_conn *conn, const struct hr_hdr_long *m, const void *payload, size_t len) {
+static void match_start(struct hr_request *req, struct hr_conn *conn, const struct hr_hdr_long *m, const void *payload,
+                        size_t len) {
     struct hr_engine *engine = conn->engine;
     const struct hr_hdr *h = &m->h;
     req->peer = hr_comm_rank_of(req->comm, conn);
@@ -93,7 +97,8 @@ void hr_match_again(struct hr_engine *engine, struct hr_request *req) {
     post(engine, req, 1);
 }
 
-/* --- arrivals ---------------------------------------------------------------------------------------------------------- */
+/* --- arrivals
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static struct hr_umsg *umsg_new(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len) {
     struct hr_umsg *u = malloc(sizeof *u + len);
@@ -109,7 +114,8 @@ static struct hr_umsg *umsg_new(struct hr_conn *conn, const struct hr_hdr *h, co
 }
 
 /* Its turn has come. u: the stored copy when it had waited, else NULL. */
-static void match_deliver(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len, struct hr_umsg *u) {
+static void match_deliver(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len,
+                          struct hr_umsg *u) {
     struct hr_engine *engine = conn->engine;
     uint32_t chain = match_chain(h->comm, h->tag);
     struct hr_request *first = engine->posted[chain], *req = first;
@@ -148,8 +154,10 @@ static void match_release(struct hr_conn *conn, uint8_t bucket) {
         if (u->hdr.h.bucket != bucket || u->hdr.h.order != conn->order_rx[bucket]) continue;
         hr_list_remove(&u->link);
         conn->order_rx[bucket]++;
-        if (u->hdr.h.kind == HR_MSG_SKIP) free(u);
-        else match_deliver(conn, &u->hdr.h, u->payload, u->len, u);
+        if (u->hdr.h.kind == HR_MSG_SKIP)
+            free(u);
+        else
+            match_deliver(conn, &u->hdr.h, u->payload, u->len, u);
         l = conn->early.next;
     }
 }
@@ -210,7 +218,8 @@ static void match_purge(struct hr_engine *engine, uint64_t comm_id, struct hr_co
             if (!conn) {
                 hr_conn_owe(u->conn, HR_EAGER_COST + u->len, 0);
                 if (u->hdr.h.kind == HR_MSG_RTS) {
-                    struct hr_hdr fin = {.kind = HR_MSG_FIN, .status = HR_ERR_BROKEN, .comm = comm_id, .rreq = u->hdr.h.sreq};
+                    struct hr_hdr fin = {
+                        .kind = HR_MSG_FIN, .status = HR_ERR_BROKEN, .comm = comm_id, .rreq = u->hdr.h.sreq};
                     hr_conn_send_ctl(u->conn, &fin, sizeof fin);
                 }
             }

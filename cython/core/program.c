@@ -25,29 +25,34 @@ static int range_ok(struct checker *c, uint32_t i, const char *what, uint32_t bu
     uint64_t sizes[] = {c->p->in_bytes, c->p->out_bytes, c->p->tmp_bytes};
     if (buf > HR_BUF_TMP) return bad(c, "instruction %u: %s names buffer %u", i, what, buf);
     if (off > sizes[buf] || len > sizes[buf] - off)
-        return bad(c, "instruction %u: %s [%llu, +%llu) is outside the %s buffer of %llu bytes", i, what, (unsigned long long)off,
-                   (unsigned long long)len, names[buf], (unsigned long long)sizes[buf]);
+        return bad(c, "instruction %u: %s [%llu, +%llu) is outside the %s buffer of %llu bytes", i, what,
+                   (unsigned long long)off, (unsigned long long)len, names[buf], (unsigned long long)sizes[buf]);
     return 1;
 }
 
 static int operands_ok(struct checker *c, uint32_t i) {
     const struct hr_instr *in = &c->p->instrs[i];
-    int writes = in->op == HR_OP_RECV || in->op == HR_OP_RECV_REDUCE || in->op == HR_OP_BORROW || in->op == HR_OP_REDUCE || in->op == HR_OP_COPY;
+    int writes = in->op == HR_OP_RECV || in->op == HR_OP_RECV_REDUCE || in->op == HR_OP_BORROW ||
+                 in->op == HR_OP_REDUCE || in->op == HR_OP_COPY;
     int reads = in->op == HR_OP_SEND || in->op == HR_OP_COPY;
     int talks = in->op == HR_OP_SEND || in->op == HR_OP_RECV || in->op == HR_OP_RECV_REDUCE || in->op == HR_OP_BORROW;
     if (in->op >= HR_OPCODES) return bad(c, "instruction %u: unknown operation %u", i, in->op);
-    if (talks && (in->peer < 0 || in->peer >= c->p->size)) return bad(c, "instruction %u: peer %d of %d ranks", i, in->peer, c->p->size);
+    if (talks && (in->peer < 0 || in->peer >= c->p->size))
+        return bad(c, "instruction %u: peer %d of %d ranks", i, in->peer, c->p->size);
     if (talks && in->tag >= 1u << 24) return bad(c, "instruction %u: tag %u is not below 2^24", i, in->tag);
     if (writes && !range_ok(c, i, "destination", in->dst_buf, in->dst_off, in->len)) return 0;
     if (reads && !range_ok(c, i, "source", in->src_buf, in->src_off, in->len)) return 0;
     if (in->op != HR_OP_REDUCE) return 1;
-    if (in->nref < 1 || in->nref > HR_REDUCE_MAX_SRC) return bad(c, "instruction %u: a reduction of %u operands", i, in->nref);
-    if (in->ref > c->p->nref || in->nref > c->p->nref - in->ref) return bad(c, "instruction %u: operands outside the list", i);
+    if (in->nref < 1 || in->nref > HR_REDUCE_MAX_SRC)
+        return bad(c, "instruction %u: a reduction of %u operands", i, in->nref);
+    if (in->ref > c->p->nref || in->nref > c->p->nref - in->ref)
+        return bad(c, "instruction %u: operands outside the list", i);
     for (uint32_t k = in->ref; k < in->ref + in->nref; k++) {
         const struct hr_ref *r = &c->p->refs_[k];
         if (r->buf != HR_BUF_BORROWED) {
             if (!range_ok(c, i, "operand", r->buf, r->off, in->len)) return 0;
-        } else if (r->off >= c->p->ninstr || c->p->instrs[r->off].op != HR_OP_BORROW || c->p->instrs[r->off].len != in->len) {
+        } else if (r->off >= c->p->ninstr || c->p->instrs[r->off].op != HR_OP_BORROW ||
+                   c->p->instrs[r->off].len != in->len) {
             return bad(c, "instruction %u: operand %u is not a BORROW of the same length", i, k - in->ref);
         }
     }
@@ -57,7 +62,8 @@ static int operands_ok(struct checker *c, uint32_t i) {
 /* Counts agree and Kahn's algorithm reaches every instruction; a borrowed chunk must be there before it is read. */
 static int order_ok(struct checker *c) {
     struct hr_program *p = c->p;
-    uint32_t *count = calloc(p->ninstr ? p->ninstr : 1, sizeof *count), *queue = malloc((p->ninstr ? p->ninstr : 1) * sizeof *queue);
+    uint32_t *count = calloc(p->ninstr ? p->ninstr : 1, sizeof *count),
+             *queue = malloc((p->ninstr ? p->ninstr : 1) * sizeof *queue);
     uint32_t head = 0, tail = 0;
     int ok = 0;
     if (!count || !queue) {
@@ -93,8 +99,10 @@ static int order_ok(struct checker *c) {
         for (uint32_t k = in->unlock; k < in->unlock + in->nunlock; k++)
             if (!--count[p->unlocks[k]]) queue[tail++] = p->unlocks[k];
     }
-    if (tail != p->ninstr) bad(c, "%u instructions wait for one another in a circle", p->ninstr - tail);
-    else ok = 1;
+    if (tail != p->ninstr)
+        bad(c, "%u instructions wait for one another in a circle", p->ninstr - tail);
+    else
+        ok = 1;
 out:
     free(count);
     free(queue);
@@ -107,9 +115,9 @@ static void *copy_of(const void *data, size_t n) {
     return copy;
 }
 
-hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const uint32_t *unlocks, uint32_t nunlock, const struct hr_ref *refs,
-                         uint32_t nref, uint64_t in_bytes, uint64_t out_bytes, uint64_t tmp_bytes, int size, struct hr_program **program_p,
-                         char detail[256]) {
+hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const uint32_t *unlocks, uint32_t nunlock,
+                         const struct hr_ref *refs, uint32_t nref, uint64_t in_bytes, uint64_t out_bytes,
+                         uint64_t tmp_bytes, int size, struct hr_program **program_p, char detail[256]) {
     struct hr_program *p = calloc(1, sizeof *p);
     struct checker c = {p, detail};
     snprintf(detail, 256, "no memory");

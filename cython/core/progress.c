@@ -1,14 +1,16 @@
 /* progress.c - the progress role: one pass, waiting for a request, and the background thread. */
 
 /*
- * Whoever waits, drives. A caller of hr_wait takes the role when it is free, polls, and returns as soon as its own request is done,
- * without a thread switch. It spins for a bounded time that adapts to what waits turn out to be, offers the processor
- * between polls (soon; at once where ranks outnumber cores), then arms the domains and sleeps in epoll_wait. Others who wait meanwhile sleep on a condition; the one who leaves wakes the next.
+ * Whoever waits, drives. A caller of hr_wait takes the role when it is free, polls, and returns as soon as its own
+ * request is done, without a thread switch. It spins for a bounded time that adapts to what waits turn out to be,
+ * offers the processor between polls (soon; at once where ranks outnumber cores), then arms the domains and sleeps in
+ * epoll_wait. Others who wait meanwhile sleep on a condition; the one who leaves wakes the next.
  *
- * The background thread serves when nobody has driven for a tick (2 ms): requests that nobody waits for, and what peers need of a rank
- * that computes. While callers come and go it only looks every tick; once nothing was driven for a second it sleeps without a limit,
- * armed, and costs nothing. A caller who begins to poll disarms (so that peers need not wake anybody) and, if the thread sleeps without
- * a limit, kicks it back to ticking. While a caller drives for long the thread sleeps deep and is kicked when the role is free again.
+ * The background thread serves when nobody has driven for a tick (2 ms): requests that nobody waits for, and what peers
+ * need of a rank that computes. While callers come and go it only looks every tick; once nothing was driven for a
+ * second it sleeps without a limit, armed, and costs nothing. A caller who begins to poll disarms (so that peers need
+ * not wake anybody) and, if the thread sleeps without a limit, kicks it back to ticking. While a caller drives for long
+ * the thread sleeps deep and is kicked when the role is free again.
  */
 
 #include <errno.h>
@@ -29,8 +31,9 @@
 #define RECENT_NS 1000000000
 #define ROLE_SPIN_NS 100000
 #define SLICE_NS 100000000
-#define POLITE_NS 10000      /* of spinning, before the processor is offered between polls */
+#define POLITE_NS 10000 /* of spinning, before the processor is offered between polls */
 #define SPIN_LEAST_NS 20000
+#define STEP_BACK_NS 200000
 
 int64_t hr_now(void) {
     struct timespec t;
@@ -91,7 +94,8 @@ int hr_progress(struct hr_engine *engine) {
     return n;
 }
 
-/* --- sleeping ---------------------------------------------------------------------------------------------------------------- */
+/* --- sleeping
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 static void disarm(struct hr_engine *engine) {
     if (!engine->armed) return;
@@ -134,7 +138,8 @@ static int ms_until(int64_t deadline, int64_t now) {
     return (int)((left + 999999) / 1000000);
 }
 
-/* --- driving ------------------------------------------------------------------------------------------------------------------ */
+/* --- driving
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 struct drive {
     int (*done)(struct hr_engine *, void *);
@@ -144,27 +149,55 @@ struct drive {
     int polls;
 };
 
+/* The condition's own locking is not counted as waiting for the lock: it is from here. */
+void hr_waiter_signal(struct hr_engine *engine, struct hr_waiter *waiter) {
+    if (waiter->signalled) return;
+    waiter->signalled = 1;
+    atomic_fetch_add(&engine->contenders, 1);
+    pthread_cond_signal(&waiter->cond);
+}
+
 static void release_role(struct hr_engine *engine) {
     engine->driving = 0;
     engine->drive_seq++;
     if (!hr_list_empty(&engine->waiters)) {
         struct hr_waiter *waiter = hr_container(engine->waiters.next, struct hr_waiter, link);
-        pthread_cond_signal(&waiter->cond);
+        hr_waiter_signal(engine, waiter);
     } else if (engine->bg_deep) {
         engine->bg_deep = 0;
         (void)!eventfd_write(engine->bgfd, 1);
     }
 }
 
+/* Somebody wants the lock: stay away from it until he has had it, or is not running anyway. */
+static void step_back(struct hr_engine *engine) {
+    uint32_t before = atomic_load_explicit(&engine->let_in, memory_order_relaxed);
+    int64_t until = 0;
+    hr_unlock(engine);
+    for (int i = 1; atomic_load_explicit(&engine->contenders, memory_order_relaxed) &&
+                    atomic_load_explicit(&engine->let_in, memory_order_relaxed) == before;
+         i++) {
+        hr_relax();
+        if (i & 63) continue;
+        int64_t now = hr_now();
+        if (!until) until = now + STEP_BACK_NS;
+        if (now > until) break;
+        sched_yield();
+    }
+    hr_lock(engine);
+}
+
+static int contended(struct hr_engine *engine) {
+    return atomic_load_explicit(&engine->contenders, memory_order_relaxed) != 0;
+}
+
 /* Between two polls that brought nothing. */
 static void breathe(struct hr_engine *engine, int polite) {
-    if (polite) {
+    if (contended(engine)) {
+        step_back(engine);
+    } else if (polite) {
         hr_unlock(engine);
         sched_yield();
-        hr_lock(engine);
-    } else if (atomic_load_explicit(&engine->contenders, memory_order_relaxed)) {
-        hr_unlock(engine);
-        for (int i = 0; i < 16; i++) hr_relax();
         hr_lock(engine);
     } else {
         hr_relax();
@@ -174,7 +207,8 @@ static void breathe(struct hr_engine *engine, int polite) {
 /* A wait of this length has ended in sleep: spin longer if that would have caught it, shorter if it was hopeless. */
 static void spin_learn(struct hr_engine *engine, int64_t waited) {
     engine->spin_now = waited <= engine->spin_ns ? engine->spin_ns : engine->spin_now / 2;
-    if (engine->spin_now < SPIN_LEAST_NS) engine->spin_now = SPIN_LEAST_NS < engine->spin_ns ? SPIN_LEAST_NS : engine->spin_ns;
+    if (engine->spin_now < SPIN_LEAST_NS)
+        engine->spin_now = SPIN_LEAST_NS < engine->spin_ns ? SPIN_LEAST_NS : engine->spin_ns;
 }
 
 static hr_status drive(struct hr_engine *engine, const struct drive *d) {
@@ -189,7 +223,7 @@ static hr_status drive(struct hr_engine *engine, const struct drive *d) {
         if (n) {
             idle = polite = 0;
             since = 0;
-            if (atomic_load_explicit(&engine->contenders, memory_order_relaxed)) breathe(engine, 0);
+            if (contended(engine)) step_back(engine);
             if ((engine->pass & 255) == 0 && d->polls <= 0 && hr_now() >= d->deadline) {
                 status = HR_ERR_TIMEOUT;
                 break;
@@ -254,11 +288,14 @@ static hr_status wait_in_line(struct hr_engine *engine, struct hr_request *req, 
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&waiter.cond, &attr);
     pthread_condattr_destroy(&attr);
+    waiter.signalled = 0;
     hr_list_push(&engine->waiters, &waiter.link);
     if (req) req->state = &waiter;
     at.tv_sec = until / 1000000000;
     at.tv_nsec = until % 1000000000;
-    if (pthread_cond_timedwait(&waiter.cond, &engine->mutex, &at) == ETIMEDOUT) status = until >= deadline ? HR_ERR_TIMEOUT : HR_INTERRUPTED;
+    if (pthread_cond_timedwait(&waiter.cond, &engine->mutex, &at) == ETIMEDOUT)
+        status = until >= deadline ? HR_ERR_TIMEOUT : HR_INTERRUPTED;
+    if (waiter.signalled) hr_let_in(engine);
     if (req && !req->done) req->state = NULL;
     hr_list_remove(&waiter.link);
     pthread_cond_destroy(&waiter.cond);
@@ -276,7 +313,8 @@ static hr_status drive_or_wait(struct hr_engine *engine, const struct drive *d) 
     }
 }
 
-hr_status hr_drive_until(struct hr_engine *engine, int (*done)(struct hr_engine *, void *), void *arg, int64_t deadline) {
+hr_status hr_drive_until(struct hr_engine *engine, int (*done)(struct hr_engine *, void *), void *arg,
+                         int64_t deadline) {
     struct drive d = {.done = done, .arg = arg, .deadline = deadline};
     hr_status status;
     do status = drive_or_wait(engine, &d);
@@ -293,7 +331,8 @@ hr_status hr_wait(struct hr_engine *engine, struct hr_request *req, int64_t dead
     return status;
 }
 
-/* --- the background thread ------------------------------------------------------------------------------------------------------ */
+/* --- the background thread
+ * ------------------------------------------------------------------------------------------------------ */
 
 static void bg_rest(struct hr_engine *engine, int timeout_ms) {
     struct pollfd p = {.fd = engine->bgfd, .events = POLLIN};
@@ -330,15 +369,12 @@ static void *bg_main(void *arg) {
         int quiet = 0;
         while (!bg_must_yield(engine) && quiet < 4) {
             quiet = hr_pass(engine, NULL) ? 0 : quiet + 1;
-            if (atomic_load_explicit(&engine->contenders, memory_order_relaxed)) {
-                hr_unlock(engine);
-                for (int i = 0; i < 16; i++) hr_relax();
-                hr_lock(engine);
-            }
+            if (contended(engine)) step_back(engine);
         }
         int sleep = !bg_must_yield(engine) && arm(engine);
         engine->driving = 0;
-        if (!hr_list_empty(&engine->waiters)) pthread_cond_signal(&hr_container(engine->waiters.next, struct hr_waiter, link)->cond);
+        if (!hr_list_empty(&engine->waiters))
+            hr_waiter_signal(engine, hr_container(engine->waiters.next, struct hr_waiter, link));
         if (!sleep) {
             if (bg_must_yield(engine)) bg_rest(engine, TICK_MS);
             continue;

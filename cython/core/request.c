@@ -41,7 +41,8 @@ static void pending_add(struct hr_request *req) {
 
 static void pending_remove(struct hr_request *req) {
     struct hr_request **head = &req->comm->pending;
-    if (req->next == req) *head = NULL;
+    if (req->next == req)
+        *head = NULL;
     else {
         req->prev->next = req->next;
         req->next->prev = req->prev;
@@ -57,21 +58,24 @@ void hr_finish(struct hr_engine *engine, struct hr_request *req, hr_status statu
         req->then(req);
     } else if (req->flags & HR_REQ_ASYNC) {
         req->next = NULL;
-        if (engine->done_tail) engine->done_tail->next = req;
-        else __atomic_store_n(&engine->done_head, req, __ATOMIC_RELAXED); /* hr_engine_reap looks without the lock */
+        if (engine->done_tail)
+            engine->done_tail->next = req;
+        else
+            __atomic_store_n(&engine->done_head, req, __ATOMIC_RELAXED); /* hr_engine_reap looks without the lock */
         engine->done_tail = req;
         struct hr_waiter *waiter = req->state;
         if (engine->done_armed) (void)!eventfd_write(engine->donefd, 1);
         __atomic_store_n(&req->done, 1, __ATOMIC_RELEASE);
-        if (waiter) pthread_cond_signal(&waiter->cond);
+        if (waiter) hr_waiter_signal(engine, waiter);
     } else {
         struct hr_waiter *waiter = req->state;
         __atomic_store_n(&req->done, 1, __ATOMIC_RELEASE);
-        if (waiter) pthread_cond_signal(&waiter->cond);
+        if (waiter) hr_waiter_signal(engine, waiter);
     }
 }
 
-void hr_fail(struct hr_engine *engine, struct hr_request *req, hr_status status, int peer, int phase, struct hr_conn *conn) {
+void hr_fail(struct hr_engine *engine, struct hr_request *req, hr_status status, int peer, int phase,
+             struct hr_conn *conn) {
     if (peer < 0 && conn) peer = hr_comm_rank_of(req->comm, conn);
     req->peer = peer;
     req->phase = phase;
@@ -79,7 +83,8 @@ void hr_fail(struct hr_engine *engine, struct hr_request *req, hr_status status,
     hr_finish(engine, req, status);
 }
 
-void hr_abort_request(struct hr_engine *engine, struct hr_request *req, hr_status status, int peer, int phase, struct hr_conn *conn) {
+void hr_abort_request(struct hr_engine *engine, struct hr_request *req, hr_status status, int peer, int phase,
+                      struct hr_conn *conn) {
     struct hr_conn *own = req->conn;
     switch (req->queued) {
     case HR_QUEUED_POSTED: hr_match_unpost(engine, req); break;
@@ -127,8 +132,10 @@ void hr_send_start(struct hr_comm *comm, struct hr_request *req, int dst) {
     req->rflags = hr_match_bucket(comm->id, req->tag);
     req->index = conn->order_tx[req->rflags]++;
     hr_status status = hr_conn_send(conn, req);
-    if (status == HR_OK) hr_finish(engine, req, HR_OK);
-    else if (hr_is_error(status)) hr_fail(engine, req, status, dst, HR_PHASE_POST, conn);
+    if (status == HR_OK)
+        hr_finish(engine, req, HR_OK);
+    else if (hr_is_error(status))
+        hr_fail(engine, req, status, dst, HR_PHASE_POST, conn);
 }
 
 void hr_recv_start(struct hr_comm *comm, struct hr_request *req, int src) {

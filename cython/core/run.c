@@ -1,9 +1,9 @@
 /* run.c - the interpreter: runs a program's instructions as their prerequisites end. */
 
 /*
- * An instruction that talks becomes a request of its own with a continuation; one that computes becomes a piece of work, or is
- * done at once when it is small. What has ended unlocks others; they are queued on the run and started from hr_runs_drain, never
- * from inside a continuation, so the stack stays flat however long a program is.
+ * An instruction that talks becomes a request of its own with a continuation; one that computes becomes a piece of
+ * work, or is done at once when it is small. What has ended unlocks others; they are queued on the run and started from
+ * hr_runs_drain, never from inside a continuation, so the stack stays flat however long a program is.
  */
 
 #include <stdlib.h>
@@ -88,7 +88,8 @@ static void run_put(struct hr_run *run) {
 
 double hr_run_scale(struct hr_request *req) { return 1.0 / ((struct hr_run *)req->state)->comm->size; }
 
-/* --- ending ---------------------------------------------------------------------------------------------------------------- */
+/* --- ending
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 static void run_finish(struct hr_run *run) {
     struct hr_engine *engine = run->comm->engine;
@@ -131,7 +132,8 @@ void hr_runs_end(struct hr_comm *comm) {
     }
 }
 
-/* --- one instruction -------------------------------------------------------------------------------------------------------- */
+/* --- one instruction
+ * -------------------------------------------------------------------------------------------------------- */
 
 static void run_make_ready(struct hr_run *run) {
     if (hr_list_empty(&run->ready)) hr_list_push(&run->comm->engine->ready, &run->ready);
@@ -206,14 +208,16 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
         }
     }
     double scale = in->flags & HR_INSTR_SCALE ? 1.0 / run->comm->size : 1.0;
-    hr_reduce(run->op, run->dtype, dst, src, (int)in->nref, len / hr_dtype_size(run->dtype), scale, in->flags & HR_INSTR_NT);
+    hr_reduce(run->op, run->dtype, dst, src, (int)in->nref, len / hr_dtype_size(run->dtype), scale,
+              in->flags & HR_INSTR_NT);
 }
 
 static void computed(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
     if (in->op == HR_OP_REDUCE)
         for (uint32_t k = in->ref; k < in->ref + in->nref; k++) {
             const struct hr_ref *r = &run->program->refs_[k];
-            if (r->buf == HR_BUF_BORROWED && run->st[r->off].req.xfer) hr_xfer_return(run->comm->engine, run->st[r->off].req.xfer);
+            if (r->buf == HR_BUF_BORROWED && run->st[r->off].req.xfer)
+                hr_xfer_return(run->comm->engine, run->st[r->off].req.xfer);
         }
     instr_ended(run, i);
 }
@@ -269,15 +273,17 @@ void hr_runs_drain(struct hr_engine *engine) {
         struct hr_run *run = hr_container(l, struct hr_run, ready);
         struct hr_comm *comm = run->comm;
         /* starting one may break the communicator and end the run: then its queue is empty */
-        while (comm->state.status == HR_OK && run->queue_head != run->queue_tail) start(run, run->queue[run->queue_head++]);
+        while (comm->state.status == HR_OK && run->queue_head != run->queue_tail)
+            start(run, run->queue[run->queue_head++]);
         if (comm->state.status == HR_OK && !run->remaining) run_finish(run);
     }
 }
 
-/* --- starting ------------------------------------------------------------------------------------------------------------------ */
+/* --- starting
+ * ------------------------------------------------------------------------------------------------------------------ */
 
-hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *in, void *out, hr_dtype dtype, hr_redop op, uint64_t sig,
-                 struct hr_request *req) {
+hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *in, void *out, hr_dtype dtype,
+                 hr_redop op, uint64_t sig, struct hr_request *req) {
     struct hr_engine *engine = comm->engine;
     if (program->size != comm->size || dtype >= HR_DTYPES || op >= HR_REDOPS) return HR_ERR_INVALID;
     struct hr_run *run = atomic_exchange(&program->idle, NULL);

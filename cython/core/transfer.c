@@ -6,11 +6,13 @@
  *   pull     the RTS has a descriptor that this side can read: it reads (or reduces) piece by piece, then FIN
  *   push     this side's buffer can be written by the peer: CTS with a descriptor; the sender writes with notification
  *   segments CTS without one: the sender sends the bytes as messages; they are copied or reduced as they arrive
- * Either side may give up at any time: FIN with an error from the receiver, CANCEL from the sender. Transfers are named on the
- * wire by an id that carries a generation, so that what comes late for one that is over is recognised and dropped.
+ * Either side may give up at any time: FIN with an error from the receiver, CANCEL from the sender. Transfers are named
+ * on the wire by an id that carries a generation, so that what comes late for one that is over is recognised and
+ * dropped.
  *
- * A buffer is free for its owner as soon as its request is finished: pulled buffers after FIN, pushed ones when the provider
- * has let go of them; a receive buffer that peers could write is deregistered first (HR_CAP_REVOKE), or the connection is cut.
+ * A buffer is free for its owner as soon as its request is finished: pulled buffers after FIN, pushed ones when the
+ * provider has let go of them; a receive buffer that peers could write is deregistered first (HR_CAP_REVOKE), or the
+ * connection is cut.
  */
 
 #include <stdlib.h>
@@ -98,7 +100,10 @@ void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_
         return;
     }
     const void *src[2] = {dst, data};
-    if (req->rflags & HR_RECV_SWAP) { src[0] = data; src[1] = dst; }
+    if (req->rflags & HR_RECV_SWAP) {
+        src[0] = data;
+        src[1] = dst;
+    }
     double scale = req->rflags & HR_RECV_SCALE ? hr_run_scale(req) : 1.0;
     hr_reduce(req->op, req->dtype, dst, src, 2, len / hr_dtype_size(req->dtype), scale, req->rflags & HR_RECV_NT);
 }
@@ -115,11 +120,13 @@ static uint64_t segment_size(struct hr_conn *conn, int message) {
     return n & ~63ull;
 }
 
-/* --- the sender's side --------------------------------------------------------------------------------------------------- */
+/* --- the sender's side
+ * --------------------------------------------------------------------------------------------------- */
 
 /* Pulling is for providers that map memory, or that cannot be written to. */
 static int conn_pulls(struct hr_conn *conn) {
-    return (conn->caps->flags & HR_CAP_READ) && ((conn->caps->flags & HR_CAP_MAP) || !(conn->caps->flags & HR_CAP_WRITE));
+    return (conn->caps->flags & HR_CAP_READ) &&
+           ((conn->caps->flags & HR_CAP_MAP) || !(conn->caps->flags & HR_CAP_WRITE));
 }
 
 hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_hdr_long *rts) {
@@ -128,7 +135,8 @@ hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_
     if (!x) return HR_ERR_NOMEM;
     rts->h.sreq = x->id;
     if (!conn_pulls(conn)) return HR_OK;
-    if (ep->domain->ops->mem_register(ep->domain, x->buf, x->len, HR_ACCESS_REMOTE_READ, &x->mem) != HR_OK) return HR_OK;
+    if (ep->domain->ops->mem_register(ep->domain, x->buf, x->len, HR_ACCESS_REMOTE_READ, &x->mem) != HR_OK)
+        return HR_OK;
     x->has_mem = 1;
     hr_status status = ep->domain->ops->mem_export(ep, &x->mem, x->buf, x->len, &rts->desc);
     if (status == HR_OK) rts->h.flags = HR_HDR_DESC;
@@ -186,13 +194,23 @@ hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t
     hr_status status;
     if (n > left) n = left;
     if (x->mode == HR_XFER_SEND_PUSH) {
-        struct hr_rma rma = {.local = x->buf + x->posted, .len = n, .remote = &x->rmem, .offset = x->posted, .with_notify = 1,
-                             .value = x->remote, .cookie = XFER_COOKIE(x)};
+        struct hr_rma rma = {.local = x->buf + x->posted,
+                             .len = n,
+                             .remote = &x->rmem,
+                             .offset = x->posted,
+                             .with_notify = 1,
+                             .value = x->remote,
+                             .cookie = XFER_COOKIE(x)};
         status = write_segment(conn, &rma);
     } else {
-        struct hr_hdr h = {.kind = HR_MSG_SEG, .comm = x->req->comm->id, .aux = x->posted, .rreq = x->remote,
-                           .credit = conn->owed_credit, .ack = conn->owed_ack};
-        struct hr_msg msg = {.hdr = &h, .hdr_len = sizeof h, .payload = x->buf + x->posted, .len = n, .cookie = XFER_COOKIE(x)};
+        struct hr_hdr h = {.kind = HR_MSG_SEG,
+                           .comm = x->req->comm->id,
+                           .aux = x->posted,
+                           .rreq = x->remote,
+                           .credit = conn->owed_credit,
+                           .ack = conn->owed_ack};
+        struct hr_msg msg = {
+            .hdr = &h, .hdr_len = sizeof h, .payload = x->buf + x->posted, .len = n, .cookie = XFER_COOKIE(x)};
         status = conn->lanes[0].ep->domain->ops->post_send(conn->lanes[0].ep, &msg);
         if (status == HR_OK || status == HR_INPROGRESS) {
             conn->owed_credit -= h.credit;
@@ -228,10 +246,12 @@ void hr_xfer_on_fin(struct hr_conn *conn, const struct hr_hdr *h) {
     if (h->status == HR_ERR_MISMATCH || h->status == HR_ERR_BROKEN)
         hr_fail(conn->engine, req, h->status, hr_comm_rank_of(req->comm, conn), HR_PHASE_MATCH, conn);
     else
-        hr_finish(conn->engine, req, HR_OK); /* truncated or withdrawn there: delivered as far as this side is concerned */
+        hr_finish(conn->engine, req,
+                  HR_OK); /* truncated or withdrawn there: delivered as far as this side is concerned */
 }
 
-/* --- the receiver's side --------------------------------------------------------------------------------------------------- */
+/* --- the receiver's side
+ * --------------------------------------------------------------------------------------------------- */
 
 static void recv_finished(struct hr_conn *conn, struct hr_xfer *x, int fin) {
     struct hr_request *req = x->req;
@@ -253,7 +273,8 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     if (x->rmem.ptr) {
         hr_consume(x->req, (const char *)x->rmem.ptr + x->posted, x->posted, n);
     } else {
-        struct hr_rma rma = {.local = x->buf + x->posted, .len = n, .remote = &x->rmem, .offset = x->posted, .cookie = XFER_COOKIE(x)};
+        struct hr_rma rma = {
+            .local = x->buf + x->posted, .len = n, .remote = &x->rmem, .offset = x->posted, .cookie = XFER_COOKIE(x)};
         hr_status status = ep->domain->ops->post_read(ep, &rma);
         if (status == HR_AGAIN) return 1;
         if (hr_is_error(status)) {
@@ -263,8 +284,10 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
             hr_fail(engine, req, status, req->peer, HR_PHASE_TRANSFER, conn);
             return 0;
         }
-        if (status == HR_INPROGRESS) x->outstanding++;
-        else x->completed += n;
+        if (status == HR_INPROGRESS)
+            x->outstanding++;
+        else
+            x->completed += n;
     }
     conn->rx_bytes += n;
     x->posted += n;
@@ -288,8 +311,10 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
     const struct hr_provider *ops = ep->domain->ops;
     struct hr_hdr_long cts = {0};
     hr_status status = HR_OK;
-    if (conn->state != HR_CONN_UP) status = hr_is_error(conn->why) ? conn->why : HR_ERR_PEER_LOST;
-    else if (rts->size > req->len) status = HR_ERR_TRUNCATED;
+    if (conn->state != HR_CONN_UP)
+        status = hr_is_error(conn->why) ? conn->why : HR_ERR_PEER_LOST;
+    else if (rts->size > req->len)
+        status = HR_ERR_TRUNCATED;
     struct hr_xfer *x = status == HR_OK ? hr_xfer_new(engine, req, conn, HR_XFER_SEG) : NULL;
     if (!x) {
         if (status == HR_OK) status = HR_ERR_NOMEM;
@@ -366,7 +391,8 @@ void hr_xfer_on_notify(struct hr_conn *conn, uint64_t value, size_t nbytes) {
 void hr_xfer_on_cancel(struct hr_conn *conn, const struct hr_hdr *h) {
     struct hr_engine *engine = conn->engine;
     struct hr_xfer *x = NULL;
-    if (h->rreq) x = xfer_find(conn, h->rreq);
+    if (h->rreq)
+        x = xfer_find(conn, h->rreq);
     else
         for (uint32_t i = 0; i < engine->nxfers && !x; i++) { /* matched here, but the sender never heard of it */
             struct hr_xfer *y = engine->xfers[i];
@@ -378,12 +404,15 @@ void hr_xfer_on_cancel(struct hr_conn *conn, const struct hr_hdr *h) {
     }
     struct hr_request *req = x->req;
     if (x->mode == HR_XFER_LENT) { /* the borrower has finished its receive and may be reading: its run is spoilt */
-        hr_comm_break_locked(req->comm, HR_ERR_BROKEN, hr_comm_rank_of(req->comm, conn), HR_PHASE_TRANSFER, conn->provider->name, NULL, 1);
+        hr_comm_break_locked(req->comm, HR_ERR_BROKEN, hr_comm_rank_of(req->comm, conn), HR_PHASE_TRANSFER,
+                             conn->provider->name, NULL, 1);
         return;
     }
     hr_xfer_abort(engine, x, 0);
-    if (req->rflags & HR_RECV_REDUCE) hr_fail(engine, req, HR_ERR_CANCELED, req->peer, HR_PHASE_TRANSFER, conn);
-    else hr_match_again(engine, req); /* what was withdrawn was never sent */
+    if (req->rflags & HR_RECV_REDUCE)
+        hr_fail(engine, req, HR_ERR_CANCELED, req->peer, HR_PHASE_TRANSFER, conn);
+    else
+        hr_match_again(engine, req); /* what was withdrawn was never sent */
 }
 
 /* A read or write has left the provider. */
@@ -398,11 +427,14 @@ void hr_xfer_on_done(struct hr_xfer *x, hr_status status) {
         return;
     }
     if (x->posted < x->len || x->outstanding) return;
-    if (x->mode == HR_XFER_PULL) recv_finished(conn, x, 1);
-    else send_finished(conn, x);
+    if (x->mode == HR_XFER_PULL)
+        recv_finished(conn, x, 1);
+    else
+        send_finished(conn, x);
 }
 
-/* --- endings ------------------------------------------------------------------------------------------------------------------ */
+/* --- endings
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 void hr_xfer_return(struct hr_engine *engine, struct hr_xfer *x) {
     struct hr_conn *conn = x->conn;
@@ -426,8 +458,12 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
         /* without revocation only a dead endpoint keeps late writes out of the buffer */
         if (x->mode == HR_XFER_PUSH && !(conn->caps->flags & HR_CAP_REVOKE)) cut = 1;
         if (tell && sender) {
-            struct hr_hdr h = {.kind = HR_MSG_CANCEL, .status = HR_ERR_CANCELED, .comm = x->req->comm->id, .tag = x->req->tag,
-                               .sreq = x->id, .rreq = x->mode == HR_XFER_SEND ? 0 : x->remote};
+            struct hr_hdr h = {.kind = HR_MSG_CANCEL,
+                               .status = HR_ERR_CANCELED,
+                               .comm = x->req->comm->id,
+                               .tag = x->req->tag,
+                               .sreq = x->id,
+                               .rreq = x->mode == HR_XFER_SEND ? 0 : x->remote};
             hr_conn_send_ctl(conn, &h, sizeof h);
         } else if (tell) {
             send_fin(conn, x->req->comm->id, x->remote, HR_ERR_CANCELED);

@@ -1,1 +1,1 @@
-"""Benchmarks that verify what they measure: `hrdma bench`. Rows carry medians over rounds and the number of wrong elements."""
+"""Benchmarks that verify what they measure: `hrdma bench`. What ranks run is `hrdma.bench.worker`."""

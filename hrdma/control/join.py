@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hrdma.control.link import listen, resolve, url
 from hrdma.control.loop import Dialog, Loop
 from hrdma.control.trust import Admission, TokenError
-from hrdma.control.wire import Kind
+from hrdma.control.wire import Kind, ProtocolError
 from hrdma.errors import HrdmaError, PeerError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def failure(kind: str, text: str, rank: int = -1) -> Exception:
 def _absent(ranks: list[int], seconds: float, address: str) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:16]) + (", ..." if len(ranks) > 16 else "")
     noun = "rank" if len(ranks) == 1 else "ranks"
-    return f"{noun} {shown} did not arrive within {seconds:.3g} s at {address}"
+    return f"{noun} {shown} did not arrive within {seconds:g} s at {address}"
 
 
 class _Meeting:
@@ -60,7 +60,7 @@ class _Meeting:
         self._card = card
         self._started = time.monotonic()
         self._deadline = deadline
-        self._seconds = max(0.0, deadline - self._started)
+        self._seconds = max(0.1, round(deadline - self._started, 1))
         self._address = f"{world.master_addr}:{world.master_port}"
         self._over = False
 
@@ -153,7 +153,7 @@ class Roster(_Meeting):
     def answered(self, dialog: Dialog, kind: Kind, body: dict[str, Any]) -> None:
         raise AssertionError("rank 0 calls nobody while joining")
 
-    def refused(self, dialog: Dialog, error: TokenError) -> None:
+    def refused(self, dialog: Dialog, error: TokenError | ProtocolError) -> None:
         raise AssertionError("rank 0 calls nobody while joining")
 
     def ended(self, dialog: Dialog) -> None:
@@ -191,7 +191,7 @@ class Roster(_Meeting):
             return
         self._loop.cancel("join")
         self._abort_body = {"kind": kind, "text": text, "rank": rank}
-        until = time.monotonic() + TELL if kind == "value" else 0.0
+        until = min(time.monotonic() + TELL, self._deadline) if kind == "value" else 0.0
         self._loop.at("abort", until, lambda: self._fail(failure(kind, text, rank)))
         listener = self._loop.listener
         assert listener is not None
@@ -241,10 +241,13 @@ class Guest(_Meeting):
             ranks = [int(rank) for rank in body.get("ranks", [])]
             self._give_up(_absent(ranks, self._seconds, self._address))
 
-    def refused(self, dialog: Dialog, error: TokenError) -> None:
-        self._loop.say(dialog, Kind.GIVE_UP, {"text": "token"})
+    def refused(self, dialog: Dialog, error: TokenError | ProtocolError) -> None:
+        if isinstance(error, ProtocolError):
+            text = f"version mismatch: rank 0 at {self._address} speaks {error}: install the same hrdma for all ranks"
+        else:
+            self._loop.say(dialog, Kind.GIVE_UP, {"text": "token"})
+            text = f"rank 0 at {self._address} holds another job token: HRDMA_TOKEN must be the same on all ranks"
         self._loop.hang_up(dialog, LINGER)
-        text = f"rank 0 at {self._address} holds another job token: HRDMA_TOKEN must be the same on all ranks"
         self._fail(PeerError(text, rank=0, operation="init", phase="init"))
 
     def ended(self, dialog: Dialog) -> None:

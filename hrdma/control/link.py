@@ -126,7 +126,9 @@ class Link:
 class Listener(Link):
     """Where peers call: a ROUTER, and who of them is which rank."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], sock: socket.socket, size: int, heartbeat: float) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], sock: socket.socket, size: int, heartbeat: float
+    ) -> None:
         super().__init__(context, zmq.ROUTER, size, heartbeat)
         self.host, self.port = sock.getsockname()[:2]
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)

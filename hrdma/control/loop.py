@@ -20,7 +20,7 @@ import zmq
 
 from hrdma.control.link import Call, Link, Listener, Waker
 from hrdma.control.trust import Admission, Caller, Gate, TokenError
-from hrdma.control.wire import FrameError, Kind, decode, encode, frame_limit
+from hrdma.control.wire import FrameError, Kind, ProtocolError, decode, encode, frame_limit
 from hrdma.log import logger
 
 __all__ = ["Dialog", "Loop", "Phase"]
@@ -41,8 +41,8 @@ class Phase(Protocol):
     def answered(self, dialog: Dialog, kind: Kind, body: dict[str, Any]) -> None:
         """A message of the rank that we called."""
 
-    def refused(self, dialog: Dialog, error: TokenError) -> None:
-        """The rank that we called does not hold our token."""
+    def refused(self, dialog: Dialog, error: TokenError | ProtocolError) -> None:
+        """The rank that we called does not hold our token, or speaks another version."""
 
     def ended(self, dialog: Dialog) -> None:
         """The connection to the rank that we called ended, or never came up."""
@@ -230,11 +230,12 @@ class Loop:
                 if rank is not None:
                     self.phase.hung_up(rank)
         for received in strange:
-            # A stranger's connection may have ended before its frames are read, and its end is not reported again.
-            if received.descriptor in listener.descriptors and not self._stopping:
-                peer = gate.receive(*received, same_host=functools.partial(listener.same_host, received))
-                if peer is not None:
-                    self.phase.admitted(peer)
+            if self._stopping:
+                return
+            peer = gate.receive(*received, same_host=functools.partial(listener.same_host, received))
+            # Its connection may have ended before its proof is read, and that end is not reported again.
+            if peer is not None and peer.descriptor in listener.descriptors:
+                self.phase.admitted(peer)
 
     def _serve_dialog(self, dialog: Dialog) -> None:
         call = dialog.call
@@ -247,7 +248,7 @@ class Loop:
                 if kind is Kind.CHALLENGE and not dialog.welcome:
                     call.send(dialog.caller.answer(body))
                     continue
-            except TokenError as error:
+            except (TokenError, ProtocolError) as error:
                 self.phase.refused(dialog, error)
                 continue
             except FrameError as error:

@@ -130,7 +130,7 @@ def _ask(name: str, world: World, deadline: float) -> tuple[int, str]:
                 # Nobody there yet, or rank 0 ended while we asked.
                 time.sleep(RETRY)
     raise TimeoutError(
-        f"rank 0 did not arrive within {deadline - started:.3g} s on this host, where the ranks of {world.launcher} "
+        f"rank 0 did not arrive within {max(0.1, round(deadline - started, 1)):g} s on this host, where the ranks of {world.launcher} "
         "meet when MASTER_ADDR is not set; set it if they run on several hosts"
     )
 

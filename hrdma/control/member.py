@@ -450,7 +450,7 @@ class ControlPlane:
             who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing[:16]))} did not answer"
         else:
             who = "the coordinator did not answer"
-        return TimeoutError(f"agreement {key!r}: {who} within {seconds:.3g} s")
+        return TimeoutError(f"agreement {key!r}: {who} within {max(0.1, round(seconds, 1)):g} s")
 
 
 _planes: weakref.WeakSet[ControlPlane] = weakref.WeakSet()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from hrdma.control.coordinator import Coordinator, Decisions
 from hrdma.control.loop import Dialog, Loop
 from hrdma.control.trust import Admission, TokenError
-from hrdma.control.wire import Kind
+from hrdma.control.wire import Kind, ProtocolError
 from hrdma.log import logger
 
 __all__ = ["Events", "Membership", "Position"]
@@ -125,8 +125,8 @@ class Membership:
     # Phase of the loop
 
     def admitted(self, peer: Admission) -> None:
-        gate = self._loop.gate
-        assert gate is not None
+        gate, listener = self._loop.gate, self._loop.listener
+        assert gate is not None and listener is not None
         purpose, job, rank = peer.hello.get("purpose"), peer.hello.get("job"), peer.rank
         if purpose not in ("takeover", "probe") or job != self._job or not 0 <= rank < self.size or rank == self.rank:
             gate.note(peer.address, f"it claims to be rank {rank}, but this job has all its ranks")
@@ -137,6 +137,9 @@ class Membership:
             )
         elif rank in self.lost:
             self._expel(peer.identity, rank)
+        elif purpose == "takeover" and listener.identity_of(rank) is not None:
+            gate.note(peer.address, f"it claims to be rank {rank}, which is connected")
+            gate.refuse(peer.identity, f"rank {rank} is connected already", kind="value")
         elif purpose == "probe":
             self._probed_by[rank] = peer.identity
         elif self._coordinator is None:
@@ -155,6 +158,11 @@ class Membership:
             self._lose(rank)
 
     def answered(self, dialog: Dialog, kind: Kind, body: dict[str, Any]) -> None:
+        if kind is Kind.ABORT:
+            # Whoever answers there is not of this job any more.
+            self._loop.hang_up(dialog)
+            self.ended(dialog)
+            return
         if dialog is not self._dialog and kind is not Kind.EXPELLED:
             return
         try:
@@ -162,7 +170,7 @@ class Membership:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             logger.warning("control: dropped a %s of the coordinator, rank %d: %s", kind.name, self.chief, error)
 
-    def refused(self, dialog: Dialog, error: TokenError) -> None:
+    def refused(self, dialog: Dialog, error: TokenError | ProtocolError) -> None:
         logger.warning("control: rank %d cannot coordinate: %s", dialog.rank, error)
         self._loop.hang_up(dialog)
         self.ended(dialog)
@@ -216,11 +224,6 @@ class Membership:
             self._welcomed()
         elif kind is Kind.EXPELLED:
             self._expelled(str(body["text"]))
-        elif kind is Kind.ABORT and self._dialog is not None:
-            # Whoever answers there is not of this job any more.
-            dialog = self._dialog
-            self._loop.hang_up(dialog)
-            self.ended(dialog)
 
     def _stall(self, comm: int, position: Position, *, mismatch: bool) -> dict[str, Any]:
         return {

@@ -1,14 +1,17 @@
-"""One rank under test: joins as its environment says, then obeys JSON commands on stdin and tells what happens on stdout.
+"""One rank under test: joins as its environment says, obeys JSON commands on stdin and tells what happens on stdout.
 
-A command is ``{"do": name, "id": n, ...}``; its answer ``{"id": n, "result": ...}`` or ``{"id": n, "error": [type, text]}``.
+A command is ``{"do": name, "id": n, ...}``; its answer ``{"id": n, "result": ...}`` or ``{"id": n, "error": [type,
+text]}``.
 Callbacks come as ``{"event": name, ...}`` with the monotonic time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -34,6 +37,14 @@ def forked_child() -> int:
         time.sleep(60)
         os._exit(0)
     return pid
+
+
+def cut(plane: ControlPlane) -> None:
+    """Breaks the connections of this rank, as a network would; both ends see it."""
+    for descriptor in plane._loop.descriptors():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+            copy.getpeername()
+            copy.shutdown(socket.SHUT_RDWR)
 
 
 def obey(plane: ControlPlane, do: str, a: dict):
@@ -64,6 +75,8 @@ def obey(plane: ControlPlane, do: str, a: dict):
         return plane.leave(deadline=deadline)
     if do == "abandon":
         return plane.abandon()
+    if do == "cut":
+        return cut(plane)
     if do == "hold_gil":
         return ctypes.PyDLL(None).usleep(int(a["hold"] * 1e6))
     if do == "fork":

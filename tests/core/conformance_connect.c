@@ -161,10 +161,8 @@ TEST(several_endpoints_to_one_peer) {
         a[i] = end_new(&rig.side[0], rig.side[1].id);
         b[i] = end_new(&rig.side[1], rig.side[0].id);
     }
-    for (int i = 0; i < N; i++) {
-        CHECK(!hr_is_error(end_connect(a[i], &rig.side[1], 1)));
-        CHECK(!hr_is_error(end_connect(b[i], &rig.side[0], 0)));
-    }
+    for (int i = 0; i < N; i++) CHECK(!hr_is_error(end_connect(a[i], &rig.side[1], 1)));
+    for (int i = 0; i < N; i++) CHECK(!hr_is_error(end_connect(b[i], &rig.side[0], 0)));
     for (int i = 0; i < N; i++) WAIT(rig, a[i]->connected && b[i]->connected);
     /* Paired in order of creation: the i-th has i messages of its own. */
     for (int i = 0; i < N; i++)
@@ -184,6 +182,7 @@ static int flood(struct side *side) {
 TEST(abort_is_silent_and_the_peer_learns) {
     RIG(rig);
     PAIR(rig, a, b);
+    struct op *ops[20];
     int64_t start;
     uint64_t seen;
     /* Both ends have traffic under way in both directions when it happens. */
@@ -195,6 +194,8 @@ TEST(abort_is_silent_and_the_peer_learns) {
     side_kick(&rig.side[0]);
     side_kick(&rig.side[1]);
     WAIT(rig, a->next_rx > 100 && b->next_rx > 100);
+    for (int i = 0; i < 20; i++) /* some are sure to be waiting for b at that moment */
+        if (end_send(a, 64, ops[i] = op_new(64)) == HR_AGAIN) break;
     end_abort(b);
     seen = b->next_rx;
     start = rig_now();

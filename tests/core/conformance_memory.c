@@ -190,25 +190,32 @@ static void message_passes(struct rig *rig, struct end *a, struct end *b) {
     CHECK(!a->losses && !b->losses);
 }
 
+/* The window is the middle of a registration, so that nothing but its own bounds keeps an access out. */
 TEST(access_outside_a_window_fails_alone) {
-    static const uint64_t wrong[][2] = {{4096, 1}, {4095, 2}, {0, 4097}, {UINT64_MAX - 7, 16}, {1ull << 63, 8}};
+    enum { LEN = 4096 };
+    static const uint64_t wrong[][2] = {{LEN, 1},     {LEN - 1, 2}, {0, LEN + 1},
+                                        {-16ull, 32}, {-16ull, 8},  {1ull << 63, 8}};
     RIG(rig);
     PAIR(rig, a, b);
     NEED_CAP(rig, HR_CAP_READ);
     WINDOW(window);
-    char local[8192];
+    char local[2 * LEN];
+    struct hr_desc desc;
+    struct hr_rmem part;
     uint32_t access = HR_ACCESS_REMOTE_READ | (rig_caps(&rig) & HR_CAP_WRITE ? HR_ACCESS_REMOTE_WRITE : 0);
-    REQUIRE(window_open(&rig, &window, b, a, 4096, access) == HR_OK);
-    fill(window.mem, 4096, 1);
+    REQUIRE(window_open(&rig, &window, b, a, 3 * LEN, access) == HR_OK);
+    REQUIRE(share(&rig, b, a, &window.reg, window.mem + LEN, LEN, &desc, &part) == HR_OK);
+    fill(window.mem, 3 * LEN, 1);
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-        struct hr_rma rma = {.local = local, .len = wrong[i][1], .remote = &window.rmem, .offset = wrong[i][0]};
+        struct hr_rma rma = {.local = local, .len = wrong[i][1], .remote = &part, .offset = wrong[i][0]};
         memset(local, 0x66, sizeof local);
         CHECK_EQ(rma_run(&rig, a, RMA_READ, &rma), HR_ERR_ACCESS);
         for (size_t n = 0; n < sizeof local; n++)
             if (local[n] != 0x66) CHECK(!"nothing was read");
         if (access & HR_ACCESS_REMOTE_WRITE) CHECK_EQ(rma_run(&rig, a, RMA_WRITE, &rma), HR_ERR_ACCESS);
     }
-    filled(window.mem, 4096, 1);
+    filled(window.mem, 3 * LEN, 1);
+    a->side->domain->ops->mem_release(a->ep, &part);
     message_passes(&rig, a, b);
 }
 

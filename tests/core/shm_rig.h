@@ -19,7 +19,7 @@ struct side {
     int up, done;
     hr_status lost;
     char detail[SHM_TEXT];
-    uint64_t received, bad, notified;
+    uint64_t received, bad, notified, touched;
     int check_pattern;
 };
 
@@ -45,6 +45,7 @@ static void on_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const voi
                 break;
             }
     }
+    if (len) s->touched += ((const uint8_t *)payload)[len - 1]; /* faults where it is not mapped */
     s->received++;
 }
 static void on_done(struct hr_ep *ep, void *cookie, hr_status status) {

@@ -1,4 +1,5 @@
-/* test_engine.c - messages between engines: sizes, order, matching, credit, cancellation, loss. HR_TEST_PROVIDER chooses the provider. */
+/* test_engine.c - messages between engines: sizes, order, matching, credit, cancellation, loss. HR_TEST_PROVIDER
+ * chooses the provider. */
 
 #include "world.h"
 
@@ -19,8 +20,10 @@ struct memory {
 };
 static void *get_memory(struct memory *m, size_t n) { return m->arena ? hr_arena_alloc(n, 0) : malloc(n ? n : 1); }
 static void put_memory(struct memory *m, void *p) {
-    if (m->arena) hr_arena_free(p);
-    else free(p);
+    if (m->arena)
+        hr_arena_free(p);
+    else
+        free(p);
 }
 
 /* Everybody sends to everybody, itself included, every size; receives are posted first and last in turn. */
@@ -141,7 +144,9 @@ static void *flood(void *arg) {
         for (int i = 0; i < N; i++) {
             values[i] = (uint32_t)i;
             reqs[i].priority = HR_PRIORITY_DEFAULT;
-            CHECK_EQ(i % 2 ? hr_isend(r->comm, &values[i], 4, 1, 1, &reqs[i]) : hr_isend(r->comm, big, sizeof big, 1, 2, &reqs[i]), HR_OK);
+            CHECK_EQ(i % 2 ? hr_isend(r->comm, &values[i], 4, 1, 1, &reqs[i])
+                           : hr_isend(r->comm, big, sizeof big, 1, 2, &reqs[i]),
+                     HR_OK);
         }
         for (int i = 0; i < N; i++) stuck += !__atomic_load_n(&reqs[i].done, __ATOMIC_ACQUIRE);
         CHECK(stuck > 0); /* credit is finite */
@@ -188,8 +193,10 @@ static void *truncated(void *arg) {
         }
         free(buf);
         int x = 42;
-        if (r->rank == 0) CHECK_EQ(send_to(r, &x, 4, 1, 6), HR_OK);
-        else CHECK_EQ(recv_from(r, &x, 4, 0, 6, NULL), HR_OK);
+        if (r->rank == 0)
+            CHECK_EQ(send_to(r, &x, 4, 1, 6), HR_OK);
+        else
+            CHECK_EQ(recv_from(r, &x, 4, 0, 6, NULL), HR_OK);
     }
     return NULL;
 }
@@ -247,7 +254,8 @@ TEST(withdrawn_send) {
     world_close(&w);
 }
 
-/* --- loss ------------------------------------------------------------------------------------------------------------- */
+/* --- loss
+ * ------------------------------------------------------------------------------------------------------------- */
 
 TEST(lost_peer_breaks_exactly_its_communicators) {
     struct world w;
@@ -333,7 +341,8 @@ TEST(late_frames_of_a_closed_communicator) {
     world_close(&w);
 }
 
-/* --- several threads of one rank ------------------------------------------------------------------------------------------ */
+/* --- several threads of one rank
+ * ------------------------------------------------------------------------------------------ */
 
 struct worker {
     struct rank *rank;
@@ -382,7 +391,9 @@ TEST(asynchronous_requests_are_served) {
     CHECK_EQ(hr_irecv(w.ranks[1].comm, in, n, 0, 1, &recv), HR_OK);
     int64_t until = hr_now() + SECONDS(5);
     struct timespec nap = {0, 1000000};
-    while (!(__atomic_load_n(&send.done, __ATOMIC_ACQUIRE) && __atomic_load_n(&recv.done, __ATOMIC_ACQUIRE)) && hr_now() < until) nanosleep(&nap, NULL);
+    while (!(__atomic_load_n(&send.done, __ATOMIC_ACQUIRE) && __atomic_load_n(&recv.done, __ATOMIC_ACQUIRE)) &&
+           hr_now() < until)
+        nanosleep(&nap, NULL);
     CHECK_EQ(send.status, HR_OK);
     CHECK_EQ(recv.status, HR_OK);
     CHECK(same(in, n, 3));

@@ -150,6 +150,7 @@ TEST(it_needs_something_to_wrap) {
     CHECK(strstr(detail, "wrap"));
     CHECK_EQ(hr_provider_find("fault")->device_count(&why), 0);
     CHECK(why);
+    CHECK(!hr_provider_find("no such provider"));
     for (int i = 0; hr_providers[i]; i++)
         CHECK(strcmp(hr_providers[i]->name, "fault") != 0); /* never chosen by itself */
 }

@@ -2,22 +2,26 @@
 
 #include "world.h"
 
-/* --- validation --------------------------------------------------------------------------------------------------------- */
+/* --- validation
+ * --------------------------------------------------------------------------------------------------------- */
 
-static hr_status check_program(const struct hr_instr *instrs, uint32_t n, const uint32_t *unlocks, uint32_t nunlock, const struct hr_ref *refs,
-                               uint32_t nref, const char *expected) {
+static hr_status check_program(const struct hr_instr *instrs, uint32_t n, const uint32_t *unlocks, uint32_t nunlock,
+                               const struct hr_ref *refs, uint32_t nref, const char *expected) {
     struct hr_program *p = NULL;
     char detail[256] = "";
     hr_status status = hr_program_new(instrs, n, unlocks, nunlock, refs, nref, 64, 64, 64, 2, &p, detail);
-    if (status == HR_OK) hr_program_put(p);
-    else CHECK_STR(strstr(detail, expected) ? expected : detail, expected);
+    if (status == HR_OK)
+        hr_program_put(p);
+    else
+        CHECK_STR(strstr(detail, expected) ? expected : detail, expected);
     return status;
 }
 
 TEST(wrong_programs_are_refused) {
     uint32_t unlocks[] = {1, 0};
     struct hr_ref borrowed = {HR_BUF_BORROWED, 0, 0};
-    struct hr_instr send = {.op = HR_OP_SEND, .peer = 1, .len = 64}, recv = {.op = HR_OP_RECV, .peer = 1, .len = 64, .dst_buf = HR_BUF_OUT};
+    struct hr_instr send = {.op = HR_OP_SEND, .peer = 1, .len = 64},
+                    recv = {.op = HR_OP_RECV, .peer = 1, .len = 64, .dst_buf = HR_BUF_OUT};
     struct hr_instr reduce = {.op = HR_OP_REDUCE, .len = 64, .dst_buf = HR_BUF_OUT, .nref = 1}, bad = send, two[2];
     CHECK_EQ(check_program(&send, 1, NULL, 0, NULL, 0, ""), HR_OK);
     bad.peer = 2;
@@ -50,7 +54,8 @@ TEST(wrong_programs_are_refused) {
     CHECK_EQ(check_program(two, 2, unlocks, 2, NULL, 0, "out of bounds"), HR_ERR_INVALID);
 }
 
-/* --- a direct allreduce, written by hand ------------------------------------------------------------------------------------ */
+/* --- a direct allreduce, written by hand
+ * ------------------------------------------------------------------------------------ */
 
 struct builder {
     struct hr_instr instrs[512];
@@ -77,7 +82,8 @@ static struct hr_program *build(struct builder *b, uint64_t bytes, uint64_t tmp,
     }
     struct hr_program *p = NULL;
     char detail[256];
-    hr_status status = hr_program_new(b->instrs, b->n, b->unlocks, k, b->refs, b->nref, bytes, bytes, tmp, size, &p, detail);
+    hr_status status =
+        hr_program_new(b->instrs, b->n, b->unlocks, k, b->refs, b->nref, bytes, bytes, tmp, size, &p, detail);
     if (status != HR_OK) fprintf(stderr, "%s\n", detail);
     REQUIRE(status == HR_OK);
     return p;
@@ -89,19 +95,48 @@ static struct hr_program *direct(int rank, int size, uint64_t elements) {
     uint64_t chunk = elements / (uint64_t)size * 4;
     uint32_t lend[WORLD_MAX], borrow[WORLD_MAX];
     for (int p = 0; p < size; p++)
-        if (p != rank) lend[p] = add(b, (struct hr_instr){.op = HR_OP_SEND, .peer = p, .tag = 0, .src_buf = HR_BUF_OUT, .src_off = chunk * (uint64_t)p, .len = chunk});
+        if (p != rank)
+            lend[p] = add(b, (struct hr_instr){.op = HR_OP_SEND,
+                                               .peer = p,
+                                               .tag = 0,
+                                               .src_buf = HR_BUF_OUT,
+                                               .src_off = chunk * (uint64_t)p,
+                                               .len = chunk});
     for (int p = 0; p < size; p++)
-        if (p != rank) borrow[p] = add(b, (struct hr_instr){.op = HR_OP_BORROW, .peer = p, .tag = 0, .dst_buf = HR_BUF_TMP, .dst_off = chunk * (uint64_t)p, .len = chunk});
-    uint32_t reduce = add(b, (struct hr_instr){.op = HR_OP_REDUCE, .peer = -1, .dst_buf = HR_BUF_OUT, .dst_off = chunk * (uint64_t)rank, .len = chunk,
-                                               .ref = 0, .nref = (uint32_t)size});
+        if (p != rank)
+            borrow[p] = add(b, (struct hr_instr){.op = HR_OP_BORROW,
+                                                 .peer = p,
+                                                 .tag = 0,
+                                                 .dst_buf = HR_BUF_TMP,
+                                                 .dst_off = chunk * (uint64_t)p,
+                                                 .len = chunk});
+    uint32_t reduce = add(b, (struct hr_instr){.op = HR_OP_REDUCE,
+                                               .peer = -1,
+                                               .dst_buf = HR_BUF_OUT,
+                                               .dst_off = chunk * (uint64_t)rank,
+                                               .len = chunk,
+                                               .ref = 0,
+                                               .nref = (uint32_t)size});
     for (int p = 0; p < size; p++) {
-        b->refs[b->nref++] = p == rank ? (struct hr_ref){HR_BUF_OUT, 0, chunk * (uint64_t)rank} : (struct hr_ref){HR_BUF_BORROWED, 0, borrow[p]};
+        b->refs[b->nref++] = p == rank ? (struct hr_ref){HR_BUF_OUT, 0, chunk * (uint64_t)rank}
+                                       : (struct hr_ref){HR_BUF_BORROWED, 0, borrow[p]};
         if (p != rank) after(b, borrow[p], reduce);
     }
     for (int p = 0; p < size; p++) {
         if (p == rank) continue;
-        after(b, reduce, add(b, (struct hr_instr){.op = HR_OP_SEND, .peer = p, .tag = 1, .src_buf = HR_BUF_OUT, .src_off = chunk * (uint64_t)rank, .len = chunk}));
-        uint32_t recv = add(b, (struct hr_instr){.op = HR_OP_RECV, .peer = p, .tag = 1, .dst_buf = HR_BUF_OUT, .dst_off = chunk * (uint64_t)p, .len = chunk});
+        after(b, reduce,
+              add(b, (struct hr_instr){.op = HR_OP_SEND,
+                                       .peer = p,
+                                       .tag = 1,
+                                       .src_buf = HR_BUF_OUT,
+                                       .src_off = chunk * (uint64_t)rank,
+                                       .len = chunk}));
+        uint32_t recv = add(b, (struct hr_instr){.op = HR_OP_RECV,
+                                                 .peer = p,
+                                                 .tag = 1,
+                                                 .dst_buf = HR_BUF_OUT,
+                                                 .dst_off = chunk * (uint64_t)p,
+                                                 .len = chunk});
         after(b, lend[p], recv); /* what is lent may not be overwritten */
     }
     struct hr_program *program = build(b, elements * 4, chunk * (uint64_t)size, size);
@@ -114,7 +149,8 @@ struct job {
     int arena, rounds;
     uint64_t odd_sig; /* rank 1 signs differently */
 };
-static hr_status run_once(struct rank *r, struct hr_program *p, float *x, uint64_t sig, struct hr_request *req, double seconds) {
+static hr_status run_once(struct rank *r, struct hr_program *p, float *x, uint64_t sig, struct hr_request *req,
+                          double seconds) {
     memset(req, 0, sizeof *req);
     req->priority = HR_PRIORITY_DEFAULT;
     CHECK_EQ(hr_run(r->comm, p, x, x, HR_FLOAT32, HR_SUM, sig, req), HR_OK);
@@ -131,11 +167,14 @@ static void *allreduce(void *arg) {
         CHECK_EQ(run_once(r, p, x, 99, &req, 30), HR_OK);
         uint64_t wrong = 0;
         for (uint64_t i = 0; i < j->elements; i++)
-            wrong += x[i] != (float)(i % 1000 * (uint64_t)(r->size * r->size) + (uint64_t)(r->size * (r->size - 1) / 2));
+            wrong +=
+                x[i] != (float)(i % 1000 * (uint64_t)(r->size * r->size) + (uint64_t)(r->size * (r->size - 1) / 2));
         CHECK_EQ(wrong, 0);
     }
-    if (j->arena) hr_arena_free(x);
-    else free(x);
+    if (j->arena)
+        hr_arena_free(x);
+    else
+        free(x);
     hr_program_put(p);
     return NULL;
 }
@@ -150,7 +189,8 @@ TEST(direct_allreduce_lent) { allreduce_world(3, (struct job){.elements = 300000
 TEST(direct_allreduce_copied) { allreduce_world(3, (struct job){.elements = 300000, .rounds = 10}); }
 TEST(direct_allreduce_eight) { allreduce_world(8, (struct job){.elements = 80000, .arena = 1, .rounds = 10}); }
 
-/* --- failures ------------------------------------------------------------------------------------------------------------------ */
+/* --- failures
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 static void *mismatched(void *arg) {
     struct rank *r = arg;
@@ -176,7 +216,8 @@ TEST(signatures_that_differ) {
     }
 }
 
-/* One rank does not come: the others time out, their communicator is broken, and rank 0 hears of it on its next call. */
+/* One rank does not come: the others time out, their communicator is broken, and rank 0 hears of it on its next call.
+ */
 static void *absent(void *arg) {
     struct rank *r = arg;
     struct job *j = r->arg;

@@ -22,7 +22,7 @@ static size_t made_address(uint8_t *bytes, uint64_t host_id, int n, const char *
     return 10 + 7 * (size_t)n;
 }
 
-static uint16_t port_of(const struct node *n) { return ntohs(*(const uint16_t *)(const void *)(n->addr + 11)); }
+static uint16_t port_of(const struct node *n) { return (uint16_t)(n->addr[11] << 8 | n->addr[12]); }
 
 /* A listener that is not ours. backlog < 0: bound and not listening, so that nobody else gets the port. */
 static int stranger(uint16_t *port_p, int backlog) {

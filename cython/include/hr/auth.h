@@ -46,9 +46,10 @@ struct hr_handshake {
 };
 
 /* active: the caller's side, peer_id known. Passive: peer_id is found in the hello (hs->peer_id afterwards). */
-void hr_handshake_start(struct hr_handshake *hs, const struct hr_auth *auth, int active, uint64_t self_id, uint64_t peer_id);
-/* Reads and writes what the non-blocking socket takes: HR_OK (through), HR_AGAIN (wait for the socket; *want_write_p says
- * which way), or an error (close the socket). Never reads a byte past the handshake. */
+void hr_handshake_start(struct hr_handshake *hs, const struct hr_auth *auth, int active, uint64_t self_id,
+                        uint64_t peer_id);
+/* Reads and writes what the non-blocking socket takes: HR_OK (through), HR_AGAIN (wait for the socket; *want_write_p
+ * says which way), or an error (close the socket). Never reads a byte past the handshake. */
 hr_status hr_handshake_step(struct hr_handshake *hs, int fd, int *want_write_p);
 
 #endif

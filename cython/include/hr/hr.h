@@ -4,11 +4,11 @@
 
 /*
  * An engine is one process's (or thread's) place in a job: its domains, its connections, its progress. All calls may
- * come from any thread; one lock guards an engine. Progress is a role: whoever waits drives; a background thread serves when nobody
- * does. Blocking happens in hr_wait alone, always with a deadline.
+ * come from any thread; one lock guards an engine. Progress is a role: whoever waits drives; a background thread serves
+ * when nobody does. Blocking happens in hr_wait alone, always with a deadline.
  *
- * A request is one operation. Its memory is the caller's and must stay until the request is done; it is finished exactly
- * once, by completion or by abort, and the engine does not touch it afterwards. Buffers likewise.
+ * A request is one operation. Its memory is the caller's and must stay until the request is done; it is finished
+ * exactly once, by completion or by abort, and the engine does not touch it afterwards. Buffers likewise.
  *
  * Times are nanoseconds of CLOCK_MONOTONIC. 0: already passed; HR_FOREVER is for the engine's own threads only.
  */
@@ -33,7 +33,15 @@ struct hr_conn;
 struct hr_xfer;
 
 /* Where an operation was when it failed. */
-enum hr_phase { HR_PHASE_NONE, HR_PHASE_CONNECT, HR_PHASE_POST, HR_PHASE_MATCH, HR_PHASE_TRANSFER, HR_PHASE_FINISH, HR_PHASE_CLOSE };
+enum hr_phase {
+    HR_PHASE_NONE,
+    HR_PHASE_CONNECT,
+    HR_PHASE_POST,
+    HR_PHASE_MATCH,
+    HR_PHASE_TRANSFER,
+    HR_PHASE_FINISH,
+    HR_PHASE_CLOSE
+};
 const char *hr_phase_name(enum hr_phase phase);
 
 struct hr_request;
@@ -48,11 +56,11 @@ struct hr_request {
     const char *provider;  /* static name, on failure */
     uint32_t flags;        /* HR_REQ_* */
     int32_t priority;
-    void *user;            /* the caller's */
+    void *user; /* the caller's */
     /* below: the engine's */
     hr_request_fn then; /* continuation in C, instead of waking a waiter */
     struct hr_comm *comm;
-    struct hr_conn *conn; /* NULL: any source */
+    struct hr_conn *conn;             /* NULL: any source */
     struct hr_request *next, *prev;   /* the communicator's pending list, later the done list */
     struct hr_request *mnext, *mprev; /* a matching chain, or a connection's send queue */
     struct hr_xfer *xfer;             /* rendezvous in progress */
@@ -65,7 +73,7 @@ struct hr_request {
 };
 
 enum {
-    HR_REQ_ASYNC = 1,  /* nobody may be waiting: the background thread serves it, completion goes to the done list */
+    HR_REQ_ASYNC = 1, /* nobody may be waiting: the background thread serves it, completion goes to the done list */
 };
 
 struct hr_config {
@@ -75,8 +83,8 @@ struct hr_config {
     const char *options; /* "tcp:cc=cubic,streams=2;shm:ring=1M": handed to the providers; NULL none */
     const char *fault;   /* "tcp:drop=0.01,seed=7": wrap that provider; NULL none */
     int local_peers;
-    int spin_us;            /* bound of spinning before sleeping; -1 adaptive */
-    uint64_t eager_credit;  /* unmatched bytes that a peer may have here; 0 default */
+    int spin_us;           /* bound of spinning before sleeping; -1 adaptive */
+    uint64_t eager_credit; /* unmatched bytes that a peer may have here; 0 default */
     struct hr_auth auth;
 };
 
@@ -86,12 +94,13 @@ void hr_engine_close(struct hr_engine *engine, int64_t deadline);
 /* How many ranks of the job share this host, and the cores they share: decides how to wait. */
 void hr_engine_set_locality(struct hr_engine *engine, int local_ranks, int cores);
 /* The i-th domain: name, address, text. Returns 0 past the last. */
-int hr_engine_domain(struct hr_engine *engine, int i, const char **name_p, void *addr, size_t *addr_len_p, struct hr_caps *caps_p,
-                     char text[256]);
+int hr_engine_domain(struct hr_engine *engine, int i, const char **name_p, void *addr, size_t *addr_len_p,
+                     struct hr_caps *caps_p, char text[256]);
 
-/* Begins to connect to peer_id over the named provider; both sides call it, one of them active. Called again for the same
- * peer and provider it adds a lane (another stream or rail). To oneself: provider "loop", once. */
-hr_status hr_connect(struct hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr, size_t len, int active);
+/* Begins to connect to peer_id over the named provider; both sides call it, one of them active. Called again for the
+ * same peer and provider it adds a lane (another stream or rail). To oneself: provider "loop", once. */
+hr_status hr_connect(struct hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr, size_t len,
+                     int active);
 /* Until all begun connections stand. On failure *peer_p and detail name the first that does not. */
 hr_status hr_connect_wait(struct hr_engine *engine, int64_t deadline, uint64_t *peer_p, char detail[256]);
 /* The control plane knows: this peer is gone. Breaks every communicator that holds it. Idempotent. */
@@ -101,7 +110,8 @@ int hr_engine_done_fd(struct hr_engine *engine);
 struct hr_request *hr_engine_reap(struct hr_engine *engine); /* linked by next; the caller owns them again */
 
 /* A communicator: peers[i] is the peer id of rank i. id is the same on all members and is never reused in a job. */
-hr_status hr_comm_open(struct hr_engine *engine, uint64_t id, const uint64_t *peers, int size, int rank, struct hr_comm **comm_p);
+hr_status hr_comm_open(struct hr_engine *engine, uint64_t id, const uint64_t *peers, int size, int rank,
+                       struct hr_comm **comm_p);
 /* Aborts what is pending, forgets what arrived; later frames for this id are dropped. */
 void hr_comm_close(struct hr_comm *comm);
 /* Pending and later calls fail with this; told to the other members when tell is set. The first break wins. */
@@ -119,14 +129,15 @@ void hr_comm_state(struct hr_comm *comm, struct hr_comm_state *state_p);
 hr_status hr_isend(struct hr_comm *comm, const void *buf, size_t len, int dst, uint32_t tag, struct hr_request *req);
 hr_status hr_irecv(struct hr_comm *comm, void *buf, size_t len, int src, uint32_t tag, struct hr_request *req);
 /* Runs a program. sig: 64-bit signature of (operation, dtype, count, root, op), the same on all ranks. */
-hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *in, void *out, hr_dtype dtype, hr_redop op,
-                 uint64_t sig, struct hr_request *req);
+hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *in, void *out, hr_dtype dtype,
+                 hr_redop op, uint64_t sig, struct hr_request *req);
 
-/* Waits until done: HR_OK (then look at req->status), HR_ERR_TIMEOUT (the request goes on), HR_INTERRUPTED (a signal came).
- * polls > 0: give up with HR_INTERRUPTED after so many polls without sleeping (for callers that hold the GIL). */
+/* Waits until done: HR_OK (then look at req->status), HR_ERR_TIMEOUT (the request goes on), HR_INTERRUPTED (a signal
+ * came). polls > 0: give up with HR_INTERRUPTED after so many polls without sleeping (for callers that hold the GIL).
+ */
 hr_status hr_wait(struct hr_engine *engine, struct hr_request *req, int64_t deadline, int polls);
-/* Ends it now: done on return, with HR_ERR_CANCELED or this status unless it had completed before. A receive in transfer is
- * cut off so that nothing can change its buffer afterwards; a run breaks its communicator. */
+/* Ends it now: done on return, with HR_ERR_CANCELED or this status unless it had completed before. A receive in
+ * transfer is cut off so that nothing can change its buffer afterwards; a run breaks its communicator. */
 void hr_cancel(struct hr_engine *engine, struct hr_request *req, hr_status status);
 /* One pass of progress, for tests and for callers with a loop of their own. */
 int hr_progress(struct hr_engine *engine);

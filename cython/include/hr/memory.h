@@ -4,10 +4,11 @@
 
 /*
  * An arena is one memfd: sealed against shrinking, allocated in full (ENOMEM here, never SIGBUS later), prefaulted, in
- * huge pages where the kernel can be brought to it, aligned to 2 MiB. Blocks are cut from arenas, 64-byte aligned, first
- * fit, neighbours merged on free; an empty arena is kept up to a bound and then given back. Peers on the host map an
- * arena read-only (F_SEAL_FUTURE_WRITE after our own mapping, unless exposed for one-sided writes). Nothing has a name
- * in any file system, so nothing is left after kill -9. Arenas belong to the process, not to an engine, and are thread safe.
+ * huge pages where the kernel can be brought to it, aligned to 2 MiB. Blocks are cut from arenas, 64-byte aligned,
+ * first fit, neighbours merged on free; an empty arena is kept up to a bound and then given back. Peers on the host map
+ * an arena read-only (F_SEAL_FUTURE_WRITE after our own mapping, unless exposed for one-sided writes). Nothing has a
+ * name in any file system, so nothing is left after kill -9. Arenas belong to the process, not to an engine, and are
+ * thread safe.
  *
  * After fork the child shares the pages (MAP_SHARED): it may read and write blocks it inherited, and may not allocate
  * or free there (calls return NULL / do nothing: the pid is checked).

@@ -3,25 +3,32 @@
 #define HR_PROGRAM_H
 
 /*
- * A program is a list of instructions with a partial order: an instruction may start when `after` others have ended; when it ends it
- * counts down those in its unlock list. There is no other control flow and nothing left to decide. Programs are
- * immutable and shared; a run keeps its own counters. Every rank of a communicator runs its own program of the same
- * schedule; the SENDs of one and the receives of the other pair by (peer, tag), tag unique per ordered pair of ranks.
+ * A program is a list of instructions with a partial order: an instruction may start when `after` others have ended;
+ * when it ends it counts down those in its unlock list. There is no other control flow and nothing left to decide.
+ * Programs are immutable and shared; a run keeps its own counters. Every rank of a communicator runs its own program of
+ * the same schedule; the SENDs of one and the receives of the other pair by (peer, tag), tag unique per ordered pair of
+ * ranks.
  *
- * Memory is named by (buffer, offset): HR_BUF_IN and HR_BUF_OUT are the caller's (the same memory for an in-place call),
- * HR_BUF_TMP is scratch of tmp_bytes that the run owns (registered, prefaulted, from a pool). Offsets and lengths are bytes,
- * lengths of reductions a multiple of the element size.
+ * Memory is named by (buffer, offset): HR_BUF_IN and HR_BUF_OUT are the caller's (the same memory for an in-place
+ * call), HR_BUF_TMP is scratch of tmp_bytes that the run owns (registered, prefaulted, from a pool). Offsets and
+ * lengths are bytes, lengths of reductions a multiple of the element size.
  *
  * BORROW makes a peer's chunk readable for REDUCE: in place, without a copy, where the provider maps the peer's memory;
  * otherwise it receives into dst (a scratch range the program provides). The lender's SEND ends when the borrower's
- * REDUCE that names it has ended. So a REDUCE over borrowed chunks reads every contribution once and writes the result once.
+ * REDUCE that names it has ended. So a REDUCE over borrowed chunks reads every contribution once and writes the result
+ * once.
  */
 
 #include <stdint.h>
 
 #include "hr/reduce.h"
 
-enum hr_buf { HR_BUF_IN, HR_BUF_OUT, HR_BUF_TMP, HR_BUF_BORROWED /* only in REDUCE sources: offset is an instruction index */ };
+enum hr_buf {
+    HR_BUF_IN,
+    HR_BUF_OUT,
+    HR_BUF_TMP,
+    HR_BUF_BORROWED /* only in REDUCE sources: offset is an instruction index */
+};
 
 enum hr_opcode {
     HR_OP_SEND,        /* src -> peer. Ends when src may be overwritten. */
@@ -35,9 +42,9 @@ enum hr_opcode {
 };
 
 enum {
-    HR_INSTR_SCALE = 1,   /* avg: multiply by 1/size of the communicator; set on each element's last reduction */
-    HR_INSTR_NT = 2,      /* the result is not read again soon: bypass the cache */
-    HR_INSTR_SWAP = 4,    /* RECV_REDUCE: the peer's operand is the left one */
+    HR_INSTR_SCALE = 1, /* avg: multiply by 1/size of the communicator; set on each element's last reduction */
+    HR_INSTR_NT = 2,    /* the result is not read again soon: bypass the cache */
+    HR_INSTR_SWAP = 4,  /* RECV_REDUCE: the peer's operand is the left one */
 };
 
 struct hr_ref {
@@ -64,12 +71,12 @@ struct hr_instr { /* 64 bytes; numpy dtype in hrdma/planning.py */
 
 struct hr_program;
 
-/* Copies the arrays and validates them: indices and ranges in bounds (in_bytes, out_bytes, tmp_bytes), peers in [0, size),
- * `after` equal to the number of unlocks that name the instruction, no cycle, no send to oneself.
- * HR_ERR_INVALID with detail otherwise. */
+/* Copies the arrays and validates them: indices and ranges in bounds (in_bytes, out_bytes, tmp_bytes), peers in [0,
+ * size), `after` equal to the number of unlocks that name the instruction, no cycle, no send to oneself. HR_ERR_INVALID
+ * with detail otherwise. */
 hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const uint32_t *unlocks, uint32_t nunlock,
-                         const struct hr_ref *refs, uint32_t nref, uint64_t in_bytes, uint64_t out_bytes, uint64_t tmp_bytes,
-                         int size, struct hr_program **program_p, char detail[256]);
+                         const struct hr_ref *refs, uint32_t nref, uint64_t in_bytes, uint64_t out_bytes,
+                         uint64_t tmp_bytes, int size, struct hr_program **program_p, char detail[256]);
 void hr_program_get(struct hr_program *program);
 void hr_program_put(struct hr_program *program);
 

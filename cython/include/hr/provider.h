@@ -16,7 +16,8 @@
  * Threads. Every call on one domain is made under the engine's lock: a provider needs no lock of its own against the
  * engine. event_fd's descriptor alone is polled without the lock. Providers start no threads.
  *
- * Callbacks. The sink's functions are called only from inside progress(), never from post_*, ep_connect or ep_abort. A callback may post on any endpoint of the domain; it never aborts or destroys one.
+ * Callbacks. The sink's functions are called only from inside progress(), never from post_*, ep_connect or ep_abort. A
+ * callback may post on any endpoint of the domain; it never aborts or destroys one.
  *
  * Completion. post_* returns
  *   HR_OK          done; the buffer may be reused; no callback follows
@@ -37,9 +38,9 @@
 
 #include "hr/status.h"
 
-#define HR_MAX_HDR 96      /* largest message header */
-#define HR_DESC_BYTES 32   /* largest memory descriptor */
-#define HR_MAX_ADDR 256    /* largest domain address */
+#define HR_MAX_HDR 96    /* largest message header */
+#define HR_DESC_BYTES 32 /* largest memory descriptor */
+#define HR_MAX_ADDR 256  /* largest domain address */
 #define HR_MAX_PROVIDERS 8
 
 struct hr_provider;
@@ -47,21 +48,21 @@ struct hr_auth;
 
 /* What a domain can do; constant after domain_open. */
 enum {
-    HR_CAP_READ = 1 << 0,    /* post_read */
-    HR_CAP_WRITE = 1 << 1,   /* post_write, with notification */
-    HR_CAP_ATOMIC = 1 << 2,  /* post_atomic */
-    HR_CAP_MAP = 1 << 3,     /* mem_import may give a CPU address (rmem.ptr): the peer's memory, read-only */
-    HR_CAP_ANYMEM = 1 << 4,  /* local side of reads and writes may be memory that was never registered */
-    HR_CAP_REVOKE = 1 << 5,  /* mem_deregister of an exported region takes effect at once: late remote access fails */
-    HR_CAP_LOCAL = 1 << 6,   /* peers are on this host */
+    HR_CAP_READ = 1 << 0,   /* post_read */
+    HR_CAP_WRITE = 1 << 1,  /* post_write, with notification */
+    HR_CAP_ATOMIC = 1 << 2, /* post_atomic */
+    HR_CAP_MAP = 1 << 3,    /* mem_import may give a CPU address (rmem.ptr): the peer's memory, read-only */
+    HR_CAP_ANYMEM = 1 << 4, /* local side of reads and writes may be memory that was never registered */
+    HR_CAP_REVOKE = 1 << 5, /* mem_deregister of an exported region takes effect at once: late remote access fails */
+    HR_CAP_LOCAL = 1 << 6,  /* peers are on this host */
 };
 
 struct hr_caps {
     uint32_t flags;
-    uint32_t max_send;   /* largest payload of one post_send, header not counted; at least 4096 */
-    uint32_t eager_max;  /* up to this size copying through a message beats a rendezvous */
-    uint32_t segment;    /* a good size for one read or write of a long transfer */
-    uint64_t window;     /* bulk bytes that may be in flight before a rate was measured; 0: no need of a bound */
+    uint32_t max_send;  /* largest payload of one post_send, header not counted; at least 4096 */
+    uint32_t eager_max; /* up to this size copying through a message beats a rendezvous */
+    uint32_t segment;   /* a good size for one read or write of a long transfer */
+    uint64_t window;    /* bulk bytes that may be in flight before a rate was measured; 0: no need of a bound */
 };
 
 /* Local memory known to a domain. Filled by mem_register. */
@@ -117,14 +118,14 @@ struct hr_sink {
 };
 
 struct hr_domain_params {
-    uint64_t self_id;            /* this process among the job's peers */
-    const char *ifname;          /* interface grammar: name, glob, ^exclude, CIDR, comma separated; NULL: any */
-    const char *device;          /* provider-specific choice, NULL: automatic */
-    const struct hr_auth *auth;  /* job key for handshakes, outlives the domain */
+    uint64_t self_id;           /* this process among the job's peers */
+    const char *ifname;         /* interface grammar: name, glob, ^exclude, CIDR, comma separated; NULL: any */
+    const char *device;         /* provider-specific choice, NULL: automatic */
+    const struct hr_auth *auth; /* job key for handshakes, outlives the domain */
     const struct hr_sink *sink;
     void *owner;
-    int local_peers;             /* how many peers will share this host, for sizing */
-    const char *options;         /* "key=value,..." from configuration; unknown keys are refused */
+    int local_peers;                 /* how many peers will share this host, for sizing */
+    const char *options;             /* "key=value,..." from configuration; unknown keys are refused */
     const struct hr_provider *inner; /* only for wrapping providers (fault) */
 };
 
@@ -143,8 +144,8 @@ struct hr_rma { /* one read or write */
     size_t len;
     const struct hr_mem *mem; /* registration that covers local, or NULL where HR_CAP_ANYMEM */
     const struct hr_rmem *remote;
-    uint64_t offset;  /* into remote */
-    int with_notify;  /* write only: tell the peer's engine, with value, once the bytes are there */
+    uint64_t offset; /* into remote */
+    int with_notify; /* write only: tell the peer's engine, with value, once the bytes are there */
     uint64_t value;
     void *cookie;
 };
@@ -164,7 +165,8 @@ struct hr_atomic { /* on one 8-aligned uint64 */
 struct hr_provider {
     const char *name;
 
-    /* Devices that exist now; 0 with a reason (static text) in why_p. Never blocks for long, opens nothing that stays. */
+    /* Devices that exist now; 0 with a reason (static text) in why_p. Never blocks for long, opens nothing that stays.
+     */
     int (*device_count)(const char **why_p);
 
     /* Opens a domain. Called once per engine, from user threads; may take milliseconds. On error detail (256 bytes)
@@ -201,8 +203,8 @@ struct hr_provider {
     void (*ep_abort)(struct hr_ep *ep);
     /* Frees it; aborts first if need be. */
     void (*ep_destroy)(struct hr_ep *ep);
-    /* Traffic class: DSCP 0..63 and priority 0..7 (0 most urgent) for what leaves from now on; HR_ERR_UNSUPPORTED where it has no
-     * meaning. */
+    /* Traffic class: DSCP 0..63 and priority 0..7 (0 most urgent) for what leaves from now on; HR_ERR_UNSUPPORTED where
+     * it has no meaning. */
     hr_status (*ep_set_class)(struct hr_ep *ep, int dscp, int priority);
     /* Bytes accepted by post_* that have not left the host's send buffers; for the engine's bound on bulk in flight. */
     uint64_t (*ep_unsent)(struct hr_ep *ep);

@@ -6,26 +6,35 @@
 #include <stdint.h>
 
 typedef enum hr_dtype {
-    HR_INT8, HR_INT16, HR_INT32, HR_INT64,
-    HR_UINT8, HR_UINT16, HR_UINT32, HR_UINT64,
-    HR_FLOAT16, HR_BFLOAT16, HR_FLOAT32, HR_FLOAT64,
+    HR_INT8,
+    HR_INT16,
+    HR_INT32,
+    HR_INT64,
+    HR_UINT8,
+    HR_UINT16,
+    HR_UINT32,
+    HR_UINT64,
+    HR_FLOAT16,
+    HR_BFLOAT16,
+    HR_FLOAT32,
+    HR_FLOAT64,
     HR_DTYPES
 } hr_dtype;
 
 typedef enum hr_redop { HR_SUM, HR_PROD, HR_MIN, HR_MAX, HR_AVG, HR_BAND, HR_BOR, HR_BXOR, HR_REDOPS } hr_redop;
 
 size_t hr_dtype_size(hr_dtype t);
-const char *hr_dtype_name(hr_dtype t);   /* "float32" */
-const char *hr_redop_name(hr_redop op);  /* "sum" */
+const char *hr_dtype_name(hr_dtype t);  /* "float32" */
+const char *hr_redop_name(hr_redop op); /* "sum" */
 /* Bit operators need integers; avg needs a floating type. */
 int hr_reduce_supported(hr_redop op, hr_dtype t);
 
 #define HR_REDUCE_MAX_SRC 64
 
 /*
- * dst[i] = ((src[0][i] op src[1][i]) op src[2][i]) ... for i in [0, count), left to right, with a 32-bit accumulator for
- * 16-bit floating types (rounded once, to nearest even, at the end). nsrc 1 copies. dst may be equal to any src, and
- * must not overlap one otherwise. Any alignment. Integer sums wrap. min and max give NaN where any operand is NaN.
+ * dst[i] = ((src[0][i] op src[1][i]) op src[2][i]) ... for i in [0, count), left to right, with a 32-bit accumulator
+ * for 16-bit floating types (rounded once, to nearest even, at the end). nsrc 1 copies. dst may be equal to any src,
+ * and must not overlap one otherwise. Any alignment. Integer sums wrap. min and max give NaN where any operand is NaN.
  *
  * avg: sums, and multiplies by scale (1 / number of ranks) before rounding if scale is not 1.0; partial reductions pass
  * 1.0, the last one 1/n. scale is ignored by the other operators.

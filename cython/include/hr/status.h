@@ -10,8 +10,8 @@
  */
 typedef enum hr_status {
     HR_OK = 0,
-    HR_INPROGRESS = 1, /* accepted; a completion callback will follow */
-    HR_AGAIN = 2,      /* no room now; nothing was taken, try after progress */
+    HR_INPROGRESS = 1,  /* accepted; a completion callback will follow */
+    HR_AGAIN = 2,       /* no room now; nothing was taken, try after progress */
     HR_INTERRUPTED = 3, /* a wait came back early (signal or slice); the request goes on */
 
     HR_ERR_INVALID = -1,     /* an argument is wrong */

@@ -33,8 +33,8 @@ void hr_shm_report(struct shm_ep *e) {
     dom->base.sink->state(&e->base, e->lost, e->text);
 }
 
-/* The flag may have been raised by a peer that went away since: EPIPE and the like are found elsewhere. EAGAIN is a
- * counter at its end, so the peer's event is up anyway. */
+/* A write that fails is none of the sender's concern: EAGAIN means that the event is up anyway, and a peer that is gone
+ * is found by other means. */
 void hr_shm_wake(struct shm_ep *e) {
     static const uint64_t one = 1;
     while (write(e->peer_wakefd, &one, sizeof one) < 0 && errno == EINTR) continue;
@@ -103,10 +103,9 @@ static inline int deliver(struct shm_ep *e, uint64_t word) {
     return 1;
 }
 
-/* A peer that died has its last records delivered first; one that writes nonsense has not. */
+/* Only when the ring is empty: a peer that died has its last records delivered first. */
 static int poll_special(struct shm_ep *e) {
     if (!e->lost) return hr_shm_poll_push(e);
-    if (e->lost == HR_ERR_PEER_LOST && ring_rx_word(&e->rx)) return 0;
     hr_shm_report(e);
     return 1;
 }

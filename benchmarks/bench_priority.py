@@ -1,0 +1,95 @@
+"""Latency of urgent 4 KiB messages while bulk is on its way to the same peer.
+
+    hrdma run -n 2 -m benchmarks.bench_priority            (or: python benchmarks/bench_priority.py under any launcher)
+
+Rank 0 sends a bulk message with isend, and meanwhile urgent messages with a time stamp at random moments; rank 1 receives them in a
+second thread. Both ranks must share a clock, that is, run on one machine (network namespaces are fine).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+
+import numpy as np
+
+import hrdma
+
+URGENT, BULK, READY = 1, 2, 3
+
+
+def sender(comm: hrdma.Communicator, bulk: np.ndarray, count: int, gap: float) -> float:
+    """Sends the bulk and count urgent messages; seconds that the bulk took."""
+    stamp = hrdma.zeros(512, "float64")
+    random = np.random.default_rng(1)
+    comm.recv(stamp, 1, READY)
+    begin = time.perf_counter()
+    request = comm.isend(bulk, 1, BULK, priority=6)
+    for _ in range(count):
+        time.sleep(gap * random.uniform(0.5, 1.5))
+        stamp[0] = -1.0 if request.done else time.clock_gettime(time.CLOCK_MONOTONIC)
+        comm.send(stamp, 1, URGENT, priority=0)
+    request.wait()
+    return time.perf_counter() - begin
+
+
+def receiver(comm: hrdma.Communicator, bulk: np.ndarray, count: int) -> list[float]:
+    """Seconds that each urgent message took from its stamp, while the bulk was on its way."""
+    delays: list[float] = []
+
+    def listen() -> None:
+        stamp = hrdma.zeros(512, "float64")
+        for _ in range(count):
+            comm.recv(stamp, 0, URGENT, priority=0)
+            if stamp[0] >= 0:
+                delays.append(time.clock_gettime(time.CLOCK_MONOTONIC) - stamp[0])
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    comm.send(np.zeros(1), 0, READY)
+    comm.recv(bulk, 0, BULK)
+    thread.join()
+    return delays
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bulk", type=int, default=256 << 20, help="bytes")
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--gap", type=float, default=0.0, help="seconds between urgent messages; 0: spread over the bulk")
+    parser.add_argument("--repeat", type=int, default=3)
+    options = parser.parse_args()
+    with hrdma.init() as comm:
+        delays: list[float] = []
+        bulk = hrdma.zeros(options.bulk, "uint8")
+        gap = options.gap or 0.002
+        seconds = 0.0
+        for _ in range(options.repeat):
+            if comm.rank == 0:
+                seconds = sender(comm, bulk, options.count, gap)
+            else:
+                delays += receiver(comm, bulk, options.count)
+            comm.barrier()
+            if not options.gap:
+                spread = np.array([seconds])
+                comm.broadcast(spread, 0)
+                gap = float(spread[0]) / options.count * 0.8
+        if comm.rank == 1:
+            ms = np.sort(delays) * 1e3
+            row = {
+                "transport": comm.info()["transports"][0],
+                "messages": len(ms),
+                "median_ms": float(np.median(ms)),
+                "p99_ms": float(np.percentile(ms, 99)),
+                "max_ms": float(ms.max()),
+                "bulk_bytes_per_s": options.bulk / gap / options.count * 0.8,
+            }
+            print(json.dumps(row), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

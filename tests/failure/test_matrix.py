@@ -1,0 +1,76 @@
+"""A rank is killed, stopped or exits at every point of a job's life: the others learn of it in time, and who it was."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from matrix import CLOSE_SECONDS, JOIN_SECONDS, JOINING, RANKS, Case, matrix, run, sample
+
+HEARTBEAT = 1.0
+RUNS = 20  # in the normal suite
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        nightly = metafunc.config.getoption("--nightly", default=False)
+        metafunc.parametrize("case", matrix() if nightly else sample(RUNS), ids=str)
+
+
+def test_every_other_rank_learns_of_it(start, case):
+    job = start(run, RANKS, transport=case.transport, case=list(case))
+    victim, rest = job[case.victim], job.survivors(case.victim)
+    limit = HEARTBEAT + 0.6 if case.how == "stop" else 1.0
+    fell = victim.fell()
+    if case.phase == "close":
+        for rank in rest:
+            assert rank.event("closed")["took"] < CLOSE_SECONDS + 1.0, job.shown()
+            assert rank.ended() == 0, job.shown()
+        return
+    for rank in rest:
+        raised = rank.event("raised")
+        check_error(case, raised, job)
+        late = raised["time"] - fell
+        if raised["error"] == "TimeoutError":
+            assert raised["took"] < JOIN_SECONDS + 0.5, job.shown()
+        else:
+            assert late < limit, f"rank {rank.rank} took {late:.2f} s\n{job.shown()}"
+    if any(rank.told("raised")["where"] == "init" for rank in rest):
+        return
+    members = [rank.rank for rank in rest]
+    for rank in rest:
+        again = rank.event("raised again")
+        assert (again["error"], again["rank"]) == ("PeerError", case.victim), job.shown()
+        went_on = rank.event("went on", "failed")
+        assert went_on.get("members") == members and went_on["total"] == sum(members), job.shown()
+        assert rank.ended() == 0, job.shown()
+    if case.how == "stop":
+        victim.signal(signal.SIGCONT)
+        found = victim.event("raised again", seconds=5)
+        assert found["error"] == "PeerError", job.shown()
+
+
+def check_error(case: Case, raised: dict, job) -> None:
+    """It names rank, operation, sequence, phase and transport."""
+    shown = f"{raised}\n{job.shown()}"
+    if raised["where"] == "init":
+        assert case.phase in JOINING, shown
+        if raised["error"] == "TimeoutError":
+            assert case.phase in ("before_init", "rendezvous"), shown
+            # who comes when rank 0 has given up already hears of nobody else
+            late = {case.victim, 0} if (job[0].told("raised") or raised)["time"] < raised["time"] else {case.victim}
+            assert any(f"rank {rank} did not arrive" in raised["text"] for rank in late), shown
+            return
+        assert raised["error"] == "PeerError", shown
+        assert (raised["rank"], raised["operation"]) == (case.victim, "init"), shown
+        assert raised["phase"] in ("init", "connect"), shown
+        assert raised["transport"] == ("" if raised["phase"] == "init" else case.transport), shown
+        assert f"rank {case.victim}" in raised["text"], shown
+        return
+    operation = "allreduce" if case.phase in JOINING else case.operation
+    assert raised["error"] == "PeerError", shown
+    assert (raised["rank"], raised["operation"]) == (case.victim, operation), shown
+    assert raised["sequence"] >= 0 and raised["transport"] == case.transport, shown
+    assert raised["phase"] in ("connect", "post", "match", "transfer", "finish"), shown
+    for word in (f"rank {case.victim}", operation, f"#{raised['sequence']}", raised["phase"], case.transport):
+        assert word in raised["text"], shown
