@@ -22,19 +22,15 @@ $(STAMPS)/%.pip: pyproject.toml tools/requirements.py .venv/pyvenv.cfg
 	@$(PY) tools/requirements.py $* >$@.txt && $(PIP) install -r $@.txt
 	@touch $@
 
-# pip compiles everything anew in a folder that it throws away, so it is called only when the packaging changed.
-$(STAMPS)/package: setup.py pyproject.toml $(PACKAGES) $(STAMPS)/build.pip $(STAMPS)/run.pip
-	@echo "building hrdma"
-	@$(PIP) install --no-build-isolation --no-deps -e .
-	@touch $@ $(STAMPS)/extension
-
-$(STAMPS)/extension: $(EXTENSION) $(STAMPS)/package
-	@echo "building hrdma._core"
-	@$(PY) setup.py -q build_ext --inplace --build-temp build/extension
+# pip compiles everything anew in a folder that it throws away, so it is called only where more than the extension changed.
+$(STAMPS)/hrdma: $(EXTENSION) setup.py pyproject.toml $(PACKAGES) $(STAMPS)/build.pip $(STAMPS)/run.pip
+	@echo "building hrdma$(if $(filter-out $(EXTENSION),$?),,._core)"
+	@$(if $(filter-out $(EXTENSION),$?),$(PIP) install --no-build-isolation --no-deps -e .,\
+		$(PY) setup.py -q build_ext --inplace --build-temp build/extension)
 	@touch $@
 
 .PHONY: build fast demo test check san bench clean help
-build: $(STAMPS)/extension
+build: $(STAMPS)/hrdma
 
 # --- what users call ---
 
@@ -58,8 +54,10 @@ check-format:
 	$(PY) -m ruff format --check .
 check-cython:
 	.venv/bin/cython-lint cython
+# mypy does not see through the editable install's map of folders, so it gets the packages as a wheel has them.
 check-types: build
-	$(PY) -m mypy
+	@rm -rf build/types && $(PY) setup.py -q build_py --build-lib build/types
+	cd build/types && ../../$(PY) -m mypy --config-file ../../pyproject.toml
 check-c:
 	@echo "clang-format --dry-run -Werror, $(words $(C_FILES)) files"
 	@.venv/bin/clang-format --dry-run -Werror $(C_FILES)
@@ -69,10 +67,10 @@ check-layers: $(STAMPS)/test.pip
 san: $(STAMPS)/test.pip ## the C tests under the address, undefined and thread sanitizers
 	$(PY) -m pytest -rs tests/test_core.py --flavour asan --flavour tsan
 
-bench: build ## the core below the engine: shm and tcp beside the bare machine
-	$(MAKE) -s -f tests/core/Makefile FLAVOUR=plain benchmarks
-	build/c/plain/bench_shm
-	build/c/plain/bench_tcp
+BENCHMARKS := $(patsubst benchmarks/core/%.c,build/c/plain/%,$(wildcard benchmarks/core/bench_*.c))
+bench: build ## what transports and planning cost, beside the bare machine
+	@$(MAKE) -s -f tests/core/Makefile FLAVOUR=plain benchmarks
+	@for program in $(BENCHMARKS) "$(PY) benchmarks/bench_planning.py"; do echo; echo "$$program"; $$program || exit 1; done
 
 clean: ## what was built; .venv stays
 	rm -rf build dist *.egg-info hrdma/_core*.so cython/_core.c .pytest_cache .mypy_cache .ruff_cache

@@ -56,6 +56,8 @@ class Communicator(_core.CommunicatorBase):
     A lost rank breaks exactly the communicators that contain it: pending and later calls raise the same PeerError.
     """
 
+    _plan_override: tuple[str, int | None] | None = None  # (algorithm, parts) for measurements; set before the first call
+
     def __init__(self, runtime: Runtime, id: int, members: Sequence[int]) -> None:
         members = tuple(members)
         super().__init__(runtime.engine, id, members, members.index(runtime.rank), timeout=runtime.config.timeout)
@@ -250,6 +252,7 @@ class Communicator(_core.CommunicatorBase):
         from hrdma.planning import plan
 
         shown, signed = _describe(collective, counts, dtype, op, root, deterministic)
+        algorithm, parts = self._plan_override or (None, None)
         spec = plan(
             collective,
             size=self.size,
@@ -263,6 +266,8 @@ class Communicator(_core.CommunicatorBase):
             in_place=in_place,
             cost=self._costs(),
             mapped=self._mapped(),
+            algorithm=algorithm,
+            parts=parts,
         )
         self._runtime.log.info("%s", spec.explanation)
         return _core.Program(

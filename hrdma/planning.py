@@ -45,6 +45,8 @@ def plan(
     in_place: bool = False,
     cost: Cost | None = None,
     mapped: bool = False,
+    algorithm: str | None = None,
+    parts: int | None = None,
 ) -> Plan:
     """The program of one rank for a collective call.
 
@@ -70,6 +72,10 @@ def plan(
         Of the slowest connection in use. Every rank must plan with the same cost, and the same `mapped`.
     mapped : bool
         Peers' buffers can be read in place (shared memory).
+    algorithm : str, optional
+        Only this one (measurements); every rank must ask for the same.
+    parts : int, optional
+        Only so many; with `algorithm`.
 
     Returns
     -------
@@ -79,7 +85,8 @@ def plan(
     Raises
     ------
     ValueError
-        An unknown collective, dtype or op, a rank or root out of range, counts of the wrong length.
+        An unknown collective, dtype or op, a rank or root out of range, counts of the wrong length, an algorithm that
+        cannot do it.
 
     Notes
     -----
@@ -104,7 +111,7 @@ def plan(
     nbytes = 0 if collective == "alltoall" else sum(block_counts(collective, size, rank, counts)) * itemsize
     choice = choose(
         collective, size, nbytes, cost or DEFAULT_COST["shm" if mapped else "tcp"], mapped=mapped,
-        deterministic=deterministic and not dtype.startswith(("int", "uint")),
+        deterministic=deterministic and not dtype.startswith(("int", "uint")), algorithm=algorithm, parts=parts,
     )  # fmt: skip
     schedule = ALGORITHMS[choice.algorithm].build(collective, size, parts=choice.parts, root=root, rank=rank)
     spec = lower(schedule, rank, counts, itemsize, in_place=in_place)

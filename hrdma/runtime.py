@@ -32,6 +32,7 @@ __all__ = ["Runtime", "finalize", "host_identity", "init"]
 
 AUTOMATIC = ("shm", "tcp")  # what is tried, best first, where HRDMA_TRANSPORT says nothing
 CLOSE_SECONDS = 5.0
+BLAME_SECONDS = 0.3  # how long a failed init waits to learn which rank was lost first
 WORLD_ID = 1  # of the communicator of all ranks; all other ids are hashes
 
 
@@ -41,12 +42,16 @@ class Runtime:
     def __init__(self, config: Config, world: World) -> None:
         from hrdma.log import logger
 
+        self.deadline = time.monotonic() + config.timeout
+        if world.size > 1:
+            from hrdma.control import meet
+
+            world, config = meet(world, config, deadline=self.deadline)  # the engine needs the token
         self.config = config
         self.rank = world.rank
         self.size = world.size
         self.log = logger
         self.seconds = config.timeout
-        self.deadline = time.monotonic() + config.timeout
         self.communicators: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
         self.lost: dict[int, str] = {}
         self.control: ControlPlane | None = None
@@ -138,10 +143,11 @@ class Runtime:
         try:
             self.engine.connect_wait(max(0.0, self.deadline - time.monotonic()))
         except PeerError as error:
-            transport = self.provider(self.rank, error.rank)
-            raise PeerError(
-                f"{error} (over {transport})", rank=error.rank, operation="init", phase="connect", transport=transport
-            ) from None
+            rank, transport = self._first_lost(error.rank), self.provider(self.rank, error.rank)
+            text = f"{error} (over {transport})"
+            if rank != error.rank:
+                text = f"cannot connect to rank {rank} (over {transport}): {self.lost[rank]}; then {error}"
+            raise PeerError(text, rank=rank, operation="init", phase="connect", transport=transport) from None
         if self.size > 1:
             chosen: dict[str, list[str]] = {}
             for rank in range(self.size):
@@ -149,6 +155,17 @@ class Runtime:
                     chosen.setdefault(self.provider(self.rank, rank), []).append(str(rank))
             text = ", ".join(f"{name} to {' '.join(ranks)}" for name, ranks in chosen.items())
             self.log.info("rank %d of %d connected: %s", self.rank, self.size, text)
+
+    def _first_lost(self, rank: int) -> int:
+        """Who is to blame when the connection to a rank failed: itself, or a lost rank because of which it gave up, too.
+
+        The connection may tell sooner than the control plane, hence a moment of patience.
+        """
+        until = time.monotonic() + BLAME_SECONDS
+        while not self.lost and time.monotonic() < until:
+            time.sleep(0.005)
+        with self._lock:
+            return next(iter(self.lost), rank)
 
     # -- what all ranks see alike --------------------------------------------------------------------------------------------
 

@@ -64,7 +64,15 @@ class Choice:
 
 
 def choose(
-    collective: str, size: int, nbytes: int, cost: Cost, *, deterministic: bool = False, mapped: bool | None = None
+    collective: str,
+    size: int,
+    nbytes: int,
+    cost: Cost,
+    *,
+    deterministic: bool = False,
+    mapped: bool | None = None,
+    algorithm: str | None = None,
+    parts: int | None = None,
 ) -> Choice:
     """The cheapest algorithm for a call.
 
@@ -80,10 +88,19 @@ def choose(
         Only algorithms whose reductions are one pass in rank order.
     mapped : bool, optional
         Overrides `cost.pull`.
+    algorithm : str, optional
+        Only this one.
+    parts : int, optional
+        Only so many; with `algorithm`.
 
     Returns
     -------
     Choice
+
+    Raises
+    ------
+    ValueError
+        The algorithm that is asked for does not exist or cannot do this.
 
     Notes
     -----
@@ -93,14 +110,19 @@ def choose(
     if pull != cost.pull:
         cost = Cost(**{**cost.to_dict(), "pull": pull})
     found = []
-    for name, algorithm in ALGORITHMS.items():
-        if collective not in algorithm.collectives:
+    for name, able in ALGORITHMS.items():
+        if collective not in able.collectives or algorithm not in (None, name):
             continue
-        if deterministic and collective in _REDUCING and collective not in algorithm.ordered:
+        if deterministic and collective in _REDUCING and collective not in able.ordered:
             continue
-        for parts in _candidates(name, collective, size, nbytes, algorithm.parts):
-            seconds = algorithm.work(collective, size, nbytes, parts).seconds(size, cost, parts)
-            found.append((name, parts, seconds))
+        cuts = _candidates(name, collective, size, nbytes, able.parts)
+        if algorithm is not None and parts is not None:
+            cuts = [parts if collective in able.parts else 1]
+        for cut in cuts:
+            found.append((name, cut, able.work(collective, size, nbytes, cut).seconds(size, cost, cut)))
+    if not found:
+        order = " in rank order" if deterministic else ""
+        raise ValueError(f"algorithm {algorithm!r} cannot do {collective}{order}; known: {', '.join(ALGORITHMS)}")
     order = sorted(found, key=lambda candidate: candidate[2])
     chosen = next(candidate for candidate in found if candidate[2] <= order[0][2] * _TIE)
     found = [chosen, *(candidate for candidate in order if candidate is not chosen)]

@@ -84,10 +84,13 @@ hr_status hr_comm_open(struct hr_engine *engine, uint64_t id, const uint64_t *pe
     hr_list_push(&engine->comms, &comm->link);
     for (int i = 0; i < size; i++) {
         struct hr_conn *conn = comm->conns[i];
-        if (conn->state == HR_CONN_LOST)
+        if (conn->state == HR_CONN_CLOSED || conn->was_closed)
+            comm->nclosed++;
+        else if (conn->state == HR_CONN_LOST)
             hr_comm_break_locked(comm, conn->why, i, HR_PHASE_CONNECT, conn->provider ? conn->provider->name : NULL,
                                  conn->detail, 1);
     }
+    hr_match_take_break(comm);
     hr_settle(engine);
     hr_unlock(engine);
     *comm_p = comm;
@@ -129,6 +132,23 @@ void hr_comm_break_locked(struct hr_comm *comm, hr_status status, int peer, int 
     hr_runs_fail(comm);
     while (comm->pending) hr_abort_request(engine, comm->pending, status, peer, phase, NULL);
     hr_runs_end(comm);
+    /* nobody can receive here any more: what came and what still comes must not hold credit that others need */
+    retire(engine, comm->id);
+    hr_match_purge_comm(engine, comm->id);
+}
+
+/* A member says so. */
+void hr_comm_on_break(struct hr_comm *comm, struct hr_conn *conn, const struct hr_hdr *h) {
+    int64_t blame = (int64_t)h->tag;
+    hr_status status = h->status < 0 ? h->status : HR_ERR_BROKEN;
+    char detail[sizeof comm->state.detail];
+    if (blame < -1 || blame >= comm->size) return;
+    if (status == HR_ERR_BROKEN)
+        snprintf(detail, sizeof detail, "rank %d ended a call before it was complete (deadline, interrupt, device)",
+                 (int)blame);
+    else
+        snprintf(detail, sizeof detail, "rank %d says so", hr_comm_rank_of(comm, conn));
+    hr_comm_break_locked(comm, status, (int)blame, h->flags, conn->provider->name, detail, 1);
 }
 
 void hr_comm_break(struct hr_comm *comm, hr_status status, int peer, enum hr_phase phase, const char *detail,
@@ -157,8 +177,6 @@ void hr_comm_close(struct hr_comm *comm) {
     struct hr_engine *engine = comm->engine;
     hr_lock(engine);
     hr_comm_break_locked(comm, HR_ERR_BROKEN, comm->rank, HR_PHASE_CLOSE, NULL, "closed", 0);
-    retire(engine, comm->id);
-    hr_match_purge_comm(engine, comm->id);
     hr_comm_free(comm);
     hr_settle(engine);
     hr_unlock(engine);

@@ -21,7 +21,7 @@
 #define ACK_EVERY (16u << 10)
 #define BULK_MIN 4096
 #define LATENCY_NS 2000000.0
-#define RATE_PERIOD_NS 1000000
+#define ROUND_NS 1000000
 
 static uint64_t conn_credit_max(struct hr_engine *engine) {
     return engine->config.eager_credit ? engine->config.eager_credit : EAGER_CREDIT_DEFAULT;
@@ -124,12 +124,15 @@ void hr_conn_send_ctl(struct hr_conn *conn, struct hr_hdr *hdr, size_t len) {
 
 void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack) {
     conn->owed_credit += credit;
-    if (conn->caps->window && ack >= BULK_MIN) conn->owed_ack += ack;
+    if (conn->caps->window && ack >= BULK_MIN) {
+        conn->owed_ack += ack;
+        conn->rx_bulk += ack;
+    }
     if (conn->state != HR_CONN_UP) return;
     if (conn->owed_credit >= conn_credit_max(conn->engine) / 4 || conn->owed_ack >= ACK_EVERY) {
         struct hr_hdr h = {.kind = HR_MSG_CREDIT};
         if (hr_list_empty(&conn->ctl))
-            conn_post(conn, &h, sizeof h, NULL, 0, NULL);
+            hr_conn_send_ctl(conn, &h, sizeof h);
         else
             hr_conn_activate(conn); /* something else will carry it */
     }
@@ -138,38 +141,65 @@ void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack) {
 /* --- the window ----------------------------------------------------------------------------------------------------
  */
 
+static void conn_round(struct hr_conn *conn, int64_t now) {
+    conn->round_since = now;
+    conn->round_bytes = 0;
+    conn->round_mark = conn->inflight;
+}
+
 /* Both ends count what is at least BULK_MIN: small messages need no clock and no acknowledgement. */
 static void conn_sent_bulk(struct hr_conn *conn, uint64_t nbytes) {
     if (!conn->caps->window || nbytes < BULK_MIN) return;
     if (!conn->inflight) {
-        conn->busy_since = conn->rate_since = hr_now();
-        conn->rate_bytes = 0;
+        conn->busy_since = hr_now();
+        conn_round(conn, conn->busy_since);
     }
     conn->inflight += nbytes;
+    conn->tx_bulk += nbytes;
 }
 
+/* A round lasts until all that was in flight at its beginning has been acknowledged, and a millisecond at least: acknowledgements
+ * that were only read late cannot pass for a fast network for long. */
 static void conn_acked(struct hr_conn *conn, uint64_t nbytes) {
     if (nbytes > conn->inflight) nbytes = conn->inflight;
     conn->inflight -= nbytes;
-    conn->rate_bytes += nbytes;
-    int64_t now = hr_now(), elapsed = now - conn->rate_since;
-    if (elapsed >= RATE_PERIOD_NS) {
-        double rate = (double)conn->rate_bytes * 1e9 / (double)(elapsed > 0 ? elapsed : 1);
-        /* rises at once, falls slowly, and not at all while there was too little to send for a measurement */
-        if (rate > conn->rate)
-            conn->rate = rate;
-        else if (conn->nbulk || conn->nqueued)
-            conn->rate += (rate - conn->rate) / 16;
-        conn->rate_since = now;
-        conn->rate_bytes = 0;
+    conn->round_bytes += nbytes;
+    int64_t now = hr_now(), elapsed = now - conn->round_since;
+    if (conn->round_bytes >= conn->round_mark && elapsed >= ROUND_NS) {
+        double rate = (double)conn->round_bytes * 1e9 / (double)elapsed;
+        /* The rate at which the path drains when it drains: lower figures come from a peer that was not running, or from too
+         * little to send, so they count slowly. Following them would shrink the window, and with it the next figure. */
+        if (rate > conn->rate) conn->rate = rate;
+        else if (conn->nbulk || conn->nqueued) conn->rate -= (conn->rate - rate) / 32;
         double window = conn->rate * LATENCY_NS / 1e9;
         conn->window = window > (double)HR_WINDOW_MIN ? (uint64_t)window : HR_WINDOW_MIN;
+        conn_round(conn, now);
     }
     if (!conn->inflight) conn->busy_ns += (uint64_t)(now - conn->busy_since);
     if (conn->nqueued || conn->nbulk) hr_conn_activate(conn);
 }
 
 static int conn_window_open(struct hr_conn *conn) { return !conn->caps->window || conn->inflight < conn->window; }
+
+/* What a cancelled transfer had on its way may arrive and be acknowledged, or may not. The peer counts what has come: its
+ * answer to a probe leaves behind all that was posted before, so the difference is lost for good. */
+void hr_conn_probe(struct hr_conn *conn) {
+    struct hr_hdr h = {.kind = HR_MSG_PROBE, .aux = conn->tx_bulk};
+    if (conn->caps->window && conn->inflight) hr_conn_send_ctl(conn, &h, sizeof h);
+}
+
+static void conn_probed(struct hr_conn *conn, const struct hr_hdr *probe) {
+    struct hr_hdr h = {.kind = HR_MSG_ECHO, .aux = probe->aux - conn->rx_bulk};
+    hr_conn_send_ctl(conn, &h, sizeof h);
+}
+
+static void conn_echoed(struct hr_conn *conn, const struct hr_hdr *echo) {
+    uint64_t lost = echo->aux - conn->tx_bulk_lost;
+    conn->tx_bulk_lost = echo->aux;
+    conn->inflight = lost < conn->inflight ? conn->inflight - lost : 0;
+    conn_round(conn, hr_now());
+    if (conn->nqueued || conn->nbulk) hr_conn_activate(conn);
+}
 
 /* --- headers of messages --------------------------------------------------------------------------------------------
  */
@@ -200,6 +230,10 @@ static hr_status send_header(struct hr_conn *conn, struct hr_request *req) {
     m.h.kind = HR_MSG_RTS;
     m.size = req->len;
     status = hr_xfer_offer(conn, req, &m);
+    if (hr_is_error(status)) { /* others wait behind its place in the order */
+        struct hr_hdr skip = {.kind = HR_MSG_SKIP, .bucket = m.h.bucket, .order = m.h.order};
+        hr_conn_send_ctl(conn, &skip, sizeof skip);
+    }
     if (status != HR_OK) return status;
     status = conn_post(conn, &m.h, sizeof m, NULL, 0, NULL);
     if (status == HR_AGAIN || hr_is_error(status)) {
@@ -360,11 +394,14 @@ static void conn_bye(struct hr_conn *conn) {
     for (struct hr_link *l = engine->comms.next; l != &engine->comms; l = l->next) {
         struct hr_comm *comm = hr_container(l, struct hr_comm, link);
         struct hr_request *req = comm->pending, *last = req ? req->prev : NULL;
+        int rank = hr_comm_rank_of(comm, conn);
+        if (rank < 0) continue;
+        int alone = ++comm->nclosed == comm->size - 1; /* no other source is left for a receive from any */
         while (req && comm->pending) {
             struct hr_request *next = req->next;
             int end = req == last;
-            if (req->conn == conn) {
-                hr_abort_request(engine, req, HR_ERR_CLOSED, hr_comm_rank_of(comm, conn), HR_PHASE_MATCH, conn);
+            if (req->conn == conn || (alone && !req->conn)) {
+                hr_abort_request(engine, req, HR_ERR_CLOSED, rank, HR_PHASE_MATCH, conn);
                 req = comm->pending; /* a run may have broken the communicator: begin again */
                 last = req ? req->prev : NULL;
                 continue;
@@ -415,13 +452,15 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
     case HR_MSG_CREDIT: break;
     case HR_MSG_BREAK: {
         struct hr_comm *comm = hr_comm_find(conn->engine, h->comm);
-        int64_t blame = (int64_t)h->tag;
-        if (comm && blame >= -1 && blame < comm->size)
-            hr_comm_break_locked(comm, h->status < 0 ? h->status : HR_ERR_BROKEN, (int)blame, h->flags,
-                                 conn->provider->name, NULL, 1);
+        if (comm)
+            hr_comm_on_break(comm, conn, h);
+        else if (!hr_comm_retired(conn->engine, h->comm))
+            hr_match_keep_break(conn, h);
         break;
     }
     case HR_MSG_BYE: conn_bye(conn); break;
+    case HR_MSG_PROBE: conn_probed(conn, h); break;
+    case HR_MSG_ECHO: conn_echoed(conn, h); break;
     default: conn_protocol_error(conn, "a message of unknown kind");
     }
 }

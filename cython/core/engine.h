@@ -58,18 +58,21 @@ enum hr_msg_kind {
 
 struct hr_hdr {
     uint8_t kind;
-    uint8_t flags;  /* RTS, CTS: HR_HDR_DESC. BREAK: phase */
+    uint8_t flags;  /* RTS, CTS: HR_HDR_DESC. SKIP: HR_HDR_MAYBE. BREAK: phase */
     uint8_t bucket; /* EAGER, RTS, SKIP: of the order */
     int8_t status;  /* FIN, CANCEL, BREAK */
     uint32_t order; /* EAGER, RTS, SKIP: place in its bucket */
     uint64_t comm;
     uint64_t tag; /* BREAK: rank to blame */
-    uint64_t aux; /* EAGER, RTS: signature. SEG: offset */
+    uint64_t aux; /* EAGER, RTS: signature. SEG: offset. SKIP: length. PROBE, ECHO: bytes of bulk */
     uint32_t sreq, rreq;
     uint32_t credit; /* eager bytes that the peer may send again */
     uint32_t ack;    /* bulk bytes that have arrived */
 };
-enum { HR_HDR_DESC = 1 };
+enum {
+    HR_HDR_DESC = 1,
+    HR_HDR_MAYBE = 2, /* the message may have left all the same: what it cost comes back if it has not */
+};
 
 struct hr_hdr_long { /* RTS (size, desc), CTS (desc) */
     struct hr_hdr h;
@@ -149,14 +152,16 @@ struct hr_conn {
     uint32_t nqueued, nbulk;
     int64_t credit; /* eager bytes that we may send */
     uint64_t inflight, window;
+    uint64_t tx_bulk, tx_bulk_lost; /* posted so far, and what of it will never be acknowledged */
     uint32_t order_tx[HR_BUCKETS];
     /* receiving */
     uint32_t order_rx[HR_BUCKETS];
     struct hr_link early; /* struct hr_umsg before their turn */
     uint32_t owed_credit, owed_ack;
+    uint64_t rx_bulk;
     /* measuring */
-    int64_t rate_since, busy_since;
-    uint64_t rate_bytes;
+    int64_t round_since, busy_since;
+    uint64_t round_bytes, round_mark;
     double rate;
     uint64_t tx_bytes, rx_bytes, tx_msgs, rx_msgs, busy_ns;
 };
@@ -174,6 +179,7 @@ struct hr_comm {
     struct hr_link link;
     uint64_t id;
     int size, rank;
+    int nclosed; /* members that have said BYE */
     struct hr_conn **conns;
     int *ranks; /* by conn->index, -1 for others */
     uint32_t nranks;
@@ -278,6 +284,7 @@ struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id);
 void hr_conn_pump(struct hr_conn *conn);
 void hr_conn_send_ctl(struct hr_conn *conn, struct hr_hdr *hdr, size_t len);
 void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack);
+void hr_conn_probe(struct hr_conn *conn); /* bulk was cut off on its way: what of it is never acknowledged? */
 void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail);
 void hr_conns_bury(struct hr_engine *engine); /* after progress, and before an API call returns */
 void hr_conn_activate(struct hr_conn *conn);
@@ -292,6 +299,8 @@ void hr_match_skip(struct hr_conn *conn, const struct hr_hdr *h);
 void hr_match_post(struct hr_engine *engine, struct hr_request *req);
 void hr_match_again(struct hr_engine *engine, struct hr_request *req); /* its message was withdrawn */
 void hr_match_unpost(struct hr_engine *engine, struct hr_request *req);
+void hr_match_keep_break(struct hr_conn *conn, const struct hr_hdr *h); /* of a communicator not open here, yet */
+void hr_match_take_break(struct hr_comm *comm);
 void hr_match_purge_comm(struct hr_engine *engine, uint64_t comm_id);
 void hr_match_purge_conn(struct hr_engine *engine, struct hr_conn *conn);
 void hr_match_cancel(struct hr_conn *conn, uint32_t sreq, uint64_t comm, uint64_t tag);
@@ -334,6 +343,7 @@ void hr_settle(struct hr_engine *engine); /* before an API call unlocks */
 /* comm.c */
 struct hr_comm *hr_comm_find(struct hr_engine *engine, uint64_t id);
 int hr_comm_retired(struct hr_engine *engine, uint64_t id);
+void hr_comm_on_break(struct hr_comm *comm, struct hr_conn *conn, const struct hr_hdr *h);
 int hr_comm_rank_of(struct hr_comm *comm, struct hr_conn *conn);
 void hr_comm_break_locked(struct hr_comm *comm, hr_status status, int peer, int phase, const char *provider,
                           const char *detail, int tell);

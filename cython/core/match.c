@@ -145,6 +145,21 @@ static void match_deliver(struct hr_conn *conn, const struct hr_hdr *h, const vo
     hr_list_push(&engine->unexpected[chain], &u->link);
 }
 
+/* The place stays empty. */
+static void match_skipped(struct hr_conn *conn, const struct hr_hdr *h) {
+    if (h->flags & HR_HDR_MAYBE) hr_conn_owe(conn, HR_EAGER_COST + (uint32_t)h->aux, (uint32_t)h->aux);
+}
+
+/* Whether the message in whose place this SKIP stands has come. */
+static int match_has_come(struct hr_conn *conn, const struct hr_hdr *skip) {
+    if ((int32_t)(skip->order - conn->order_rx[skip->bucket]) < 0) return 1;
+    for (struct hr_link *l = conn->early.next; l != &conn->early; l = l->next) {
+        const struct hr_hdr *h = &hr_container(l, struct hr_umsg, link)->hdr.h;
+        if (h->bucket == skip->bucket && h->order == skip->order) return 1;
+    }
+    return 0;
+}
+
 /* Messages that had come too early and whose turn it is now. */
 static void match_release(struct hr_conn *conn, uint8_t bucket) {
     struct hr_link *l = conn->early.next;
@@ -154,10 +169,12 @@ static void match_release(struct hr_conn *conn, uint8_t bucket) {
         if (u->hdr.h.bucket != bucket || u->hdr.h.order != conn->order_rx[bucket]) continue;
         hr_list_remove(&u->link);
         conn->order_rx[bucket]++;
-        if (u->hdr.h.kind == HR_MSG_SKIP)
+        if (u->hdr.h.kind == HR_MSG_SKIP) {
+            match_skipped(conn, &u->hdr.h);
             free(u);
-        else
+        } else {
             match_deliver(conn, &u->hdr.h, u->payload, u->len, u);
+        }
         l = conn->early.next;
     }
 }
@@ -174,7 +191,10 @@ static void match_turn(struct hr_conn *conn, const struct hr_hdr *h, const void 
         return;
     }
     conn->order_rx[bucket]++;
-    if (h->kind != HR_MSG_SKIP) match_deliver(conn, h, payload, len, NULL);
+    if (h->kind == HR_MSG_SKIP)
+        match_skipped(conn, h);
+    else
+        match_deliver(conn, h, payload, len, NULL);
     if (!hr_list_empty(&conn->early)) match_release(conn, bucket);
 }
 
@@ -183,7 +203,10 @@ void hr_match_arrived(struct hr_conn *conn, const struct hr_hdr *h, const void *
     match_turn(conn, h, payload, len);
 }
 
-void hr_match_skip(struct hr_conn *conn, const struct hr_hdr *h) { match_turn(conn, h, NULL, 0); }
+void hr_match_skip(struct hr_conn *conn, const struct hr_hdr *h) {
+    if ((h->flags & HR_HDR_MAYBE) && h->bucket < HR_BUCKETS && match_has_come(conn, h)) return;
+    match_turn(conn, h, NULL, 0);
+}
 
 /* The sender withdrew a rendezvous that nobody had matched. */
 static void match_cancel_list(struct hr_link *head, struct hr_conn *conn, uint32_t sreq) {
@@ -207,6 +230,25 @@ void hr_match_cancel(struct hr_conn *conn, uint32_t sreq, uint64_t comm, uint64_
     match_cancel_list(&conn->engine->unexpected[match_chain(comm, tag)], conn, sreq);
 }
 
+/* --- communicators that broke before they were opened here ------------------------------------------------------------- */
+
+void hr_match_keep_break(struct hr_conn *conn, const struct hr_hdr *h) {
+    struct hr_umsg *u = umsg_new(conn, h, NULL, 0);
+    if (u) hr_list_push(&conn->engine->unexpected[match_chain(h->comm, 0)], &u->link);
+}
+
+void hr_match_take_break(struct hr_comm *comm) {
+    struct hr_link *head = &comm->engine->unexpected[match_chain(comm->id, 0)];
+    for (struct hr_link *l = head->next; l != head; l = l->next) {
+        struct hr_umsg *u = hr_container(l, struct hr_umsg, link);
+        if (u->hdr.h.kind != HR_MSG_BREAK || u->hdr.h.comm != comm->id) continue;
+        hr_list_remove(l);
+        hr_comm_on_break(comm, u->conn, &u->hdr.h);
+        free(u);
+        return;
+    }
+}
+
 static void match_purge(struct hr_engine *engine, uint64_t comm_id, struct hr_conn *conn) {
     for (int i = 0; i < HR_MATCH_CHAINS; i++) {
         struct hr_link *head = &engine->unexpected[i];
@@ -215,7 +257,7 @@ static void match_purge(struct hr_engine *engine, uint64_t comm_id, struct hr_co
             next = l->next;
             if (conn ? u->conn != conn : u->hdr.h.comm != comm_id) continue;
             hr_list_remove(l);
-            if (!conn) {
+            if (!conn && u->hdr.h.kind != HR_MSG_BREAK) {
                 hr_conn_owe(u->conn, HR_EAGER_COST + u->len, 0);
                 if (u->hdr.h.kind == HR_MSG_RTS) {
                     struct hr_hdr fin = {

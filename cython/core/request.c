@@ -96,10 +96,17 @@ void hr_abort_request(struct hr_engine *engine, struct hr_request *req, hr_statu
     }
     case HR_QUEUED_PROVIDER: {
         struct hr_ep *ep = own->lanes[0].ep;
+        /* whether it still leaves only the provider knows: the peer will see */
+        struct hr_hdr h = {.kind = HR_MSG_SKIP,
+                           .flags = HR_HDR_MAYBE,
+                           .bucket = req->rflags,
+                           .order = req->index,
+                           .aux = req->len};
         if (own->state != HR_CONN_LOST && ep->domain->ops->cancel(ep, req) != HR_OK) {
             ep->domain->ops->ep_abort(ep);
             hr_conn_lost(own, HR_ERR_PEER_LOST, "cut off: a message on this connection could not be withdrawn");
         }
+        hr_conn_send_ctl(own, &h, sizeof h);
         break;
     }
     default: break;
@@ -147,8 +154,11 @@ void hr_recv_start(struct hr_comm *comm, struct hr_request *req, int src) {
     if (!conn) req->rflags |= HR_RECV_ANY;
     hr_match_post(comm->engine, req);
     /* what had arrived before the peer left may still be received, nothing else */
-    if (conn && req->queued == HR_QUEUED_POSTED && (conn->state == HR_CONN_CLOSED || conn->state == HR_CONN_LOST))
+    if (req->queued != HR_QUEUED_POSTED) return;
+    if (conn && (conn->state == HR_CONN_CLOSED || conn->state == HR_CONN_LOST))
         hr_abort_request(comm->engine, req, conn->why, src, HR_PHASE_MATCH, conn);
+    else if (!conn && comm->size > 1 && comm->nclosed == comm->size - 1)
+        hr_abort_request(comm->engine, req, HR_ERR_CLOSED, -1, HR_PHASE_MATCH, NULL);
 }
 
 /* After a call from outside: connections found dead on the way, instructions set free, sleepers who must know. */

@@ -236,6 +236,7 @@ hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t
 
 void hr_xfer_on_fin(struct hr_conn *conn, const struct hr_hdr *h) {
     struct hr_xfer *x = xfer_find(conn, h->rreq);
+    if (h->status != HR_OK) hr_conn_probe(conn); /* what is on its way there may be dropped without a word */
     if (!x || (x->mode != HR_XFER_SEND && x->mode != HR_XFER_SEND_PUSH && x->mode != HR_XFER_SEND_SEG)) return;
     struct hr_request *req = x->req;
     if (h->status == HR_OK) {
@@ -243,8 +244,10 @@ void hr_xfer_on_fin(struct hr_conn *conn, const struct hr_hdr *h) {
         return;
     }
     hr_xfer_abort(conn->engine, x, 0); /* the receiver does not want it: nothing to tell it */
-    if (h->status == HR_ERR_MISMATCH || h->status == HR_ERR_BROKEN)
-        hr_fail(conn->engine, req, h->status, hr_comm_rank_of(req->comm, conn), HR_PHASE_MATCH, conn);
+    /* had it broken there, we would have heard of that before: the peer has closed the communicator */
+    hr_status status = h->status == HR_ERR_BROKEN ? HR_ERR_CLOSED : h->status;
+    if (status == HR_ERR_MISMATCH || status == HR_ERR_CLOSED)
+        hr_fail(conn->engine, req, status, hr_comm_rank_of(req->comm, conn), HR_PHASE_MATCH, conn);
     else
         hr_finish(conn->engine, req,
                   HR_OK); /* truncated or withdrawn there: delivered as far as this side is concerned */
@@ -404,13 +407,13 @@ void hr_xfer_on_cancel(struct hr_conn *conn, const struct hr_hdr *h) {
     }
     struct hr_request *req = x->req;
     if (x->mode == HR_XFER_LENT) { /* the borrower has finished its receive and may be reading: its run is spoilt */
-        hr_comm_break_locked(req->comm, HR_ERR_BROKEN, hr_comm_rank_of(req->comm, conn), HR_PHASE_TRANSFER,
+        hr_comm_break_locked(req->comm, HR_ERR_CLOSED, hr_comm_rank_of(req->comm, conn), HR_PHASE_TRANSFER,
                              conn->provider->name, NULL, 1);
         return;
     }
     hr_xfer_abort(engine, x, 0);
-    if (req->rflags & HR_RECV_REDUCE)
-        hr_fail(engine, req, HR_ERR_CANCELED, req->peer, HR_PHASE_TRANSFER, conn);
+    if (req->then) /* part of a collective: the peer has closed the communicator, no other message will come */
+        hr_fail(engine, req, HR_ERR_CLOSED, req->peer, HR_PHASE_TRANSFER, conn);
     else
         hr_match_again(engine, req); /* what was withdrawn was never sent */
 }
@@ -445,16 +448,22 @@ void hr_xfer_return(struct hr_engine *engine, struct hr_xfer *x) {
     send_fin(conn, comm, sreq, HR_OK);
 }
 
+/* Takes back what is in the provider; 0 where that cannot be. One cookie stands for all operations of a transfer. */
+static int withdraw(struct hr_conn *conn, struct hr_xfer *x) {
+    for (int i = 0; i < conn->nlanes; i++) {
+        struct hr_ep *ep = conn->lanes[i].ep;
+        while (x->outstanding && ep->domain->ops->cancel(ep, XFER_COOKIE(x)) == HR_OK) x->outstanding--;
+    }
+    return !x->outstanding;
+}
+
 /* Gives up. tell: the peer does not know yet. On return neither side's provider touches the buffer any more. */
 void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
     struct hr_conn *conn = x->conn;
     int sender = x->mode == HR_XFER_SEND || x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG;
     int cut = 0;
     if (conn->state == HR_CONN_UP || conn->state == HR_CONN_CLOSED) {
-        for (int i = 0; i < conn->nlanes && x->outstanding; i++) {
-            struct hr_ep *ep = conn->lanes[i].ep;
-            if (ep->domain->ops->cancel(ep, XFER_COOKIE(x)) != HR_OK) cut = 1;
-        }
+        if (!withdraw(conn, x)) cut = 1;
         /* without revocation only a dead endpoint keeps late writes out of the buffer */
         if (x->mode == HR_XFER_PUSH && !(conn->caps->flags & HR_CAP_REVOKE)) cut = 1;
         if (tell && sender) {
@@ -468,6 +477,7 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
         } else if (tell) {
             send_fin(conn, x->req->comm->id, x->remote, HR_ERR_CANCELED);
         }
+        if (sender && x->posted) hr_conn_probe(conn);
     }
     hr_xfer_free(engine, x);
     if (cut) {

@@ -40,7 +40,7 @@ class Options:
 
     @property
     def where(self) -> str:
-        """ "in" or "out" of place."""
+        """Where the result goes: "in" the memory of the input, or "out" of it."""
         return self.place or self.pattern.places[0]
 
     def kinds(self) -> list[tuple[str, str]]:
@@ -67,7 +67,7 @@ class Options:
         if case.rooted and not 0 <= self.root < ranks:
             raise ValueError(f"--root {self.root} is not one of {ranks} ranks: 0 to {ranks - 1}")
         if self.place and self.place not in case.places:
-            raise ValueError(f"{case.name} is always {case.places[0]} of place: leave out --place {self.place}")
+            raise ValueError(f"--place {self.place}: {case.name} has only --place {case.places[0]}")
         if self.dtype == "bfloat16" and find_spec("ml_dtypes") is None:
             raise ValueError("bfloat16 needs the package ml_dtypes: pip install hrdma[bf16]")
         if not self.kinds():

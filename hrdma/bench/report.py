@@ -25,7 +25,7 @@ def head(options: Options, ranks: int, transports: list[str]) -> str:
 
     titles = COLUMNS.format("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong")
     units = COLUMNS.format("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "")
-    place = f", {options.where} of place" if len(options.pattern.places) > 1 else ""
+    place = f", {'in' if options.where == 'in' else 'out of'} place" if len(options.pattern.places) > 1 else ""
     rounds = f"{options.rounds} rounds" if options.rounds > 1 else "1 round"
     left_out = f"# without {', '.join(options.left_out())}: pip install hrdma[bf16]\n" if options.left_out() else ""
     return (
@@ -64,7 +64,8 @@ def foot(rows: list[Row]) -> str:
         checked += f" ({unchecked} rows were not checked)"
     if wrong:
         checked += ": THE TRANSPORT OR THE SCHEDULE IS BROKEN"
-    return f"# average bus bandwidth: {_average(rows):.3f} GB/s\n{checked}"
+    average = f"# average bus bandwidth: {_average(rows):.3f} GB/s\n" if any(row.busbw for row in rows) else ""
+    return average + checked
 
 
 def _average(rows: list[Row]) -> float:

@@ -1,4 +1,4 @@
-"""The `hrdma` command: info, bench, run. Each is a file of its own, imported when it is called."""
+"""The `hrdma` command: info, run, bench. Each is a file of its own, imported when it is called."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import click
 
 __all__ = ["command", "main"]
 
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
 # name -> module with `command`, and the line shown by --help (so that --help imports none of them)
 COMMANDS = {
-    "info": ("hrdma.cli.info", "Providers, devices, why something is not available, effective configuration."),
+    "info": ("hrdma.cli.info", "Providers, why one is not available, the effective configuration."),
     "run": ("hrdma.launch", "Start the ranks of a job on this host."),
     "bench": ("hrdma.cli.bench", "Measure and verify a collective or a point-to-point pattern."),
 }
@@ -36,8 +39,15 @@ class _Lazy(click.Group):
 def command() -> None:
     """Moves arrays between processes and hosts: shared memory, TCP, RDMA.
 
-    Exit codes: 0 success; 1 the command failed; 2 it was called wrongly; `hrdma run` and `hrdma bench` also give the
-    exit code of the first rank that failed (124 timeout, 127 no such command, 128 + n ended by signal n).
+    \b
+    Exit codes:
+        0  success
+        1  the command failed
+        2  wrong usage: an option, or an HRDMA_* setting
+      124  run, bench: the time of --timeout was over
+      127  run: no such command
+      128 + n  run, bench: a rank, or the command itself, was ended by signal n
+    `hrdma run` gives the exit code of the first rank that failed.
     """
 
 
@@ -45,6 +55,6 @@ def main() -> None:
     """Entry point of the console script."""
     try:
         command(prog_name="hrdma")
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, ImportError, RuntimeError, OSError) as error:
         click.echo(f"hrdma: {error}", err=True)
-        sys.exit(1)
+        sys.exit(EXIT_USAGE if isinstance(error, ValueError) else EXIT_FAILED)

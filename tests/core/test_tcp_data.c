@@ -4,7 +4,7 @@
 
 #define TINY "sndbuf=4K,rcvbuf=4K"
 
-enum { BIG = 1 << 20 };
+enum { BIG = 4 << 20 };
 static uint8_t source[BIG], sink_memory[BIG + 64], elsewhere[BIG];
 
 struct pair {

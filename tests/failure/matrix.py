@@ -171,7 +171,7 @@ def _work(me: Me, comm: hrdma.Communicator, case: Case, victim: bool) -> None:
     calls = rng.randint(1, 40)
     delay = rng.uniform(0.0, 0.03)
     early = rng.random() < 0.3 or case.phase == "between"
-    if case.phase != "after_init":
+    if case.phase not in JOINING:
         comm.barrier()
     if victim and not early:
         me.fall_later(case.how, delay)
@@ -189,7 +189,7 @@ def _work(me: Me, comm: hrdma.Communicator, case: Case, victim: bool) -> None:
 def _step(comm: hrdma.Communicator, case: Case, registered: bool) -> Callable[[], Any]:
     """One call of the operation under test."""
     name = case.phase.removesuffix("_large")
-    if name in ("between", "after_init"):
+    if name in ("between", *JOINING):
         name = "allreduce"
     large = case.phase.endswith("_large")
     count = (LARGE if large else SMALL) // comm.size * comm.size

@@ -20,7 +20,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_every_other_rank_learns_of_it(start, case):
     job = start(run, RANKS, transport=case.transport, case=list(case))
     victim, rest = job[case.victim], job.survivors(case.victim)
-    limit = HEARTBEAT + 0.6 if case.how == "stop" else 1.0
+    limit = HEARTBEAT + 1.0 if case.how == "stop" else 1.0
     fell = victim.fell()
     if case.phase == "close":
         for rank in rest:

@@ -192,7 +192,7 @@ struct hr_tcp_ep {
     struct hr_tcp_body body;
 
     struct hr_tcp_op *ring; /* HR_TCP_RING, allocated when first needed, as are the two below */
-    uint32_t tx_head, tx_count, tx_posted, tx_chunks;
+    uint32_t tx_head, tx_count, tx_chunks;
     uint64_t tx_bytes; /* in the ring and not in the kernel */
     int tx_errno;      /* sending failed: the rest is received, then the peer is lost */
 

@@ -35,7 +35,7 @@ enum { HR_TCP_NOTIFY = 1 }; /* flags of WRITE */
 
 #define HR_TCP_GUARD 0x7ac3591eu
 #define HR_TCP_MAX_SEND (128u << 10) /* payload of one MSG */
-#define HR_TCP_CHUNK (256u << 10)    /* payload of one READ_DATA */
+#define HR_TCP_CHUNK (1u << 20)      /* payload of one READ_DATA */
 #define HR_TCP_READS 64              /* reads and atomics that may be unanswered on an endpoint */
 
 struct hr_tcp_open {

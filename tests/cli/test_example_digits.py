@@ -1,0 +1,67 @@
+"""The example that `make demo` runs, end to end; and that its proof can fail."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from commands import hrdma
+
+import harness
+
+MODULE = "hrdma.examples.train_digits"
+
+
+def train(n: int, *arguments: str, **environ: str):
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install hrdma[demo]")
+    return hrdma("run", "-n", str(n), "-m", MODULE, *arguments, **environ)
+
+
+@pytest.mark.parametrize("transport", harness.transports())
+@pytest.mark.parametrize("n", [2, 4])
+def test_train_digits(n, transport):
+    done = train(n, HRDMA_TRANSPORT=transport)
+    assert done.returncode == 0 and done.stderr == "", done
+    lines = done.stdout.splitlines()
+    assert all(line.startswith("[0] ") for line in lines)
+    assert sum("epoch" in line and "loss" in line for line in lines) == 8
+    accuracy = re.search(r"test accuracy (0\.\d+) on 360", done.stdout)
+    assert accuracy and float(accuracy[1]) > 0.95
+    assert f"parameters of all {n} ranks are bit-identical" in done.stdout
+    rows = [line.split()[1:] for line in lines if re.match(r"\[0\] (rank \d|all) ", line)]
+    assert len(rows) == n
+    assert all(row[2] == transport for row in rows[:-1])
+    assert sum(float(row[3]) + float(row[5]) for row in rows[:-1]) > 10 and sum(int(row[7]) for row in rows[:-1]) > 880
+    whole = re.search(r"all +880 allreduces of 28\.8 kB .* ([\d.]+) of ([\d.]+) s +([\d.]+) GB/s", done.stdout)
+    assert whole and 0 < float(whole[1]) <= float(whole[2]) < 20 and float(whole[3]) > 0
+
+
+@pytest.mark.parametrize("n", [1, 3, 8])
+def test_other_numbers_of_ranks_learn_as_well(n):
+    done = train(n, "--epochs", "10")
+    assert done.returncode == 0 and "bit-identical" in done.stdout, done
+
+
+def test_too_little_training_is_a_failure():
+    done = train(1, "--epochs", "1", "--rate", "0.0001")
+    assert done.returncode == 1 and "bit-identical" in done.stdout
+
+
+def test_a_batch_that_cannot_be_shared_is_refused():
+    done = train(2, "--batch", "1")
+    assert done.returncode == 2 and "--batch 1: between 2, the ranks, and 1437, the samples" in done.stderr
+
+
+def compare(comm, spoilt):
+    from hrdma.examples.train_digits import same_everywhere
+
+    theta = np.arange(1000, dtype=np.float32)
+    if comm.rank == spoilt:
+        theta.view(np.uint32)[777] ^= 1
+    return same_everywhere(comm, theta)[0]
+
+
+def test_one_bit_on_one_rank_is_noticed_on_all():
+    assert harness.ranks(compare, 3, spoilt=-1) == [True] * 3
+    assert not any(harness.ranks(compare, 3, spoilt=0)) and not any(harness.ranks(compare, 3, spoilt=2))
