@@ -9,7 +9,7 @@ from hrdma.topo.cost import Cost
 
 __all__ = ["Choice", "choose"]
 
-_SEGMENTS = (512 << 10, 128 << 10)  # bytes of a piece: small enough for a second-level cache
+_SEGMENTS = (2 << 20, 512 << 10, 128 << 10)  # bytes of a piece that is worth its messages and fits in a cache
 _MAX_PARTS = 64
 _TIE = 1.03  # the forms are not better than that: within it the earlier line of the table is taken
 _REDUCING = ("allreduce", "reduce", "reduce_scatter")

@@ -1,9 +1,12 @@
 """What a schedule costs: alpha, beta, gamma of a connection, closed forms of algorithms, critical path of any schedule.
 
-A message costs `alpha` of its sender's and receiver's time, a byte that moves `beta`, a byte that is reduced into
-another `gamma`; a step that must wait for another rank adds `latency`. Where peers' memory is read in place (`pull`),
-operands of a reduction do not move and a sender does nothing for a byte. Where ranks share cores, work of the ranks of
-a core adds up: no collective ends before all its work, spread over the cores, is done.
+A message costs `alpha` of its sender's and receiver's time, `rendezvous` more when it is too long to be sent unasked
+(`eager`), a byte that moves `beta`, a byte that is reduced into another `gamma`; a step that must wait for another rank
+adds `latency`. Where peers' memory is read in place (`pull`), operands of a reduction do not move and a sender does
+nothing for a byte. Moving hides behind reducing only where other hands than the cores' do it (`offload`).
+
+Where ranks share cores, work of the ranks of a core adds up: no collective ends before all its work, spread over the
+cores, is done; and a step waits until the other ranks of a core have had their turn (`switch` for each).
 """
 
 from __future__ import annotations
@@ -30,13 +33,19 @@ class Cost:
     gamma : float
         Per byte that is reduced into another (two operands; `effort` scales it for more).
     latency : float
-        Per step that waits for another rank (a wake-up, where ranks share cores).
+        Per step that waits for another rank.
+    switch : float
+        Per step and per rank more than one on a core.
+    rendezvous : float
+        Per message of more than `eager` bytes.
+    eager : int
+        Bytes.
     pull : bool
         Peers' memory is read in place.
     cores : int
         Cores that all ranks share; 0: each rank has its own.
     offload : bool
-        Bytes move without the cores (RDMA).
+        Bytes move without the cores (RDMA, or a network slower than they are).
     name : str
         Where the numbers come from.
     """
@@ -45,31 +54,45 @@ class Cost:
     beta: float
     gamma: float
     latency: float = 0.0
+    switch: float = 0.0
+    rendezvous: float = 0.0
+    eager: int = 0
     pull: bool = False
     cores: int = 0
     offload: bool = False
     name: str = ""
 
     def __post_init__(self) -> None:
-        for field in ("alpha", "beta", "gamma", "latency"):
+        for field in ("alpha", "beta", "gamma", "latency", "switch", "rendezvous"):
             value = getattr(self, field)
             if not 0 <= value < 1:
                 raise ValueError(f"{field} must be seconds in [0, 1), not {value}")
-        if self.cores < 0:
-            raise ValueError(f"cores must not be negative, but is {self.cores}")
+        for field in ("cores", "eager"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"{field} must not be negative, but is {getattr(self, field)}")
+
+    def message(self, nbytes: float) -> float:
+        """Seconds for one message, without those for its bytes."""
+        return self.alpha + (self.rendezvous if nbytes > self.eager else 0.0)
+
+    def step(self, size: int) -> float:
+        """Seconds that one of so many ranks waits in a step."""
+        return self.latency + (self.switch * (size / self.cores - 1) if 0 < self.cores < size else 0.0)
 
     def to_dict(self) -> dict:
         """For a cache file; `Cost(**data)` reads it back."""
         return asdict(self)
 
 
-# Orders of magnitude for a recent host; a communicator measures its own.
+# Orders of magnitude for a recent host; a job measures its own (hrdma/calibration.py).
 DEFAULT_COST: dict[str, Cost] = {
-    "loop": Cost(2e-7, 1.2e-10, 1.2e-10, 0.0, pull=True, name="default for loop"),
-    "shm": Cost(5e-7, 1.2e-10, 1.2e-10, 1e-6, pull=True, name="default for shm"),
-    "tcp": Cost(6e-6, 4.0e-10, 1.2e-10, 2e-5, name="default for tcp"),
-    "verbs": Cost(1e-6, 8.0e-11, 1.2e-10, 2e-6, offload=True, name="default for verbs"),
+    "loop": Cost(2e-7, 1.2e-10, 1.2e-10, pull=True, name="default for loop"),
+    "shm": Cost(3e-7, 1.2e-10, 1.5e-10, 2e-7, 3e-6, 2e-7, 16 << 10, pull=True, name="default for shm"),
+    "tcp": Cost(6.5e-6, 2e-10, 8e-11, 1e-6, 5e-6, 2e-5, 64 << 10, name="default for tcp"),
+    "verbs": Cost(1e-6, 8.0e-11, 1.2e-10, 2e-6, 5e-6, 2e-6, 4 << 10, offload=True, name="default for verbs"),
 }
+
+NETWORK = Cost(6.5e-6, 8e-10, 8e-11, 2e-5, 0.0, 5e-5, 64 << 10, offload=True, name="a network of 10 Gbit/s")
 
 
 def effort(operands: int) -> float:
@@ -89,15 +112,17 @@ class Work(NamedTuple):
     effort: float = 1.0  #: per reduced byte, against a reduction of two operands
 
     def seconds(self, size: int, cost: Cost, parts: int = 1) -> float:
-        """Predicted time. With several parts the shorter of moving and reducing hides behind the longer."""
+        """Predicted time. With several parts the shorter of moving and reducing may hide behind the longer."""
         moving = cost.beta * (self.copied if cost.pull else max(self.sent, self.copied + self.reduced))
         reducing = cost.gamma * self.reduced * self.effort
-        path = self.messages * cost.alpha
-        alone = path + self.steps * cost.latency + max(moving, reducing) + min(moving, reducing) / parts
+        path = self.messages * cost.message(max(self.sent, self.copied + self.reduced) / max(self.messages, 1))
+        waiting = self.steps * cost.step(size)
+        hidden = min(moving, reducing) * (1 - 1 / parts) if cost.offload else 0.0
+        alone = path + waiting + moving + reducing - hidden
         if not cost.cores or cost.cores >= size:
             return alone
         together = (path + reducing + (0.0 if cost.offload else moving)) * size * self.share / cost.cores
-        return max(alone, together + self.steps * cost.latency)
+        return max(alone, together + waiting)
 
 
 def predict(schedule: Schedule, nbytes: float, cost: Cost) -> float:
@@ -134,7 +159,7 @@ def predict(schedule: Schedule, nbytes: float, cost: Cost) -> float:
     operands: dict[tuple[int, int, int], int] = {}
     for rnd, _, dst, chunk, *_ in schedule.table.tolist():
         operands[rnd, dst, chunk] = operands.get((rnd, dst, chunk), 1) + 1
-    now, end = -1, 0.0
+    now, end, waiting = -1, 0.0, cost.step(size)
     for rnd, src, dst, chunk, span, op, _ in schedule.table.tolist():
         if rnd != now:
             ready.update(pending)
@@ -145,7 +170,7 @@ def predict(schedule: Schedule, nbytes: float, cost: Cost) -> float:
         moving = 0.0 if pulled else cost.beta * length
         start = max(ready.get((src, c), 0.0) for c in range(chunk, chunk + span))
         start = max(start, receiving[dst], 0.0 if cost.pull else sending[src])
-        arrived = start + cost.alpha + moving
+        arrived = start + cost.message(length) + moving
         if not cost.pull:
             sending[src] = arrived
         reducing = 0.0 if op == COPY else cost.gamma * length * effort(operands[rnd, dst, chunk])
@@ -153,13 +178,13 @@ def predict(schedule: Schedule, nbytes: float, cost: Cost) -> float:
         if op != COPY:
             own = max(ready.get((dst, c), 0.0) for c in range(chunk, chunk + span))
             arrived = max(arrived, own) + reducing
-            if cost.pull:
+            if cost.pull or not cost.offload:
                 receiving[dst] = arrived
-        busy[dst] += cost.alpha + reducing + (0.0 if cost.offload else moving)
+        busy[dst] += cost.message(length) + reducing + (0.0 if cost.offload else moving)
         for c in range(chunk, chunk + span):
             key = dst, c
-            pending[key] = max(pending.get(key, 0.0), arrived + cost.latency)
-        end = max(end, arrived + cost.latency)
+            pending[key] = max(pending.get(key, 0.0), arrived + waiting)
+        end = max(end, arrived + waiting)
     if cost.cores and cost.cores < size:
         end = max(end, sum(busy) / cost.cores)
     return end

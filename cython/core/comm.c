@@ -142,7 +142,10 @@ void hr_comm_on_break(struct hr_comm *comm, struct hr_conn *conn, const struct h
     int64_t blame = (int64_t)h->tag;
     hr_status status = h->status < 0 ? h->status : HR_ERR_BROKEN;
     char detail[sizeof comm->state.detail];
-    if (blame < -1 || blame >= comm->size) return;
+    if (hr_comm_rank_of(comm, conn) < 0 || blame < -1 || blame >= comm->size) {
+        hr_conn_lost(conn, HR_ERR_PROTOCOL, "a break of what it is no member of, or that names no member");
+        return;
+    }
     if (status == HR_ERR_BROKEN)
         snprintf(detail, sizeof detail, "rank %d ended a call before it was complete (deadline, interrupt, device)",
                  (int)blame);

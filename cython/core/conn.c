@@ -3,7 +3,9 @@
 /*
  * Order of leaving: control messages first (they free buffers and room at the peer), then by priority; at equal
  * priority message headers (EAGER, RTS) before segments of transfers. Control has a list of its own, so that a full
- * queue of messages can never hold back the messages that would empty it.
+ * queue of messages can never hold back the messages that would empty it. Messages of one bucket (match.c) leave in the
+ * order in which they were posted: those that an urgent one finds queued before it leave with its urgency. Were it to
+ * overtake them, it could lie at the peer, unmatched, on the very credit that they need.
  *
  * Two bounds keep memory and latency in hand. Credit: what the peer holds because no receive matched it yet, bytes and
  * headers. Window: bulk bytes (segments, writes, eager payloads) on their way and not acknowledged by the peer's
@@ -18,13 +20,16 @@
 #include "core/engine.h"
 
 #define EAGER_CREDIT_DEFAULT (1u << 20)
+#define EAGER_CREDIT_LEAST 1024
+#define CTL_MAX (64u << 10) /* answers that wait for a peer who asks and does not read */
 #define ACK_EVERY (16u << 10)
 #define BULK_MIN 4096
 #define LATENCY_NS 2000000.0
 #define ROUND_NS 1000000
 
 static uint64_t conn_credit_max(struct hr_engine *engine) {
-    return engine->config.eager_credit ? engine->config.eager_credit : EAGER_CREDIT_DEFAULT;
+    uint64_t credit = engine->config.eager_credit ? engine->config.eager_credit : EAGER_CREDIT_DEFAULT;
+    return credit > EAGER_CREDIT_LEAST ? credit : EAGER_CREDIT_LEAST;
 }
 
 struct hr_conn *hr_conn_find(struct hr_engine *engine, uint64_t peer_id) {
@@ -45,7 +50,7 @@ struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id) {
     conn->credit = (int64_t)conn_credit_max(engine);
     hr_list_init(&conn->active);
     hr_list_init(&conn->ctl);
-    hr_list_init(&conn->early);
+    for (int b = 0; b < HR_BUCKETS; b++) hr_list_init(&conn->early[b]);
     for (int p = 0; p < HR_PRIORITIES; p++) hr_list_init(&conn->bulk[p]);
     conn->index = engine->nconns++;
     hr_list_push(&engine->conns, &conn->link);
@@ -57,7 +62,7 @@ void hr_conn_free(struct hr_conn *conn) {
     for (int i = 0; i < HR_MAX_LANES + 1; i++)
         if (conn->lanes[i].ep) conn->lanes[i].ep->domain->ops->ep_destroy(conn->lanes[i].ep);
     while ((l = hr_list_pop(&conn->ctl))) free(hr_container(l, struct hr_ctl, link));
-    while ((l = hr_list_pop(&conn->early))) free(hr_container(l, struct hr_umsg, link));
+    hr_match_forget(conn);
     hr_list_remove(&conn->active);
     hr_list_remove(&conn->link);
     free(conn);
@@ -85,12 +90,13 @@ static void conn_settle(struct hr_conn *conn, struct hr_hdr *h) {
 
 static void conn_settled(struct hr_conn *conn, const struct hr_hdr *h) {
     conn->owed_credit -= h->credit;
+    conn->held -= h->credit;
     conn->owed_ack -= h->ack;
     conn->tx_msgs++;
 }
 
-static hr_status conn_post(struct hr_conn *conn, struct hr_hdr *h, size_t hdr_len, const void *payload, size_t len,
-                           void *cookie) {
+hr_status hr_conn_post(struct hr_conn *conn, struct hr_hdr *h, size_t hdr_len, const void *payload, size_t len,
+                       void *cookie) {
     struct hr_ep *ep = conn->lanes[0].ep;
     struct hr_msg msg = {.hdr = h, .hdr_len = hdr_len, .payload = payload, .len = len, .cookie = cookie};
     conn_settle(conn, h);
@@ -100,16 +106,21 @@ static hr_status conn_post(struct hr_conn *conn, struct hr_hdr *h, size_t hdr_le
         conn->tx_bytes += len;
     } else if (hr_is_error(status)) {
         hr_conn_lost(conn, status, NULL);
+        return conn->why;
     }
     return status;
 }
 
 /* Control messages have no payload, so whether the provider still holds one makes no difference: cookie NULL. */
 void hr_conn_send_ctl(struct hr_conn *conn, struct hr_hdr *hdr, size_t len) {
-    if (conn->state != HR_CONN_UP) return;
-    if (hr_list_empty(&conn->ctl)) {
-        hr_status status = conn_post(conn, hdr, len, NULL, 0, NULL);
+    if (conn->state != HR_CONN_UP && conn->state != HR_CONN_CONNECTING) return;
+    if (conn->state == HR_CONN_UP && hr_list_empty(&conn->ctl)) {
+        hr_status status = hr_conn_post(conn, hdr, len, NULL, 0, NULL);
         if (status != HR_AGAIN) return;
+    }
+    if (conn->nctl == CTL_MAX) {
+        hr_conn_lost(conn, HR_ERR_PROTOCOL, "the peer does not read what it is answered");
+        return;
     }
     struct hr_ctl *ctl = malloc(sizeof *ctl);
     if (!ctl) {
@@ -119,7 +130,24 @@ void hr_conn_send_ctl(struct hr_conn *conn, struct hr_hdr *hdr, size_t len) {
     memcpy(&ctl->hdr, hdr, len);
     ctl->len = (uint32_t)len;
     hr_list_push(&conn->ctl, &ctl->link);
+    conn->nctl++;
     hr_conn_activate(conn);
+}
+
+/* A quarter of it has gathered, or as much as the peer has left: it may be waiting for just that. */
+static int conn_credit_due(struct hr_conn *conn) {
+    uint64_t max = conn_credit_max(conn->engine), left = max > conn->held ? max - conn->held : 0;
+    return conn->owed_credit && (conn->owed_credit >= max / 4 || conn->owed_credit >= left);
+}
+
+int hr_conn_charge(struct hr_conn *conn, uint64_t cost) {
+    conn->held += cost;
+    if (conn->held > conn_credit_max(conn->engine) + HR_EAGER_COST) {
+        hr_conn_lost(conn, HR_ERR_PROTOCOL, "the peer sent more than its credit allows");
+        return 0;
+    }
+    hr_conn_owe(conn, 0, 0);
+    return 1;
 }
 
 void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack) {
@@ -129,7 +157,7 @@ void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack) {
         conn->rx_bulk += ack;
     }
     if (conn->state != HR_CONN_UP) return;
-    if (conn->owed_credit >= conn_credit_max(conn->engine) / 4 || conn->owed_ack >= ACK_EVERY) {
+    if (conn_credit_due(conn) || conn->owed_ack >= ACK_EVERY) {
         struct hr_hdr h = {.kind = HR_MSG_CREDIT};
         if (hr_list_empty(&conn->ctl))
             hr_conn_send_ctl(conn, &h, sizeof h);
@@ -213,15 +241,17 @@ static int conn_eager(struct hr_conn *conn, uint64_t len) {
 
 static hr_status send_header(struct hr_conn *conn, struct hr_request *req) {
     hr_status status;
-    struct hr_hdr_long m = {.h = {.bucket = (uint8_t)req->rflags,
-                                  .order = req->index,
+    uint32_t *order = &conn->order_tx[req->rflags];
+    struct hr_hdr_long m = {.h = {.bucket = req->rflags,
+                                  .order = *order,
                                   .comm = req->comm->id,
                                   .tag = req->tag,
                                   .aux = req->sig}};
     if (conn_eager(conn, req->len)) {
         m.h.kind = HR_MSG_EAGER;
-        status = conn_post(conn, &m.h, sizeof m.h, req->buf, req->len, req);
+        status = hr_conn_post(conn, &m.h, sizeof m.h, req->buf, req->len, req);
         if (hr_is_error(status) || status == HR_AGAIN) return status;
+        (*order)++;
         conn->credit -= HR_EAGER_COST + (int64_t)req->len;
         conn_sent_bulk(conn, req->len);
         HR_COUNT(conn->engine, eager);
@@ -230,31 +260,33 @@ static hr_status send_header(struct hr_conn *conn, struct hr_request *req) {
     m.h.kind = HR_MSG_RTS;
     m.size = req->len;
     status = hr_xfer_offer(conn, req, &m);
-    if (hr_is_error(status)) { /* others wait behind its place in the order */
-        struct hr_hdr skip = {.kind = HR_MSG_SKIP, .bucket = m.h.bucket, .order = m.h.order};
-        hr_conn_send_ctl(conn, &skip, sizeof skip);
-    }
     if (status != HR_OK) return status;
-    status = conn_post(conn, &m.h, sizeof m, NULL, 0, NULL);
+    status = hr_conn_post(conn, &m.h, sizeof m, NULL, 0, NULL);
     if (status == HR_AGAIN || hr_is_error(status)) {
         hr_xfer_free(conn->engine, req->xfer);
         return status;
     }
+    (*order)++;
     conn->credit -= HR_EAGER_COST;
     return HR_INPROGRESS;
 }
 
-static int conn_may_send(struct hr_conn *conn, struct hr_request *req) {
+/* A header without payload is gone; a message is the provider's, and its place in the order is kept. */
+static void conn_taken(struct hr_conn *conn, struct hr_request *req) {
+    if (req->xfer) return;
+    req->queued = HR_QUEUED_PROVIDER;
+    req->index = conn->order_tx[req->rflags] - 1;
+}
+
+static int conn_may_send(struct hr_conn *conn, int priority) {
     if (conn->credit < HR_EAGER_COST) return 0;
-    return req->priority < HR_PRIORITY_DEFAULT || conn_window_open(conn);
+    return priority < HR_PRIORITY_DEFAULT || conn_window_open(conn);
 }
 
-static struct hr_request **conn_queue(struct hr_conn *conn, struct hr_request *req) {
-    return &conn->sendq[req->priority];
-}
-
-static void queue_send(struct hr_conn *conn, struct hr_request *req) {
-    struct hr_request **head = conn_queue(conn, req);
+/* While it is queued, index says in which queue. */
+static void sendq_push(struct hr_conn *conn, struct hr_request *req, int priority) {
+    struct hr_request **head = &conn->sendq[priority];
+    req->index = (uint32_t)priority;
     if (*head) {
         req->mnext = *head;
         req->mprev = (*head)->mprev;
@@ -264,13 +296,10 @@ static void queue_send(struct hr_conn *conn, struct hr_request *req) {
         req->mnext = req->mprev = req;
         *head = req;
     }
-    req->queued = HR_QUEUED_SEND;
-    conn->nqueued++;
-    hr_conn_activate(conn);
 }
 
-void hr_conn_unqueue_send(struct hr_conn *conn, struct hr_request *req) {
-    struct hr_request **head = conn_queue(conn, req);
+static void sendq_remove(struct hr_conn *conn, struct hr_request *req) {
+    struct hr_request **head = &conn->sendq[req->index];
     if (req->mnext == req)
         *head = NULL;
     else {
@@ -278,8 +307,37 @@ void hr_conn_unqueue_send(struct hr_conn *conn, struct hr_request *req) {
         req->mnext->mprev = req->mprev;
         if (*head == req) *head = req->mnext;
     }
+}
+
+/* What waits in less urgent queues of the same bucket was posted before. */
+static void conn_promote(struct hr_conn *conn, uint8_t bucket, int priority) {
+    for (int p = priority + 1; p < HR_PRIORITIES; p++) {
+        struct hr_request *req = conn->sendq[p], *last = req ? req->mprev : NULL;
+        for (int end = !req; !end;) {
+            struct hr_request *next = req->mnext;
+            end = req == last;
+            if (req->rflags == bucket) {
+                sendq_remove(conn, req);
+                sendq_push(conn, req, priority);
+            }
+            req = next;
+        }
+    }
+}
+
+static void queue_send(struct hr_conn *conn, struct hr_request *req) {
+    if (conn->bucket_queued[req->rflags]++) conn_promote(conn, req->rflags, req->priority);
+    sendq_push(conn, req, req->priority);
+    req->queued = HR_QUEUED_SEND;
+    conn->nqueued++;
+    hr_conn_activate(conn);
+}
+
+void hr_conn_unqueue_send(struct hr_conn *conn, struct hr_request *req) {
+    sendq_remove(conn, req);
     req->queued = HR_QUEUED_NO;
     conn->nqueued--;
+    conn->bucket_queued[req->rflags]--;
 }
 
 static int conn_more_urgent_waits(struct hr_conn *conn, int priority) {
@@ -292,12 +350,14 @@ static int conn_more_urgent_waits(struct hr_conn *conn, int priority) {
 hr_status hr_conn_send(struct hr_conn *conn, struct hr_request *req) {
     hr_status status = HR_AGAIN;
     if (conn->state == HR_CONN_UP && hr_list_empty(&conn->ctl) &&
-        (!conn->nqueued || !conn_more_urgent_waits(conn, req->priority)) && conn_may_send(conn, req))
+        (!conn->nqueued ||
+         (!conn->bucket_queued[req->rflags] && !conn_more_urgent_waits(conn, req->priority))) &&
+        conn_may_send(conn, req->priority))
         status = send_header(conn, req);
     if (status == HR_AGAIN)
         queue_send(conn, req);
-    else if (status == HR_INPROGRESS && !req->xfer)
-        req->queued = HR_QUEUED_PROVIDER;
+    else if (status == HR_INPROGRESS)
+        conn_taken(conn, req);
     return status;
 }
 
@@ -308,7 +368,7 @@ static hr_status conn_send_queued(struct hr_conn *conn, struct hr_request *req) 
     if (status == HR_OK)
         hr_finish(conn->engine, req, HR_OK);
     else if (status == HR_INPROGRESS)
-        req->queued = req->xfer ? HR_QUEUED_NO : HR_QUEUED_PROVIDER;
+        conn_taken(conn, req);
     else
         hr_fail(conn->engine, req, status, -1, HR_PHASE_POST, conn);
     return status;
@@ -325,14 +385,15 @@ static hr_status conn_send_segment(struct hr_conn *conn, struct hr_xfer *x) {
 void hr_conn_pump(struct hr_conn *conn) {
     while (conn->state == HR_CONN_UP && !hr_list_empty(&conn->ctl)) {
         struct hr_ctl *ctl = hr_container(conn->ctl.next, struct hr_ctl, link);
-        hr_status status = conn_post(conn, &ctl->hdr.h, ctl->len, NULL, 0, NULL);
+        hr_status status = hr_conn_post(conn, &ctl->hdr.h, ctl->len, NULL, 0, NULL);
         if (status == HR_AGAIN) return;
         hr_list_remove(&ctl->link);
+        conn->nctl--;
         free(ctl);
     }
     for (int p = 0; p < HR_PRIORITIES; p++) {
         while (conn->state == HR_CONN_UP) {
-            if (conn->sendq[p] && conn_may_send(conn, conn->sendq[p])) {
+            if (conn->sendq[p] && conn_may_send(conn, p)) {
                 if (conn_send_queued(conn, conn->sendq[p]) == HR_AGAIN) return;
             } else if (!hr_list_empty(&conn->bulk[p]) && conn_window_open(conn)) {
                 if (conn_send_segment(conn, hr_container(conn->bulk[p].next, struct hr_xfer, work.link)) == HR_AGAIN)
@@ -341,8 +402,8 @@ void hr_conn_pump(struct hr_conn *conn) {
                 break;
         }
     }
-    /* What is left waits for credit or for the window: an arriving header wakes it. */
-    hr_list_remove(&conn->active);
+    /* What is left waits for credit or for the window: an arriving header wakes it. A lost one is on another list. */
+    if (conn->state != HR_CONN_LOST) hr_list_remove(&conn->active);
 }
 
 /* --- events ----------------------------------------------------------------------------------------------------------
@@ -353,12 +414,13 @@ void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail) {
     if (conn->state == HR_CONN_LOST) return;
     conn->was_closed = conn->state == HR_CONN_CLOSED;
     if (!conn->was_closed) {
-        conn->why = why;
+        conn->why = hr_is_peer_error(why) || hr_is_device_error(why) ? why : HR_ERR_PEER_LOST;
         snprintf(conn->detail, sizeof conn->detail, "%s", detail ? detail : hr_status_text(why));
     }
     conn->state = HR_CONN_LOST;
     hr_list_remove(&conn->active);
     hr_list_push(&conn->engine->dead, &conn->active);
+    if (conn->engine->sleeping) hr_kick(conn->engine);
 }
 
 /* The endpoint goes before any request is finished: from then on the peer cannot reach this process's memory. */
@@ -418,16 +480,21 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
     struct hr_lane *lane = ep->ctx;
     struct hr_conn *conn = lane->conn;
     struct hr_hdr_long m;
-    const struct hr_hdr *h = hdr;
-    if (conn->state == HR_CONN_LOST) return;
+    const struct hr_hdr *h = &m.h;
+    if (conn->state == HR_CONN_LOST || conn->state == HR_CONN_CLOSED) return;
     if (hdr_len < sizeof *h) {
         conn_protocol_error(conn, "a header that is too short");
         return;
     }
+    memcpy(&m.h, hdr, sizeof m.h); /* the peer may still be able to write where it lies */
     conn->rx_msgs++;
     conn->rx_bytes += len;
     if (h->credit) {
         conn->credit += h->credit;
+        if (conn->credit > (int64_t)conn_credit_max(conn->engine)) {
+            conn_protocol_error(conn, "credit for what was never sent");
+            return;
+        }
         if (conn->nqueued) hr_conn_activate(conn);
     }
     if (h->ack) conn_acked(conn, h->ack);
@@ -439,7 +506,7 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
             conn_protocol_error(conn, "a rendezvous header that is too short");
             return;
         }
-        memcpy(&m, hdr, sizeof m);
+        memcpy(&m.size, (const char *)hdr + sizeof m.h, sizeof m - sizeof m.h);
         if (h->kind == HR_MSG_RTS)
             hr_match_arrived(conn, &m.h, NULL, 0);
         else
@@ -468,16 +535,15 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
 static void sink_done(struct hr_ep *ep, void *cookie, hr_status status) {
     struct hr_lane *lane = ep->ctx;
     struct hr_conn *conn = lane->conn;
-    if (!cookie || conn->state == HR_CONN_LOST) return;
+    if (conn->state == HR_CONN_LOST) return;
     if ((uintptr_t)cookie & 1) {
         hr_xfer_on_done((struct hr_xfer *)((uintptr_t)cookie & ~(uintptr_t)1), status);
-    } else {
+    } else if (hr_is_error(status)) {
+        hr_conn_lost(conn, status, "a message could not be sent"); /* the peer would wait for it, and for its place */
+    } else if (cookie) {
         struct hr_request *req = cookie;
         req->queued = HR_QUEUED_NO;
-        if (hr_is_error(status))
-            hr_fail(conn->engine, req, status, -1, HR_PHASE_TRANSFER, conn);
-        else
-            hr_finish(conn->engine, req, HR_OK);
+        hr_finish(conn->engine, req, HR_OK);
     }
     if (conn->nqueued || conn->nbulk) hr_conn_activate(conn);
 }

@@ -186,7 +186,11 @@ static hr_status add_lane(struct hr_conn *conn, struct hr_domain *domain, const 
     lane->conn = conn;
     hr_status status = domain->ops->ep_create(domain, conn->peer_id, lane, &lane->ep);
     if (status != HR_OK) return status;
-    return domain->ops->ep_connect(lane->ep, addr, len, active);
+    status = domain->ops->ep_connect(lane->ep, addr, len, active);
+    if (status == HR_OK) return status;
+    domain->ops->ep_destroy(lane->ep);
+    lane->ep = NULL;
+    return status;
 }
 
 hr_status hr_connect(struct hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr, size_t len,
@@ -198,15 +202,19 @@ hr_status hr_connect(struct hr_engine *engine, uint64_t peer_id, const char *pro
     struct hr_conn *conn = d < engine->ndomains ? hr_conn_get(engine, peer_id) : NULL;
     if (d == engine->ndomains || (conn && conn->nlanes && (self || conn->caps != &engine->domains[d]->caps)))
         status = HR_ERR_INVALID;
+    else if (conn && (conn->state == HR_CONN_LOST || conn->state == HR_CONN_CLOSED))
+        status = conn->why;
     else if (conn) {
         struct hr_domain *domain = engine->domains[d];
         conn->provider = hr_provider_find(provider);
         conn->caps = &domain->caps;
-        conn->state = HR_CONN_CONNECTING;
-        status = add_lane(conn, domain, addr, len, self ? 0 : active);
+        status = conn->nlanes == HR_MAX_LANES ? HR_ERR_INVALID : add_lane(conn, domain, addr, len, self ? 0 : active);
         if (status == HR_OK && self) status = add_lane(conn, domain, addr, len, 1);
-        conn->nlanes++;
-        engine->domain_conns[d]++;
+        if (status == HR_OK) {
+            conn->state = HR_CONN_CONNECTING;
+            conn->nlanes++;
+            engine->domain_conns[d]++;
+        }
     }
     hr_settle(engine);
     hr_unlock(engine);

@@ -25,7 +25,8 @@
  *   SEG    one segment
  *   FIN    the receiver has all of it (pull), or does not want it: the sender's buffer is free
  *   CANCEL the sender withdraws
- *   SKIP   a place in the order stays empty: the sender withdrew before anything had left
+ *   SKIP   the sender withdrew an EAGER message of which it cannot know whether it left: if it has not come by now,
+ *          its place in the order stays empty and its cost comes back
  *   CREDIT carries only what every header carries: eager credit and acknowledged bulk
  *   PROBE  asks how much of the bulk that was sent so far has arrived, after something was cut off
  *   ECHO   the answer: how much never did, and never will
@@ -58,7 +59,7 @@ enum hr_msg_kind {
 
 struct hr_hdr {
     uint8_t kind;
-    uint8_t flags;  /* RTS, CTS: HR_HDR_DESC. SKIP: HR_HDR_MAYBE. BREAK: phase */
+    uint8_t flags;  /* RTS, CTS: HR_HDR_DESC. BREAK: phase */
     uint8_t bucket; /* EAGER, RTS, SKIP: of the order */
     int8_t status;  /* FIN, CANCEL, BREAK */
     uint32_t order; /* EAGER, RTS, SKIP: place in its bucket */
@@ -69,10 +70,7 @@ struct hr_hdr {
     uint32_t credit; /* eager bytes that the peer may send again */
     uint32_t ack;    /* bulk bytes that have arrived */
 };
-enum {
-    HR_HDR_DESC = 1,
-    HR_HDR_MAYBE = 2, /* the message may have left all the same: what it cost comes back if it has not */
-};
+enum { HR_HDR_DESC = 1 };
 
 struct hr_hdr_long { /* RTS (size, desc), CTS (desc) */
     struct hr_hdr h;
@@ -147,17 +145,19 @@ struct hr_conn {
     char detail[160];
     /* sending */
     struct hr_link ctl;                      /* struct hr_ctl */
+    uint32_t nctl;
     struct hr_request *sendq[HR_PRIORITIES]; /* headers that wait, circular lists */
     struct hr_link bulk[HR_PRIORITIES];      /* struct hr_xfer that have segments to send */
-    uint32_t nqueued, nbulk;
+    uint32_t nqueued, nbulk, bucket_queued[HR_BUCKETS];
     int64_t credit; /* eager bytes that we may send */
     uint64_t inflight, window;
     uint64_t tx_bulk, tx_bulk_lost; /* posted so far, and what of it will never be acknowledged */
     uint32_t order_tx[HR_BUCKETS];
     /* receiving */
     uint32_t order_rx[HR_BUCKETS];
-    struct hr_link early; /* struct hr_umsg before their turn */
-    uint32_t owed_credit, owed_ack;
+    struct hr_link early[HR_BUCKETS]; /* struct hr_umsg before their turn, in order */
+    uint64_t held;                    /* credit that the peer has used and not got back */
+    uint32_t owed_credit, owed_ack, nbreaks;
     uint64_t rx_bulk;
     /* measuring */
     int64_t round_since, busy_since;
@@ -220,7 +220,7 @@ struct hr_engine {
     struct hr_request *posted[HR_MATCH_CHAINS];
     struct hr_link unexpected[HR_MATCH_CHAINS];
     struct hr_link ready; /* runs with instructions to start */
-    uint32_t nconns;
+    uint32_t nconns, nposted;
 
     struct hr_xfer **xfers;
     uint32_t nxfers, xfer_free; /* free list by index, threaded through remote */
@@ -283,7 +283,10 @@ struct hr_conn *hr_conn_find(struct hr_engine *engine, uint64_t peer_id);
 struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id);
 void hr_conn_pump(struct hr_conn *conn);
 void hr_conn_send_ctl(struct hr_conn *conn, struct hr_hdr *hdr, size_t len);
+hr_status hr_conn_post(struct hr_conn *conn, struct hr_hdr *h, size_t hdr_len, const void *payload, size_t len,
+                       void *cookie);
 void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack);
+int hr_conn_charge(struct hr_conn *conn, uint64_t cost); /* 0: over the peer's credit, the connection is lost */
 void hr_conn_probe(struct hr_conn *conn); /* bulk was cut off on its way: what of it is never acknowledged? */
 void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail);
 void hr_conns_bury(struct hr_engine *engine); /* after progress, and before an API call returns */
@@ -303,6 +306,7 @@ void hr_match_keep_break(struct hr_conn *conn, const struct hr_hdr *h); /* of a 
 void hr_match_take_break(struct hr_comm *comm);
 void hr_match_purge_comm(struct hr_engine *engine, uint64_t comm_id);
 void hr_match_purge_conn(struct hr_engine *engine, struct hr_conn *conn);
+void hr_match_forget(struct hr_conn *conn); /* what came before its turn */
 void hr_match_cancel(struct hr_conn *conn, uint32_t sreq, uint64_t comm, uint64_t tag);
 uint8_t hr_match_bucket(uint64_t comm, uint64_t tag);
 

@@ -2,9 +2,9 @@
 
 /*
  * Messages with the same (communicator, tag) from one peer match in the order in which they were posted there, whatever
- * their priority. The sender numbers messages within one of 64 buckets that (communicator, tag) hashes to; the receiver
- * lets a message pass when its bucket's turn has come and keeps it aside otherwise. Messages of other buckets overtake
- * freely.
+ * their priority. The sender numbers messages, as they leave, within one of 64 buckets that (communicator, tag) hashes to; the
+ * receiver lets a message pass when its bucket's turn has come and keeps it aside otherwise, which happens where one
+ * was withdrawn. Messages of other buckets overtake freely.
  *
  * Posted receives and unexpected messages hang in chains by the same hash, in order of posting and of arrival. A
  * receive from any source has no connection set and takes the earliest arrival. Credits bound what can lie here.
@@ -14,6 +14,8 @@
 #include <string.h>
 
 #include "core/engine.h"
+
+#define BREAKS_MAX 1024 /* of communicators not open here, from one peer */
 
 static uint32_t match_chain(uint64_t comm, uint64_t tag) {
     uint64_t x = (comm ^ (tag * 0x9e3779b97f4a7c15ull)) * 0xd6e8feb86659fd93ull;
@@ -47,7 +49,9 @@ static void match_start(struct hr_request *req, struct hr_conn *conn, const stru
     req->peer = hr_comm_rank_of(req->comm, conn);
     req->conn = conn;
     hr_conn_owe(conn, HR_EAGER_COST + (uint32_t)len, 0);
-    if (h->aux != req->sig) {
+    /* within a collective both sides know the length */
+    uint64_t size = h->kind == HR_MSG_RTS ? m->size : len;
+    if (h->aux != req->sig || (req->then && size != req->len)) {
         if (h->kind == HR_MSG_RTS) {
             struct hr_hdr fin = {.kind = HR_MSG_FIN, .status = HR_ERR_MISMATCH, .comm = h->comm, .rreq = h->sreq};
             hr_conn_send_ctl(conn, &fin, sizeof fin);
@@ -65,23 +69,32 @@ static void match_start(struct hr_request *req, struct hr_conn *conn, const stru
     }
 }
 
-static void post(struct hr_engine *engine, struct hr_request *req, int first) {
+/* Only members may send to a communicator. */
+static int match_fits(struct hr_request *req, struct hr_conn *conn, const struct hr_hdr *h) {
+    return req->comm->id == h->comm && req->tag == h->tag &&
+           (req->conn ? req->conn == conn : hr_comm_rank_of(req->comm, conn) >= 0);
+}
+
+/* Receives wait in the order of posting, which index holds. */
+static void post(struct hr_engine *engine, struct hr_request *req) {
     uint32_t chain = match_chain(req->comm->id, req->tag);
     for (struct hr_link *l = engine->unexpected[chain].next; l != &engine->unexpected[chain]; l = l->next) {
         struct hr_umsg *u = hr_container(l, struct hr_umsg, link);
-        if (u->hdr.h.comm != req->comm->id || u->hdr.h.tag != req->tag || (req->conn && req->conn != u->conn)) continue;
+        if (u->hdr.h.kind == HR_MSG_BREAK || !match_fits(req, u->conn, &u->hdr.h)) continue;
         hr_list_remove(l);
         match_start(req, u->conn, &u->hdr, u->payload, u->len);
         free(u);
         return;
     }
-    struct hr_request **head = &engine->posted[chain];
-    if (*head) {
-        req->mnext = *head;
-        req->mprev = (*head)->mprev;
+    struct hr_request **head = &engine->posted[chain], *at = *head;
+    if (at) {
+        if ((int32_t)(at->mprev->index - req->index) > 0) /* posted again */
+            while ((int32_t)(at->index - req->index) < 0) at = at->mnext;
+        req->mnext = at;
+        req->mprev = at->mprev;
         req->mprev->mnext = req;
-        (*head)->mprev = req;
-        if (first) *head = req;
+        at->mprev = req;
+        if ((int32_t)((*head)->index - req->index) > 0) *head = req;
     } else {
         req->mnext = req->mprev = req;
         *head = req;
@@ -89,12 +102,15 @@ static void post(struct hr_engine *engine, struct hr_request *req, int first) {
     req->queued = HR_QUEUED_POSTED;
 }
 
-void hr_match_post(struct hr_engine *engine, struct hr_request *req) { post(engine, req, 0); }
+void hr_match_post(struct hr_engine *engine, struct hr_request *req) {
+    req->index = engine->nposted++;
+    post(engine, req);
+}
 
 void hr_match_again(struct hr_engine *engine, struct hr_request *req) {
     if (req->rflags & HR_RECV_ANY) req->conn = NULL;
     req->peer = -1;
-    post(engine, req, 1);
+    post(engine, req);
 }
 
 /* --- arrivals
@@ -120,7 +136,7 @@ static void match_deliver(struct hr_conn *conn, const struct hr_hdr *h, const vo
     uint32_t chain = match_chain(h->comm, h->tag);
     struct hr_request *first = engine->posted[chain], *req = first;
     if (first) do {
-            if (req->comm->id == h->comm && req->tag == h->tag && (!req->conn || req->conn == conn)) {
+            if (match_fits(req, conn, h)) {
                 posted_remove(engine, req);
                 /* RTS headers arrive as hr_hdr_long, EAGER ones are read as far as struct hr_hdr */
                 match_start(req, conn, (const struct hr_hdr_long *)h, payload, len);
@@ -147,26 +163,39 @@ static void match_deliver(struct hr_conn *conn, const struct hr_hdr *h, const vo
 
 /* The place stays empty. */
 static void match_skipped(struct hr_conn *conn, const struct hr_hdr *h) {
-    if (h->flags & HR_HDR_MAYBE) hr_conn_owe(conn, HR_EAGER_COST + (uint32_t)h->aux, (uint32_t)h->aux);
+    hr_conn_owe(conn, HR_EAGER_COST + (uint32_t)h->aux, (uint32_t)h->aux);
 }
 
 /* Whether the message in whose place this SKIP stands has come. */
 static int match_has_come(struct hr_conn *conn, const struct hr_hdr *skip) {
     if ((int32_t)(skip->order - conn->order_rx[skip->bucket]) < 0) return 1;
-    for (struct hr_link *l = conn->early.next; l != &conn->early; l = l->next) {
-        const struct hr_hdr *h = &hr_container(l, struct hr_umsg, link)->hdr.h;
-        if (h->bucket == skip->bucket && h->order == skip->order) return 1;
-    }
+    struct hr_link *head = &conn->early[skip->bucket];
+    for (struct hr_link *l = head->next; l != head; l = l->next)
+        if (hr_container(l, struct hr_umsg, link)->hdr.h.order == skip->order) return 1;
     return 0;
+}
+
+static void match_out_of_order(struct hr_conn *conn) {
+    hr_conn_lost(conn, HR_ERR_PROTOCOL, "a message out of order");
+}
+
+static void match_keep(struct hr_conn *conn, struct hr_umsg *u) {
+    struct hr_link *head = &conn->early[u->hdr.h.bucket], *l = head->prev;
+    while (l != head && (int32_t)(hr_container(l, struct hr_umsg, link)->hdr.h.order - u->hdr.h.order) > 0) l = l->prev;
+    hr_list_push(l->next, &u->link);
 }
 
 /* Messages that had come too early and whose turn it is now. */
 static void match_release(struct hr_conn *conn, uint8_t bucket) {
-    struct hr_link *l = conn->early.next;
-    while (l != &conn->early) {
-        struct hr_umsg *u = hr_container(l, struct hr_umsg, link);
-        l = l->next;
-        if (u->hdr.h.bucket != bucket || u->hdr.h.order != conn->order_rx[bucket]) continue;
+    struct hr_link *head = &conn->early[bucket];
+    while (!hr_list_empty(head) && conn->state != HR_CONN_LOST) {
+        struct hr_umsg *u = hr_container(head->next, struct hr_umsg, link);
+        int32_t ahead = (int32_t)(u->hdr.h.order - conn->order_rx[bucket]);
+        if (ahead > 0) return;
+        if (ahead < 0) { /* twice */
+            match_out_of_order(conn);
+            return;
+        }
         hr_list_remove(&u->link);
         conn->order_rx[bucket]++;
         if (u->hdr.h.kind == HR_MSG_SKIP) {
@@ -175,19 +204,18 @@ static void match_release(struct hr_conn *conn, uint8_t bucket) {
         } else {
             match_deliver(conn, &u->hdr.h, u->payload, u->len, u);
         }
-        l = conn->early.next;
     }
 }
 
 static void match_turn(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len) {
     uint8_t bucket = h->bucket;
     if (bucket >= HR_BUCKETS || (int32_t)(h->order - conn->order_rx[bucket]) < 0) {
-        hr_conn_lost(conn, HR_ERR_PROTOCOL, "a message out of order");
+        match_out_of_order(conn);
         return;
     }
     if (h->order != conn->order_rx[bucket]) {
         struct hr_umsg *u = umsg_new(conn, h, payload, len);
-        if (u) hr_list_push(&conn->early, &u->link);
+        if (u) match_keep(conn, u);
         return;
     }
     conn->order_rx[bucket]++;
@@ -195,46 +223,53 @@ static void match_turn(struct hr_conn *conn, const struct hr_hdr *h, const void 
         match_skipped(conn, h);
     else
         match_deliver(conn, h, payload, len, NULL);
-    if (!hr_list_empty(&conn->early)) match_release(conn, bucket);
+    if (!hr_list_empty(&conn->early[bucket])) match_release(conn, bucket);
 }
 
 void hr_match_arrived(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len) {
-    if (h->kind == HR_MSG_EAGER && len) hr_conn_owe(conn, 0, (uint32_t)len);
+    if (!hr_conn_charge(conn, HR_EAGER_COST + len)) return;
+    if (len) hr_conn_owe(conn, 0, (uint32_t)len);
     match_turn(conn, h, payload, len);
 }
 
 void hr_match_skip(struct hr_conn *conn, const struct hr_hdr *h) {
-    if ((h->flags & HR_HDR_MAYBE) && h->bucket < HR_BUCKETS && match_has_come(conn, h)) return;
-    match_turn(conn, h, NULL, 0);
+    if (h->bucket >= HR_BUCKETS || h->aux > UINT32_MAX)
+        match_out_of_order(conn);
+    else if (!match_has_come(conn, h) && hr_conn_charge(conn, HR_EAGER_COST + h->aux))
+        match_turn(conn, h, NULL, 0);
 }
 
 /* The sender withdrew a rendezvous that nobody had matched. */
-static void match_cancel_list(struct hr_link *head, struct hr_conn *conn, uint32_t sreq) {
+static int match_cancel_list(struct hr_link *head, struct hr_conn *conn, uint32_t sreq, int early) {
     for (struct hr_link *l = head->next, *next; l != head; l = next) {
         struct hr_umsg *u = hr_container(l, struct hr_umsg, link);
         next = l->next;
         if (u->conn != conn || u->hdr.h.kind != HR_MSG_RTS || u->hdr.h.sreq != sreq) continue;
-        if (head == &conn->early) { /* keeps its place in the order */
+        if (early) { /* keeps its place in the order, and its cost until then */
             u->hdr.h.kind = HR_MSG_SKIP;
+            u->hdr.h.aux = 0;
         } else {
             hr_list_remove(l);
             free(u);
+            hr_conn_owe(conn, HR_EAGER_COST, 0);
         }
-        hr_conn_owe(conn, HR_EAGER_COST, 0);
-        return;
+        return 1;
     }
+    return 0;
 }
 
 void hr_match_cancel(struct hr_conn *conn, uint32_t sreq, uint64_t comm, uint64_t tag) {
-    match_cancel_list(&conn->early, conn, sreq);
-    match_cancel_list(&conn->engine->unexpected[match_chain(comm, tag)], conn, sreq);
+    if (!match_cancel_list(&conn->early[hr_match_bucket(comm, tag)], conn, sreq, 1))
+        match_cancel_list(&conn->engine->unexpected[match_chain(comm, tag)], conn, sreq, 0);
 }
 
 /* --- communicators that broke before they were opened here ------------------------------------------------------------- */
 
 void hr_match_keep_break(struct hr_conn *conn, const struct hr_hdr *h) {
-    struct hr_umsg *u = umsg_new(conn, h, NULL, 0);
-    if (u) hr_list_push(&conn->engine->unexpected[match_chain(h->comm, 0)], &u->link);
+    struct hr_umsg *u = conn->nbreaks < BREAKS_MAX ? umsg_new(conn, h, NULL, 0) : NULL;
+    if (!u) return;
+    conn->nbreaks++;
+    hr_list_push(&conn->engine->unexpected[match_chain(h->comm, 0)], &u->link);
 }
 
 void hr_match_take_break(struct hr_comm *comm) {
@@ -243,6 +278,7 @@ void hr_match_take_break(struct hr_comm *comm) {
         struct hr_umsg *u = hr_container(l, struct hr_umsg, link);
         if (u->hdr.h.kind != HR_MSG_BREAK || u->hdr.h.comm != comm->id) continue;
         hr_list_remove(l);
+        u->conn->nbreaks--;
         hr_comm_on_break(comm, u->conn, &u->hdr.h);
         free(u);
         return;
@@ -257,7 +293,9 @@ static void match_purge(struct hr_engine *engine, uint64_t comm_id, struct hr_co
             next = l->next;
             if (conn ? u->conn != conn : u->hdr.h.comm != comm_id) continue;
             hr_list_remove(l);
-            if (!conn && u->hdr.h.kind != HR_MSG_BREAK) {
+            if (u->hdr.h.kind == HR_MSG_BREAK) {
+                u->conn->nbreaks--;
+            } else if (!conn) {
                 hr_conn_owe(u->conn, HR_EAGER_COST + u->len, 0);
                 if (u->hdr.h.kind == HR_MSG_RTS) {
                     struct hr_hdr fin = {
@@ -271,4 +309,13 @@ static void match_purge(struct hr_engine *engine, uint64_t comm_id, struct hr_co
 }
 
 void hr_match_purge_comm(struct hr_engine *engine, uint64_t comm_id) { match_purge(engine, comm_id, NULL); }
-void hr_match_purge_conn(struct hr_engine *engine, struct hr_conn *conn) { match_purge(engine, 0, conn); }
+void hr_match_purge_conn(struct hr_engine *engine, struct hr_conn *conn) {
+    match_purge(engine, 0, conn);
+    hr_match_forget(conn);
+}
+
+void hr_match_forget(struct hr_conn *conn) {
+    struct hr_link *l;
+    for (int b = 0; b < HR_BUCKETS; b++)
+        while ((l = hr_list_pop(&conn->early[b]))) free(hr_container(l, struct hr_umsg, link));
+}

@@ -56,7 +56,10 @@ void hr_finish(struct hr_engine *engine, struct hr_request *req, hr_status statu
     req->status = status;
     if (req->then) {
         req->then(req);
-    } else if (req->flags & HR_REQ_ASYNC) {
+        return;
+    }
+    if (engine->sleeping) hr_kick(engine); /* ended from outside: the driver may be the one who waits for it */
+    if (req->flags & HR_REQ_ASYNC) {
         req->next = NULL;
         if (engine->done_tail)
             engine->done_tail->next = req;
@@ -88,21 +91,13 @@ void hr_abort_request(struct hr_engine *engine, struct hr_request *req, hr_statu
     struct hr_conn *own = req->conn;
     switch (req->queued) {
     case HR_QUEUED_POSTED: hr_match_unpost(engine, req); break;
-    case HR_QUEUED_SEND: {
-        struct hr_hdr h = {.kind = HR_MSG_SKIP, .bucket = req->rflags, .order = req->index};
-        hr_conn_unqueue_send(own, req);
-        hr_conn_send_ctl(own, &h, sizeof h);
-        break;
-    }
+    case HR_QUEUED_SEND: hr_conn_unqueue_send(own, req); break;
     case HR_QUEUED_PROVIDER: {
         struct hr_ep *ep = own->lanes[0].ep;
         /* whether it still leaves only the provider knows: the peer will see */
-        struct hr_hdr h = {.kind = HR_MSG_SKIP,
-                           .flags = HR_HDR_MAYBE,
-                           .bucket = req->rflags,
-                           .order = req->index,
-                           .aux = req->len};
-        if (own->state != HR_CONN_LOST && ep->domain->ops->cancel(ep, req) != HR_OK) {
+        struct hr_hdr h = {
+            .kind = HR_MSG_SKIP, .bucket = req->rflags, .order = req->index, .aux = req->len};
+        if (own->lanes[0].up && ep->domain->ops->cancel(ep, req) != HR_OK && own->state != HR_CONN_LOST) {
             ep->domain->ops->ep_abort(ep);
             hr_conn_lost(own, HR_ERR_PEER_LOST, "cut off: a message on this connection could not be withdrawn");
         }
@@ -137,7 +132,6 @@ void hr_send_start(struct hr_comm *comm, struct hr_request *req, int dst) {
         return;
     }
     req->rflags = hr_match_bucket(comm->id, req->tag);
-    req->index = conn->order_tx[req->rflags]++;
     hr_status status = hr_conn_send(conn, req);
     if (status == HR_OK)
         hr_finish(engine, req, HR_OK);

@@ -73,6 +73,7 @@ void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x) {
     x->req = NULL;
     x->has_mem = x->has_rmem = 0;
     x->id += 1u << ID_INDEX_BITS;
+    if (!(x->id >> ID_INDEX_BITS)) x->id += 1u << ID_INDEX_BITS; /* no id is 0 */
     x->remote = engine->xfer_free;
     engine->xfer_free = ID_INDEX(x->id) + 1;
 }
@@ -203,19 +204,8 @@ hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t
                              .cookie = XFER_COOKIE(x)};
         status = write_segment(conn, &rma);
     } else {
-        struct hr_hdr h = {.kind = HR_MSG_SEG,
-                           .comm = x->req->comm->id,
-                           .aux = x->posted,
-                           .rreq = x->remote,
-                           .credit = conn->owed_credit,
-                           .ack = conn->owed_ack};
-        struct hr_msg msg = {
-            .hdr = &h, .hdr_len = sizeof h, .payload = x->buf + x->posted, .len = n, .cookie = XFER_COOKIE(x)};
-        status = conn->lanes[0].ep->domain->ops->post_send(conn->lanes[0].ep, &msg);
-        if (status == HR_OK || status == HR_INPROGRESS) {
-            conn->owed_credit -= h.credit;
-            conn->owed_ack -= h.ack;
-        }
+        struct hr_hdr h = {.kind = HR_MSG_SEG, .comm = x->req->comm->id, .aux = x->posted, .rreq = x->remote};
+        status = hr_conn_post(conn, &h, sizeof h, x->buf + x->posted, n, XFER_COOKIE(x));
     }
     if (status == HR_AGAIN) return status;
     if (hr_is_error(status)) {
@@ -223,7 +213,7 @@ hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t
         return status;
     }
     *nbytes_p = n;
-    conn->tx_bytes += n;
+    if (x->mode == HR_XFER_SEND_PUSH) conn->tx_bytes += n;
     x->posted += n;
     if (status == HR_INPROGRESS) x->outstanding++;
     if (x->posted == x->len) {
@@ -240,7 +230,10 @@ void hr_xfer_on_fin(struct hr_conn *conn, const struct hr_hdr *h) {
     if (!x || (x->mode != HR_XFER_SEND && x->mode != HR_XFER_SEND_PUSH && x->mode != HR_XFER_SEND_SEG)) return;
     struct hr_request *req = x->req;
     if (h->status == HR_OK) {
-        send_finished(conn, x);
+        if (x->mode == HR_XFER_SEND)
+            send_finished(conn, x);
+        else
+            hr_conn_lost(conn, HR_ERR_PROTOCOL, "the end of a transfer that is not the peer's to end");
         return;
     }
     hr_xfer_abort(conn->engine, x, 0); /* the receiver does not want it: nothing to tell it */
@@ -370,7 +363,8 @@ void hr_xfer_on_seg(struct hr_conn *conn, const struct hr_hdr *h, const void *pa
     hr_conn_owe(conn, 0, (uint32_t)len);
     struct hr_xfer *x = xfer_find(conn, h->rreq);
     if (!x) return; /* it was given up here; the sender will hear */
-    if (x->mode != HR_XFER_SEG || h->aux != x->completed || len > x->len - x->completed) {
+    int ragged = (x->req->rflags & HR_RECV_REDUCE) && len % hr_dtype_size(x->req->dtype);
+    if (x->mode != HR_XFER_SEG || h->aux != x->completed || len > x->len - x->completed || ragged) {
         hr_conn_lost(conn, HR_ERR_PROTOCOL, "a segment that does not fit its transfer");
         return;
     }
@@ -405,6 +399,10 @@ void hr_xfer_on_cancel(struct hr_conn *conn, const struct hr_hdr *h) {
         hr_match_cancel(conn, h->sreq, h->comm, h->tag);
         return;
     }
+    if (x->mode < HR_XFER_PULL) {
+        hr_conn_lost(conn, HR_ERR_PROTOCOL, "a withdrawal of what it does not send");
+        return;
+    }
     struct hr_request *req = x->req;
     if (x->mode == HR_XFER_LENT) { /* the borrower has finished its receive and may be reading: its run is spoilt */
         hr_comm_break_locked(req->comm, HR_ERR_CLOSED, hr_comm_rank_of(req->comm, conn), HR_PHASE_TRANSFER,
@@ -424,6 +422,10 @@ void hr_xfer_on_done(struct hr_xfer *x, hr_status status) {
     x->outstanding--;
     if (hr_is_error(status)) {
         struct hr_request *req = x->req;
+        if (x->mode == HR_XFER_SEND_SEG) { /* the segments behind it do not fit any more */
+            hr_conn_lost(conn, status, "a segment could not be sent");
+            return;
+        }
         if (x->mode == HR_XFER_PULL) send_fin(conn, req->comm->id, x->remote, status);
         hr_xfer_abort(conn->engine, x, x->mode != HR_XFER_PULL);
         hr_fail(conn->engine, req, status, hr_comm_rank_of(req->comm, conn), HR_PHASE_TRANSFER, conn);
@@ -452,6 +454,7 @@ void hr_xfer_return(struct hr_engine *engine, struct hr_xfer *x) {
 static int withdraw(struct hr_conn *conn, struct hr_xfer *x) {
     for (int i = 0; i < conn->nlanes; i++) {
         struct hr_ep *ep = conn->lanes[i].ep;
+        if (!conn->lanes[i].up) continue; /* aborted */
         while (x->outstanding && ep->domain->ops->cancel(ep, XFER_COOKIE(x)) == HR_OK) x->outstanding--;
     }
     return !x->outstanding;
@@ -461,9 +464,9 @@ static int withdraw(struct hr_conn *conn, struct hr_xfer *x) {
 void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
     struct hr_conn *conn = x->conn;
     int sender = x->mode == HR_XFER_SEND || x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG;
-    int cut = 0;
-    if (conn->state == HR_CONN_UP || conn->state == HR_CONN_CLOSED) {
-        if (!withdraw(conn, x)) cut = 1;
+    int withdrawn = withdraw(conn, x), cut = 0;
+    if (conn->state != HR_CONN_LOST) {
+        if (!withdrawn) cut = 1;
         /* without revocation only a dead endpoint keeps late writes out of the buffer */
         if (x->mode == HR_XFER_PUSH && !(conn->caps->flags & HR_CAP_REVOKE)) cut = 1;
         if (tell && sender) {

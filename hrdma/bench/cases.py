@@ -1,7 +1,7 @@
 """What can be measured: for each case who holds which buffers, the call, the expected result and the bus factor.
 
-Words as in nccl-tests: the size of a row is that of the larger buffer of a rank ("whole"); where ranks hold a part each, a
-"share" is whole / n. algbw = size / time; busbw = algbw * factor(n) is what the wires carry, to be held against the
+Words as in nccl-tests: the size of a row is that of the larger buffer of a rank ("whole"); where ranks hold a part
+each, a "share" is whole / n. algbw = size / time; busbw = algbw * factor(n) is what the wires carry, to be held against the
 hardware's limit whatever n is.
 
     case             x          out          busbw / algbw     in place
@@ -115,7 +115,7 @@ def reductions(dtype: str) -> tuple[str, ...]:
     return tuple(op for op in OPS if op not in absent)
 
 
-# -- the calls -----------------------------------------------------------------------------------------------------------
+# -- the calls --
 
 
 def _allreduce(comm: Communicator, x: np.ndarray, out: np.ndarray, op: str, root: int) -> Call:
@@ -187,7 +187,7 @@ def _bandwidth(comm: Communicator, x: np.ndarray, out: np.ndarray, op: str, root
     return stream
 
 
-# -- what must come out --------------------------------------------------------------------------------------------------
+# -- what must come out --
 
 
 def _everywhere(at: Situation, values: Values) -> Iterator[Block]:
@@ -251,7 +251,9 @@ BOTH = ("out", "in")
 CASES: dict[str, Case] = {
     case.name: case
     for case in (
-        Case("allreduce", _allreduce, _everywhere, WHOLE, WHOLE, lambda n: 2 * (n - 1) / n, ("in", "out"), reduces=True),
+        Case(
+            "allreduce", _allreduce, _everywhere, WHOLE, WHOLE, lambda n: 2 * (n - 1) / n, ("in", "out"), reduces=True
+        ),
         Case("reduce", _reduce, _at_root, WHOLE, WHOLE, _one, ("in", "out"), out_at=-1, reduces=True, rooted=True),
         Case("broadcast", _broadcast, _of_root, WHOLE, NONE, _one, ("in",), rooted=True),
         Case("allgather", _allgather, _of_all, SHARE, WHOLE, _most, BOTH),

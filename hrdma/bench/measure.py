@@ -1,9 +1,9 @@
 """Measures one size of one case: buffers, warm-up, timed rounds, and the check of the result.
 
-Time is taken from a barrier to the end of the rank's last call, for many calls at once, and the slowest rank counts. Between the
-two clock readings there is nothing but the calls: no clock, no allocation by this harness, no garbage collection. How many calls is
-agreed by all ranks (each estimate is reduced to its maximum), so that slow links are not asked for more than they can
-do in the time.
+Time is taken from a barrier to the end of the rank's last call, for many calls at once, and the slowest rank counts.
+Between the two clock readings there is nothing but the calls: no clock, no allocation by this harness, no garbage
+collection. How many calls is agreed by all ranks (each estimate is reduced to its maximum), so that slow links are not
+asked for more than they can do in the time.
 """
 
 from __future__ import annotations

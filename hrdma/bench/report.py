@@ -121,7 +121,7 @@ class Progress:
             self._thread.join()
 
     def begin(self, what: str) -> None:
-        """A new row is begun; it has this long before anything is written."""
+        """A new row is begun; nothing is written before it has taken a while."""
         self._what, self._since = what, time.monotonic()
 
     def __call__(self, doing: str) -> None:
@@ -130,6 +130,6 @@ class Progress:
     def _run(self) -> None:
         while not self._ended.wait(self._every):
             seconds = time.monotonic() - self._since
-            if seconds >= self._every:
+            if seconds >= self._every / 2:
                 sys.stderr.write(f"# {self._what}: {self._doing}, {seconds:.0f} s so far\n")
                 sys.stderr.flush()

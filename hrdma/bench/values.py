@@ -5,9 +5,9 @@ A contribution repeats after PERIOD elements and each rank's is shifted against 
     value(i, rank) = table[(i + STEP * rank) mod PERIOD]      table: hashed, from 1 to a top that depends on type and op
 
 PERIOD is prime, so that a result that is off by a block, a page or a segment does not match by accident. Because of the
-period an expectation is a small table, computed in 64 bits; buffers of any size are filled and compared with it in blocks
-and need no second buffer of their size. The top is chosen so that sums of all ranks are exact in the type, whatever the order
-of the additions.
+period an expectation is a small table, computed in 64 bits; buffers of any size are filled and compared with it in
+blocks and need no second buffer of their size. The top is chosen so that sums of all ranks are exact in the type,
+whatever the order of the additions.
 """
 
 from __future__ import annotations
@@ -49,6 +49,14 @@ def dtype_of(name: str) -> np.dtype:
     return np.dtype(name)
 
 
+def _hashed(index: np.ndarray) -> np.ndarray:
+    """Numbers below 2^31 without a pattern: two shifted copies agree no more often than by chance."""
+    for multiplier in (0x9E3779B1, 0x85EBCA6B):
+        index = index * np.uint64(multiplier) & np.uint64(0xFFFFFFFF)
+        index ^= index >> np.uint64(15)
+    return index >> np.uint64(1)
+
+
 class Values:
     """The values of one element type, one operator and one number of ranks.
 
@@ -77,8 +85,7 @@ class Values:
                 self._tolerance = size / EXACT[dtype]
         if op == "avg":
             self._tolerance = max(self._tolerance, 4 / EXACT[dtype])  # dividing and multiplying by 1/n round apart
-        index = np.arange(PERIOD, dtype=np.int64)
-        self._table = (index * 0x9E3779B1 >> 13) % top + 1
+        self._table = _hashed(np.arange(PERIOD, dtype=np.uint64)).astype(np.int64) % top + 1
         self._bits = np.dtype(f"u{self.dtype.itemsize}")
 
     def _shifted(self, first: int, rank: int) -> np.ndarray:

@@ -2,7 +2,8 @@
 
     python -m hrdma.bench.worker '{"case": "allreduce", "end": 65536}'
 
-The argument holds the options that differ from `hrdma.bench.options.Options`. It starts quickly: neither click nor rich is imported.
+The argument holds the options that differ from the defaults of `hrdma.bench.options.Options`. It starts quickly:
+neither click nor rich is imported.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def main(options: Options) -> int:
             except ValueError as error:
                 if comm.rank == 0:
                     _complain(str(error))
+                comm.barrier()  # none leaves while others are still joining
                 return EXIT_USAGE
             return _run(comm, options)
     except KeyboardInterrupt:

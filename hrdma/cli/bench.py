@@ -28,8 +28,8 @@ class _Size(click.ParamType):
 
 
 SIZE = _Size()
-HELP = f"""Measures CASE on ranks of this host, or on the job in which it is started: under hrdma run, torchrun, mpiexec or
-srun the job's ranks take part and -n is ignored.
+HELP = f"""Measures CASE on ranks of this host, or on the job in which it is started: under hrdma run, torchrun,
+mpiexec or srun the job's ranks take part and -n is ignored.
 
 CASE is one of {", ".join(CASES)}.
 
@@ -59,13 +59,13 @@ Exit codes:
 @click.option("-n", "--ranks", default=2, show_default=True, type=click.IntRange(1), help="How many ranks to start.")
 @click.option("-b", "--begin", default="8", show_default=True, type=SIZE, help="Smallest size: bytes, or K, M, G.")
 @click.option("-e", "--end", default="256M", show_default=True, type=SIZE, help="Largest size.")
-@click.option(
-    "-f", "--factor", default=4, show_default=True, type=click.IntRange(2), help="From one size to the next."
-)
+@click.option("-f", "--factor", default=4, show_default=True, type=click.IntRange(2), help="From one size to the next.")
 @click.option(
     "-i", "--iters", default=0, type=click.IntRange(0), help="Iterations of a round.  [default: enough for 0.1 s]"
 )
-@click.option("-w", "--warmup", default=5, show_default=True, type=click.IntRange(1), help="Iterations before, at most.")
+@click.option(
+    "-w", "--warmup", default=5, show_default=True, type=click.IntRange(1), help="Iterations before, at most."
+)
 @click.option("-r", "--rounds", default=5, show_default=True, type=click.IntRange(1), help="Rounds of each size.")
 @click.option(
     "-d",

@@ -34,9 +34,10 @@ def collect(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``version``, ``python``, ``system``, ``cores``, ``reductions`` (instruction set), ``memlock`` (bytes, -1 unlimited),
-        ``memory`` (of a registered buffer of 4 MiB: ``huge``), ``job`` (launcher, rank, size, address), ``providers`` (list of
-        name, state, why, text, large, caps), ``settings`` (list of name, value, origin, help), ``problems`` (list of str).
+        ``version``, ``python``, ``system``, ``cores``, ``reductions`` (instruction set), ``memlock`` (bytes, -1
+        unlimited), ``memory`` (of a registered buffer of 4 MiB: available, why, huge), ``job`` (None, or launcher,
+        rank, size, address), ``providers`` (list of name, state, why, text, large, caps), ``settings`` (list of name,
+        value, origin, help), ``problems`` (list of str).
 
     Notes
     -----
@@ -148,7 +149,11 @@ def _provider(config: Config, name: str, may_read: tuple[bool, str]) -> dict[str
         return entry | {"state": ABSENT, "why": str(error), "refused": bool(options)}
     domain = engine.domains()[name]
     engine.close(0.1)
-    entry |= {"text": domain["text"], "caps": sorted(domain["caps"]), "large": _large(name, domain["caps"], options, may_read)}
+    entry |= {
+        "text": domain["text"],
+        "caps": sorted(domain["caps"]),
+        "large": _large(name, domain["caps"], options, may_read),
+    }
     if config.transport and name not in (*config.transport, "loop"):
         entry |= {"state": LEFT_OUT, "why": "HRDMA_TRANSPORT does not name it"}
     return entry
@@ -245,7 +250,12 @@ def _show(console: Console, found: dict[str, Any], settings: bool) -> None:
     if settings:
         console.print()
         shown_rows = [
-            (row["name"], Text(row["value"] or "-", "bold" if row["origin"] != "default" else ""), row["origin"], Text(row["help"], "dim"))
+            (
+                row["name"],
+                Text(row["value"] or "-", "bold" if row["origin"] != "default" else ""),
+                row["origin"],
+                Text(row["help"], "dim"),
+            )
             for row in found["settings"]
         ]
         grid(shown_rows, "Settings: the argument of a call, else the environment, else the default", 0, 2)

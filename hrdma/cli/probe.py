@@ -68,5 +68,7 @@ def _read_word(pid: int, address: int) -> int:
     there = _Range(address, 8)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.process_vm_readv.restype = ctypes.c_ssize_t
-    done = libc.process_vm_readv(pid, ctypes.byref(here), ctypes.c_ulong(1), ctypes.byref(there), ctypes.c_ulong(1), ctypes.c_ulong(0))
+    done = libc.process_vm_readv(
+        pid, ctypes.byref(here), ctypes.c_ulong(1), ctypes.byref(there), ctypes.c_ulong(1), ctypes.c_ulong(0)
+    )
     return 0 if done == 8 and seen.raw.startswith(b"hrdma") else ctypes.get_errno() or 5

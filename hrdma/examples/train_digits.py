@@ -3,8 +3,8 @@
     hrdma run -n 4 -m hrdma.examples.train_digits
 
 Each rank takes its share of every batch and computes gradients into one flat, registered buffer. One allreduce per step
-averages that buffer over all ranks; then all ranks make the same update, and their parameters stay identical to the bit. What of
-hrdma is used: init, empty, broadcast, allreduce, allgather, stats.
+averages that buffer over all ranks; then all ranks make the same update, and their parameters stay identical to the
+bit. What of hrdma is used: init, empty, zeros, broadcast, allreduce, allgather, stats.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ENOUGH = 0.95  # test accuracy that counts as success
 
 
 class Network:
-    """One hidden layer. All parameters lie in one flat array, and so do their gradients: one allreduce takes them all."""
+    """One hidden layer. All parameters lie in one flat array, their gradients in another: one allreduce takes all."""
 
     def __init__(self) -> None:
         sizes = [int(np.prod(shape)) for shape in SHAPES]
@@ -134,7 +134,9 @@ def report(comm: hrdma.Communicator, nbytes: int, steps: int, seconds: float, co
     from rich.table import Table
 
     stats = comm.stats()
-    table = Table(title=f"What the transport did, seen from rank {comm.rank}", title_justify="left", box=None, pad_edge=False)
+    table = Table(
+        title=f"What the transport did, seen from rank {comm.rank}", title_justify="left", box=None, pad_edge=False
+    )
     for title in ("peer", "provider", "sent", "received or read", "messages", "in communication", "busbw"):
         table.add_column(title, justify="left" if title in ("peer", "provider") else "right", no_wrap=True)
     for peer, found in stats["peers"].items():

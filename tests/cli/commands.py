@@ -1,4 +1,4 @@
-"""Runs the `hrdma` command as a user does: a process of its own, without any HRDMA_* or launcher's variable of this one."""
+"""Runs the `hrdma` command as a user does: in a process of its own, without HRDMA_* and launchers' variables."""
 
 from __future__ import annotations
 

@@ -76,7 +76,10 @@ def test_interfaces_are_shown_as_they_are_used():
     [
         ({"HRDMA_TRASNPORT": "tcp"}, "HRDMA_TRASNPORT is not a setting of hrdma; did you mean HRDMA_TRANSPORT?"),
         ({"HRDMA_TIMEOUT": "-3"}, "HRDMA_TIMEOUT=-3: expected a positive number of seconds"),
-        ({"HRDMA_TRANSPORT": "pigeon,tcp"}, "HRDMA_TRANSPORT names pigeon, which is not available: no provider is called"),
+        (
+            {"HRDMA_TRANSPORT": "pigeon,tcp"},
+            "HRDMA_TRANSPORT names pigeon, which is not available: no provider is called",
+        ),
         ({"HRDMA_REQUIRE": "shm", "HRDMA_TRANSPORT": "tcp"}, "HRDMA_REQUIRE names shm, which is not used"),
         ({"HRDMA_REQUIRE": "pigeon"}, "HRDMA_REQUIRE names pigeon"),
         ({"HRDMA_SHM": "colour=red"}, "HRDMA_SHM=colour=red: "),

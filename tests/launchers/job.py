@@ -1,4 +1,4 @@
-"""A job that knows nothing of launchers: allreduce, send and recv, split; every rank leaves what it found in a folder."""
+"""A job that knows nothing of launchers: allreduce, send and recv, split; each rank leaves its findings in a folder."""
 
 import json
 import os

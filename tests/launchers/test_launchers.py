@@ -1,4 +1,4 @@
-"""One script, unchanged, under every launcher: hrdma run, torchrun, mpiexec of MPICH and Open MPI, Slurm's variables."""
+"""One script, unchanged, under hrdma run, torchrun, mpiexec of MPICH and Open MPI, and with Slurm's variables."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import wheels
 
 import harness
-import wheels
 
 JOB = str(Path(__file__).with_name("job.py"))
 SECONDS = 40
@@ -26,13 +26,21 @@ LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTE
 def environment(**added: str) -> dict[str, str]:
     """This one without any trace of a launcher."""
     strange = ("HRDMA_", "OMPI_", "PMI", "PRTE_", "SLURM_", "TORCHELASTIC_")
-    kept = {key: value for key, value in os.environ.items() if key not in LAUNCHER_NAMES and not key.startswith(strange)}
+    kept = {
+        key: value for key, value in os.environ.items() if key not in LAUNCHER_NAMES and not key.startswith(strange)
+    }
     return {**kept, "HRDMA_TIMEOUT": "20", **added}
 
 
 def launch(command: Sequence[str], env: dict[str, str]) -> None:
     done = subprocess.run(
-        command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, start_new_session=True
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        start_new_session=True,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
@@ -40,7 +48,9 @@ def launch(command: Sequence[str], env: dict[str, str]) -> None:
 def start_each(environments: Sequence[dict[str, str]], command: Sequence[str]) -> None:
     """Starts ranks with nothing but these environments, as a launcher without a name would."""
     ranks = [
-        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
         for env in environments
     ]
     try:
@@ -79,7 +89,9 @@ def test_hrdma_run(tmp_path, transport):
 
 def test_hrdma_run_of_a_module_and_of_a_program(tmp_path):
     run = [sys.executable, "-m", "hrdma", "run", "-n", "3"]
-    env = environment(PYTHONPATH=os.pathsep.join([str(Path(JOB).parent), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    env = environment(
+        PYTHONPATH=os.pathsep.join([str(Path(JOB).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    )
     launch([*run, "-m", "job", str(tmp_path)], env)
     verify(tmp_path, 3)
     for file in tmp_path.iterdir():
@@ -91,7 +103,16 @@ def test_hrdma_run_of_a_module_and_of_a_program(tmp_path):
 def test_torchrun(tmp_path):
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed; test_what_torchrun_sets stands in for it")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", JOB, str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "4",
+        JOB,
+        str(tmp_path),
+    ]
     launch(command, environment())
     verify(tmp_path, 4)
 
@@ -191,5 +212,7 @@ def test_slurm_on_one_node(tmp_path):
 
 def test_slurm_on_two_nodes_asks_for_an_address(tmp_path):
     rank = slurm(step_nodes="2")
-    done = subprocess.run([sys.executable, JOB, str(tmp_path)], env=rank(0), capture_output=True, text=True, timeout=SECONDS)
+    done = subprocess.run(
+        [sys.executable, JOB, str(tmp_path)], env=rank(0), capture_output=True, text=True, timeout=SECONDS
+    )
     assert done.returncode == 1 and "ValueError: MASTER_ADDR is not set" in done.stderr

@@ -54,4 +54,5 @@ def work(collective: str, size: int, nbytes: float, parts: int = 1) -> Work:
     stays, pairs = folded(size)
     steps, extra = len(stays).bit_length() - 1, 1 if pairs else 0
     total = steps + 2 * extra
-    return Work(total, total, total * nbytes, extra * nbytes, (steps + extra) * nbytes)
+    share = (steps * len(stays) + 2 * len(pairs)) / (total * size) if total else 1.0
+    return Work(total, total, total * nbytes, extra * nbytes, (steps + extra) * nbytes, share)

@@ -58,4 +58,5 @@ def work(collective: str, size: int, nbytes: float, parts: int = 1) -> Work:
     steps, extra = len(stays).bit_length() - 1, 1 if pairs else 0
     way = nbytes * (len(stays) - 1) / len(stays) + extra * nbytes
     total = 2 * (steps + extra)
-    return Work(total, total * parts, 2 * way, way, way)
+    share = (len(stays) - 1 + len(pairs)) * nbytes / (way * size) if way else 1.0
+    return Work(total, total * parts, 2 * way, way, way, share)

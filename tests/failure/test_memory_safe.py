@@ -1,0 +1,126 @@
+"""Once a call has raised, nothing that a lost or late peer does can change the caller's memory."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import hrdma
+from rankside import Me, attempt
+
+TRANSPORTS = ("shm", "tcp")
+PATTERN = 0x5A
+COUNT = 1 << 22  # doubles: 32 MiB, many times what is in flight
+
+
+def make(registered: bool, count: int) -> np.ndarray:
+    return (hrdma.empty if registered else np.empty)(count, "float64")
+
+
+def resumed(me: Me, operation: str, registered: bool) -> None:
+    """Rank 1 is stopped from outside while data is on its way; the others refill their memory after the error."""
+    comm = hrdma.init()
+    x, out = make(registered, COUNT), make(registered, COUNT)
+    x[:] = me.rank + 1
+    others = [rank for rank in range(comm.size) if rank != 1]
+    comm.barrier()
+    me.tell("begins")
+
+    def work() -> None:
+        while True:
+            if operation == "allreduce":
+                comm.allreduce(x, out=out)
+            elif operation == "allreduce in place":
+                comm.allreduce(out)
+            elif operation == "alltoall":
+                comm.alltoall(x[: COUNT // comm.size * comm.size], out[: COUNT // comm.size * comm.size])
+            elif me.rank == 1:
+                for other in others:
+                    comm.send(x, other)
+            else:
+                comm.recv(out, 1)
+
+    error = attempt(me, work)
+    x.view("uint8")[:] = PATTERN
+    out.view("uint8")[:] = PATTERN
+    me.tell("raised", **(error or {"error": None}))
+    if me.rank == 1:
+        return
+    me.hear()
+    me.tell("checked", changed=int((x.view("uint8") != PATTERN).sum() + (out.view("uint8") != PATTERN).sum()))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("registered", [True, False], ids=["registered", "plain"])
+@pytest.mark.parametrize("operation", ["recv", "allreduce", "allreduce in place", "alltoall"])
+def test_the_stopped_rank_that_wakes_up_changes_nothing(start, transport, registered, operation):
+    job = start(resumed, 3, transport=transport, operation=operation, registered=registered)
+    for rank in job:
+        rank.event("begins")
+    time.sleep(0.01 + 0.01 * registered)
+    job[1].signal(signal.SIGSTOP)
+    job[1].event("stopped")
+    for rank in job.survivors(1):
+        raised = rank.event("raised")
+        assert (raised["error"], raised["rank"]) == ("PeerError", 1), job.shown()
+    job[1].signal(signal.SIGCONT)
+    assert job[1].event("raised")["error"] == "PeerError", job.shown()
+    time.sleep(0.3)
+    for rank in job.survivors(1):
+        rank.say("check")
+        assert rank.event("checked")["changed"] == 0, job.shown()
+
+
+MESSAGES = 30
+
+
+def late(me: Me, registered: bool) -> None:
+    """Rank 1 stops for a moment in the middle of large messages; a receive gives up meanwhile, and nobody is lost."""
+    comm = hrdma.init()
+    x = make(registered, COUNT)
+    comm.barrier()
+    me.tell("begins")
+    if me.rank == 1:
+        for number in range(MESSAGES):
+            x[:] = number
+            comm.send(x, 0)
+        comm.allreduce(x)
+        return
+    found = []
+
+    def receive(timeout: float) -> None:
+        comm.recv(x, 1, timeout=timeout)
+        found.append(x[-1])
+        assert (x == x[-1]).all()
+
+    error = attempt(me, lambda: [receive(0.15) for _ in range(MESSAGES)])
+    x.view("uint8")[:] = PATTERN
+    me.tell("raised", **(error or {"error": None}))
+    me.hear()
+    me.tell("checked", changed=int((x.view("uint8") != PATTERN).sum()))
+    while not found or found[-1] < MESSAGES - 1:  # the connection has not suffered: all that was sent since comes
+        receive(5.0)
+    x[:] = 1
+    comm.allreduce(x)
+    me.tell("went on", lost=MESSAGES - len(found), right=bool((x == MESSAGES).all()))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("registered", [True, False], ids=["registered", "plain"])
+def test_a_receive_that_gave_up_is_not_written_to_any_more(start, transport, registered):
+    job = start(late, 2, transport=transport, registered=registered, env={"HRDMA_HEARTBEAT": "10"})
+    for rank in job:
+        rank.event("begins")
+    time.sleep(0.02)
+    job[1].signal(signal.SIGSTOP)
+    assert job[0].event("raised")["error"] == "TimeoutError", job.shown()
+    job[1].signal(signal.SIGCONT)
+    time.sleep(0.3)
+    job[0].say("check")
+    assert job[0].event("checked")["changed"] == 0, job.shown()
+    went_on = job[0].event("went on")
+    assert went_on["right"] and went_on["lost"] <= 1, job.shown()
+    assert [rank.ended() for rank in job] == [0, 0], job.shown()
