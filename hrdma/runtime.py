@@ -112,7 +112,17 @@ class Runtime:
             "transport": [name for name in domains if name != "loop"],
             "addresses": {name: domain["address"].hex() for name, domain in domains.items()},
             "caps": {name: domain["caps"] for name, domain in domains.items()},
+            "costs": self._measured([name for name in domains if name != "loop"]),
         }
+
+    def _measured(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Costs of providers as they were measured on this machine; rank 0 measures what never was."""
+        if self.size == 1:
+            return {}
+        from hrdma.calibration import costs
+
+        found = costs(names, self.config.cache_dir, may_measure=self.rank == 0)
+        return {name: cost.to_dict() for name, cost in found.items()}
 
     def _join(self, world: World) -> None:
         card = self._card()
@@ -148,6 +158,7 @@ class Runtime:
             if rank != error.rank:
                 text = f"cannot connect to rank {rank} (over {transport}): {self.lost[rank]}; then {error}"
             raise PeerError(text, rank=rank, operation="init", phase="connect", transport=transport) from None
+        self._all_connected()
         if self.size > 1:
             chosen: dict[str, list[str]] = {}
             for rank in range(self.size):
@@ -155,6 +166,18 @@ class Runtime:
                     chosen.setdefault(self.provider(self.rank, rank), []).append(str(rank))
             text = ", ".join(f"{name} to {' '.join(ranks)}" for name, ranks in chosen.items())
             self.log.info("rank %d of %d connected: %s", self.rank, self.size, text)
+
+    def _all_connected(self) -> None:
+        """Waits for the others' connections: who leaves at once after init must not fail the init of another rank."""
+        if self.control is None:
+            return
+        try:
+            self.control.barrier(deadline=self.deadline)
+        except PeerError as error:
+            transport = self.provider(self.rank, error.rank)
+            raise PeerError(
+                f"init: {error}", rank=error.rank, operation="init", phase="connect", transport=transport
+            ) from None
 
     def _first_lost(self, rank: int) -> int:
         """Who is to blame when the connection to a rank failed: itself, or a lost rank because of which it gave up, too.

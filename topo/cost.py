@@ -1,9 +1,10 @@
 """What a schedule costs: alpha, beta, gamma of a connection, closed forms of algorithms, critical path of any schedule.
 
-A message costs `alpha` of its sender's and receiver's time, `rendezvous` more when it is too long to be sent unasked
-(`eager`), a byte that moves `beta`, a byte that is reduced into another `gamma`; a step that must wait for another rank
-adds `latency`. Where peers' memory is read in place (`pull`), operands of a reduction do not move and a sender does
-nothing for a byte. Moving hides behind reducing only where other hands than the cores' do it (`offload`).
+A message costs `alpha` of its sender's and receiver's time, a byte that moves `beta`, a byte that is reduced into
+another `gamma`; a step that must wait for another rank adds `latency`. A message that is too long to be sent unasked
+(`eager`) is announced and answered first, or returned after: two messages more. Where peers' memory is read in place
+(`pull`), operands of a reduction do not move and a sender does nothing for a byte. Moving hides behind reducing only
+where other hands than the cores' do it (`offload`).
 
 Where ranks share cores, work of the ranks of a core adds up: no collective ends before all its work, spread over the
 cores, is done; and a step waits until the other ranks of a core have had their turn (`switch` for each).
@@ -36,10 +37,8 @@ class Cost:
         Per step that waits for another rank.
     switch : float
         Per step and per rank more than one on a core.
-    rendezvous : float
-        Per message of more than `eager` bytes.
     eager : int
-        Bytes.
+        Bytes up to which a message is sent unasked.
     pull : bool
         Peers' memory is read in place.
     cores : int
@@ -55,15 +54,14 @@ class Cost:
     gamma: float
     latency: float = 0.0
     switch: float = 0.0
-    rendezvous: float = 0.0
-    eager: int = 0
+    eager: int = 1 << 62
     pull: bool = False
     cores: int = 0
     offload: bool = False
     name: str = ""
 
     def __post_init__(self) -> None:
-        for field in ("alpha", "beta", "gamma", "latency", "switch", "rendezvous"):
+        for field in ("alpha", "beta", "gamma", "latency", "switch"):
             value = getattr(self, field)
             if not 0 <= value < 1:
                 raise ValueError(f"{field} must be seconds in [0, 1), not {value}")
@@ -73,7 +71,7 @@ class Cost:
 
     def message(self, nbytes: float) -> float:
         """Seconds for one message, without those for its bytes."""
-        return self.alpha + (self.rendezvous if nbytes > self.eager else 0.0)
+        return self.alpha if nbytes <= self.eager else 3 * self.alpha + 2 * self.latency
 
     def step(self, size: int) -> float:
         """Seconds that one of so many ranks waits in a step."""
@@ -87,12 +85,12 @@ class Cost:
 # Orders of magnitude for a recent host; a job measures its own (hrdma/calibration.py).
 DEFAULT_COST: dict[str, Cost] = {
     "loop": Cost(2e-7, 1.2e-10, 1.2e-10, pull=True, name="default for loop"),
-    "shm": Cost(3e-7, 1.2e-10, 1.5e-10, 2e-7, 3e-6, 2e-7, 16 << 10, pull=True, name="default for shm"),
-    "tcp": Cost(6.5e-6, 2e-10, 8e-11, 1e-6, 5e-6, 2e-5, 64 << 10, name="default for tcp"),
-    "verbs": Cost(1e-6, 8.0e-11, 1.2e-10, 2e-6, 5e-6, 2e-6, 4 << 10, offload=True, name="default for verbs"),
+    "shm": Cost(3e-7, 1.2e-10, 1.2e-10, 2e-7, 1e-6, 16 << 10, pull=True, name="default for shm"),
+    "tcp": Cost(6.5e-6, 2e-10, 5e-11, 1e-6, 5e-6, 64 << 10, name="default for tcp"),
+    "verbs": Cost(1e-6, 8.0e-11, 1.2e-10, 2e-6, 5e-6, 4 << 10, offload=True, name="default for verbs"),
 }
 
-NETWORK = Cost(6.5e-6, 8e-10, 8e-11, 2e-5, 0.0, 5e-5, 64 << 10, offload=True, name="a network of 10 Gbit/s")
+NETWORK = Cost(6.5e-6, 8e-10, 5e-11, 2e-5, 5e-6, 64 << 10, offload=True, name="a network of 10 Gbit/s")
 
 
 def effort(operands: int) -> float:

@@ -72,6 +72,7 @@ hr_status hr_comm_open(struct hr_engine *engine, uint64_t id, const uint64_t *pe
     comm->nranks = engine->nconns;
     comm->state.peer = -1;
     hr_list_init(&comm->runs);
+    hr_list_init(&comm->strays);
     for (uint32_t i = 0; i < comm->nranks; i++) comm->ranks[i] = -1;
     for (int i = 0; i < size; i++) {
         comm->conns[i] = hr_conn_find(engine, peers[i]);

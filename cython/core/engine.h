@@ -83,6 +83,7 @@ struct hr_hdr_long { /* RTS (size, desc), CTS (desc) */
 #define HR_EAGER_COST 64 /* credit that a message costs beside its bytes */
 #define HR_MAX_LANES 4
 #define HR_COLL_TAG (1ull << 63)
+#define HR_COLL_SEQ(tag) (((tag) & ~HR_COLL_TAG) >> 24)
 #define HR_SEGMENT_MIN (16u << 10)
 #define HR_WINDOW_MIN (64u << 10)
 #define HR_INLINE_WORK (32u << 10) /* copying or reducing less than this is done at once */
@@ -168,6 +169,7 @@ struct hr_conn {
 
 struct hr_umsg { /* a message that came before its receive, or before its turn */
     struct hr_link link;
+    struct hr_link stray; /* of a collective: comm->strays */
     struct hr_conn *conn;
     uint32_t len;
     struct hr_hdr_long hdr;
@@ -185,6 +187,7 @@ struct hr_comm {
     uint32_t nranks;
     struct hr_request *pending; /* circular; runs are not here, what they started is */
     struct hr_link runs;
+    struct hr_link strays; /* struct hr_umsg of collectives that nobody here has asked for yet */
     uint64_t run_seq;
     struct hr_comm_state state;
 };
@@ -308,6 +311,8 @@ void hr_match_purge_comm(struct hr_engine *engine, uint64_t comm_id);
 void hr_match_purge_conn(struct hr_engine *engine, struct hr_conn *conn);
 void hr_match_forget(struct hr_conn *conn); /* what came before its turn */
 void hr_match_cancel(struct hr_conn *conn, uint32_t sreq, uint64_t comm, uint64_t tag);
+void hr_match_strayed(struct hr_comm *comm, struct hr_conn *conn);
+struct hr_conn *hr_match_stray(struct hr_comm *comm, uint64_t seq); /* of a run that has all it wanted */
 uint8_t hr_match_bucket(uint64_t comm, uint64_t tag);
 
 /* transfer.c */
@@ -358,5 +363,6 @@ void hr_runs_drain(struct hr_engine *engine); /* starts every instruction that m
 void hr_runs_fail(struct hr_comm *comm);      /* the communicator is broken: start nothing more */
 void hr_runs_end(struct hr_comm *comm);       /* what they had started is aborted: finish them */
 double hr_run_scale(struct hr_request *req);
+int hr_run_active(struct hr_comm *comm, uint64_t seq);
 
 #endif

@@ -24,6 +24,12 @@ static uint32_t match_chain(uint64_t comm, uint64_t tag) {
 
 uint8_t hr_match_bucket(uint64_t comm, uint64_t tag) { return (uint8_t)(match_chain(comm, tag) % HR_BUCKETS); }
 
+static void umsg_free(struct hr_umsg *u) {
+    if (!u) return;
+    hr_list_remove(&u->stray);
+    free(u);
+}
+
 /* --- posted receives
  * -------------------------------------------------------------------------------------------------- */
 
@@ -83,7 +89,7 @@ static void post(struct hr_engine *engine, struct hr_request *req) {
         if (u->hdr.h.kind == HR_MSG_BREAK || !match_fits(req, u->conn, &u->hdr.h)) continue;
         hr_list_remove(l);
         match_start(req, u->conn, &u->hdr, u->payload, u->len);
-        free(u);
+        umsg_free(u);
         return;
     }
     struct hr_request **head = &engine->posted[chain], *at = *head;
@@ -124,6 +130,7 @@ static struct hr_umsg *umsg_new(struct hr_conn *conn, const struct hr_hdr *h, co
     }
     u->conn = conn;
     u->len = (uint32_t)len;
+    hr_list_init(&u->stray);
     memcpy(&u->hdr, h, h->kind == HR_MSG_RTS ? sizeof u->hdr : sizeof *h);
     if (len) memcpy(u->payload, payload, len);
     return u;
@@ -140,7 +147,7 @@ static void match_deliver(struct hr_conn *conn, const struct hr_hdr *h, const vo
                 posted_remove(engine, req);
                 /* RTS headers arrive as hr_hdr_long, EAGER ones are read as far as struct hr_hdr */
                 match_start(req, conn, (const struct hr_hdr_long *)h, payload, len);
-                free(u);
+                umsg_free(u);
                 return;
             }
             req = req->mnext;
@@ -152,13 +159,35 @@ static void match_deliver(struct hr_conn *conn, const struct hr_hdr *h, const vo
             struct hr_hdr fin = {.kind = HR_MSG_FIN, .status = HR_ERR_BROKEN, .comm = h->comm, .rreq = h->sreq};
             hr_conn_send_ctl(conn, &fin, sizeof fin);
         }
-        free(u);
+        umsg_free(u);
+        return;
+    }
+    struct hr_comm *comm = h->tag & HR_COLL_TAG ? hr_comm_find(engine, h->comm) : NULL;
+    if (comm && HR_COLL_SEQ(h->tag) < comm->run_seq && !hr_run_active(comm, HR_COLL_SEQ(h->tag))) {
+        umsg_free(u);
+        hr_conn_owe(conn, HR_EAGER_COST + (uint32_t)len, 0);
+        hr_match_strayed(comm, conn);
         return;
     }
     if (!u) u = umsg_new(conn, h, payload, len);
     if (!u) return;
     HR_COUNT(engine, unexpected);
+    if (comm) hr_list_push(&comm->strays, &u->stray);
     hr_list_push(&engine->unexpected[chain], &u->link);
+}
+
+/* A finished collective had all the messages that it wanted: one more means that a rank ran something else. */
+void hr_match_strayed(struct hr_comm *comm, struct hr_conn *conn) {
+    hr_comm_break_locked(comm, HR_ERR_MISMATCH, hr_comm_rank_of(comm, conn), HR_PHASE_MATCH, conn->provider->name,
+                         "a message that its collective here does not expect", 1);
+}
+
+struct hr_conn *hr_match_stray(struct hr_comm *comm, uint64_t seq) {
+    for (struct hr_link *l = comm->strays.next; l != &comm->strays; l = l->next) {
+        struct hr_umsg *u = hr_container(l, struct hr_umsg, stray);
+        if (HR_COLL_SEQ(u->hdr.h.tag) == seq) return u->conn;
+    }
+    return NULL;
 }
 
 /* The place stays empty. */
@@ -200,7 +229,7 @@ static void match_release(struct hr_conn *conn, uint8_t bucket) {
         conn->order_rx[bucket]++;
         if (u->hdr.h.kind == HR_MSG_SKIP) {
             match_skipped(conn, &u->hdr.h);
-            free(u);
+            umsg_free(u);
         } else {
             match_deliver(conn, &u->hdr.h, u->payload, u->len, u);
         }
@@ -250,7 +279,7 @@ static int match_cancel_list(struct hr_link *head, struct hr_conn *conn, uint32_
             u->hdr.h.aux = 0;
         } else {
             hr_list_remove(l);
-            free(u);
+            umsg_free(u);
             hr_conn_owe(conn, HR_EAGER_COST, 0);
         }
         return 1;
@@ -280,7 +309,7 @@ void hr_match_take_break(struct hr_comm *comm) {
         hr_list_remove(l);
         u->conn->nbreaks--;
         hr_comm_on_break(comm, u->conn, &u->hdr.h);
-        free(u);
+        umsg_free(u);
         return;
     }
 }
@@ -303,7 +332,7 @@ static void match_purge(struct hr_engine *engine, uint64_t comm_id, struct hr_co
                     hr_conn_send_ctl(u->conn, &fin, sizeof fin);
                 }
             }
-            free(u);
+            umsg_free(u);
         }
     }
 }

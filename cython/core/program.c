@@ -59,7 +59,54 @@ static int operands_ok(struct checker *c, uint32_t i) {
     return 1;
 }
 
-/* Counts agree and Kahn's algorithm reaches every instruction; a borrowed chunk must be there before it is read. */
+/* Whether `then` waits for `first`, by whatever way. seen: room for a mark per instruction, used up to `mark`. */
+static int comes_after(const struct hr_program *p, uint32_t first, uint32_t then, uint32_t *seen, uint32_t mark,
+                       uint32_t *stack) {
+    uint32_t n = 0;
+    stack[n++] = first;
+    while (n) {
+        const struct hr_instr *in = &p->instrs[stack[--n]];
+        for (uint32_t k = in->unlock; k < in->unlock + in->nunlock; k++) {
+            uint32_t next = p->unlocks[k];
+            if (next == then) return 1;
+            if (seen[next] == mark) continue;
+            seen[next] = mark;
+            stack[n++] = next;
+        }
+    }
+    return 0;
+}
+
+/* A borrowed chunk is read by one reduction, which gives it back, once it is there. */
+static int borrows_ok(struct checker *c) {
+    struct hr_program *p = c->p;
+    uint32_t *reader = calloc(p->ninstr + 1u, sizeof *reader), *seen = calloc(p->ninstr + 1u, sizeof *seen),
+             *stack = malloc((p->ninstr + 1u) * sizeof *stack);
+    int ok = reader && seen && stack;
+    if (!ok) bad(c, "no memory");
+    for (uint32_t i = 0; ok && i < p->ninstr; i++) {
+        const struct hr_instr *in = &p->instrs[i];
+        for (uint32_t k = in->ref; in->op == HR_OP_REDUCE && ok && k < in->ref + in->nref; k++) {
+            uint64_t off = p->refs_[k].off;
+            if (p->refs_[k].buf != HR_BUF_BORROWED) continue;
+            if (reader[off]) ok = bad(c, "instruction %u: BORROW %u is read by another reduction", i, (uint32_t)off);
+            reader[off] = i + 1;
+        }
+    }
+    for (uint32_t i = 0; ok && i < p->ninstr; i++) {
+        if (p->instrs[i].op != HR_OP_BORROW) continue;
+        if (!reader[i])
+            ok = bad(c, "instruction %u: what it borrows is never read, so never given back", i);
+        else if (!comes_after(p, i, reader[i] - 1, seen, i + 1, stack))
+            ok = bad(c, "instruction %u reads BORROW %u without waiting for it", reader[i] - 1, i);
+    }
+    free(reader);
+    free(seen);
+    free(stack);
+    return ok;
+}
+
+/* Counts agree and Kahn's algorithm reaches every instruction. */
 static int order_ok(struct checker *c) {
     struct hr_program *p = c->p;
     uint32_t *count = calloc(p->ninstr ? p->ninstr : 1, sizeof *count),
@@ -137,7 +184,7 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
     hr_status status = p->instrs && p->unlocks && p->refs_ && p->first ? HR_OK : HR_ERR_NOMEM;
     for (uint32_t i = 0; status == HR_OK && i < ninstr; i++)
         if (!operands_ok(&c, i)) status = HR_ERR_INVALID;
-    if (status == HR_OK && !order_ok(&c)) status = HR_ERR_INVALID;
+    if (status == HR_OK && !(order_ok(&c) && borrows_ok(&c))) status = HR_ERR_INVALID;
     if (status != HR_OK) {
         hr_program_put(p);
         return status;

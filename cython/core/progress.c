@@ -52,6 +52,19 @@ void hr_work_remove(struct hr_engine *engine, struct hr_work *work) {
     engine->nwork--;
 }
 
+/* Every connection that is active now, once. One that pumps may break communicators and so lose any other. */
+static void pump_all(struct hr_engine *engine) {
+    struct hr_link turn, *l;
+    if (hr_list_empty(&engine->active)) return;
+    turn = engine->active;
+    turn.next->prev = turn.prev->next = &turn;
+    hr_list_init(&engine->active);
+    while ((l = hr_list_pop(&turn))) {
+        hr_list_push(&engine->active, l);
+        hr_conn_pump(hr_container(l, struct hr_conn, active));
+    }
+}
+
 /* Polls every domain, sends what may go, and does one piece of work. Returns how much happened. */
 int hr_pass(struct hr_engine *engine, struct hr_conn *hint) {
     int n = 0;
@@ -69,10 +82,7 @@ int hr_pass(struct hr_engine *engine, struct hr_conn *hint) {
         hr_conns_bury(engine);
         hr_runs_drain(engine);
     }
-    for (struct hr_link *l = engine->active.next, *next; l != &engine->active; l = next) {
-        next = l->next;
-        hr_conn_pump(hr_container(l, struct hr_conn, active));
-    }
+    pump_all(engine);
     if (engine->nwork) {
         int p = 0;
         while (hr_list_empty(&engine->work[p])) p++;
@@ -113,8 +123,9 @@ static int arm(struct hr_engine *engine) {
     return 1;
 }
 
-/* Lock held on entry and return, not while asleep. HR_INTERRUPTED on a signal. */
-static hr_status nap(struct hr_engine *engine, int timeout_ms) {
+/* Lock held on entry and return, not while asleep. HR_INTERRUPTED on a signal. Driver and background thread may sleep
+ * here at once: a kick that is meant for the driver is left to it. */
+static hr_status nap(struct hr_engine *engine, int timeout_ms, int driver) {
     struct epoll_event events[8];
     eventfd_t count;
     atomic_fetch_add_explicit(&engine->count_sleeps, 1, memory_order_relaxed);
@@ -123,7 +134,8 @@ static hr_status nap(struct hr_engine *engine, int timeout_ms) {
     int interrupted = n < 0 && errno == EINTR;
     hr_lock(engine);
     for (int i = 0; i < n; i++)
-        if (events[i].data.fd == engine->kickfd) (void)!eventfd_read(engine->kickfd, &count);
+        if (events[i].data.fd == engine->kickfd && (driver || !engine->sleeping))
+            (void)!eventfd_read(engine->kickfd, &count);
     return interrupted ? HR_INTERRUPTED : HR_OK;
 }
 
@@ -157,16 +169,23 @@ void hr_waiter_signal(struct hr_engine *engine, struct hr_waiter *waiter) {
     pthread_cond_signal(&waiter->cond);
 }
 
+/* The role is free. Who was signalled already may have been so because its request is done. */
+static void hand_over(struct hr_engine *engine) {
+    for (struct hr_link *l = engine->waiters.next; l != &engine->waiters; l = l->next) {
+        struct hr_waiter *waiter = hr_container(l, struct hr_waiter, link);
+        if (waiter->signalled) continue;
+        hr_waiter_signal(engine, waiter);
+        return;
+    }
+    if (!engine->bg_deep) return;
+    engine->bg_deep = 0;
+    (void)!eventfd_write(engine->bgfd, 1);
+}
+
 static void release_role(struct hr_engine *engine) {
     engine->driving = 0;
     engine->drive_seq++;
-    if (!hr_list_empty(&engine->waiters)) {
-        struct hr_waiter *waiter = hr_container(engine->waiters.next, struct hr_waiter, link);
-        hr_waiter_signal(engine, waiter);
-    } else if (engine->bg_deep) {
-        engine->bg_deep = 0;
-        (void)!eventfd_write(engine->bgfd, 1);
-    }
+    hand_over(engine);
 }
 
 /* Somebody wants the lock: stay away from it until he has had it, or is not running anyway. */
@@ -213,25 +232,29 @@ static void spin_learn(struct hr_engine *engine, int64_t waited) {
 
 static hr_status drive(struct hr_engine *engine, const struct drive *d) {
     hr_status status = HR_OK;
-    int idle = 0, polite = 0;
+    int idle = 0, polite = 0, passes = 0;
     int64_t since = 0;
     engine->driving = 1;
     disarm(engine);
     for (;;) {
         int n = hr_pass(engine, d->req ? d->req->conn : NULL);
         if (d->done(engine, d->arg)) break;
+        if (d->polls > 0 && ++passes >= d->polls) { /* of whatever kind: others may be kept waiting by the caller */
+            status = HR_INTERRUPTED;
+            break;
+        }
         if (n) {
             idle = polite = 0;
             since = 0;
             if (contended(engine)) step_back(engine);
-            if ((engine->pass & 255) == 0 && d->polls <= 0 && hr_now() >= d->deadline) {
+            if ((engine->pass & 15) == 0 && d->polls <= 0 && hr_now() >= d->deadline) {
                 status = HR_ERR_TIMEOUT;
                 break;
             }
             continue;
         }
         idle++;
-        if (d->polls > 0 && idle >= (engine->yield ? 2 : d->polls)) {
+        if (d->polls > 0 && engine->yield && idle >= 2) {
             status = HR_INTERRUPTED;
             break;
         }
@@ -246,9 +269,13 @@ static hr_status drive(struct hr_engine *engine, const struct drive *d) {
         /* whoever we wait for may need this very processor */
         if (now - since > POLITE_NS) polite = 1;
         if (now - since < engine->spin_now) continue;
+        if (d->polls > 0) { /* never asleep */
+            status = HR_INTERRUPTED;
+            break;
+        }
         if (arm(engine)) {
             engine->sleeping = 1;
-            status = nap(engine, ms_until(d->deadline, now));
+            status = nap(engine, ms_until(d->deadline, now), 1);
             engine->sleeping = 0;
             if (status != HR_OK && !d->done(engine, d->arg)) break;
             status = HR_OK;
@@ -303,13 +330,17 @@ static hr_status wait_in_line(struct hr_engine *engine, struct hr_request *req, 
 }
 
 static hr_status drive_or_wait(struct hr_engine *engine, const struct drive *d) {
-    for (;;) {
-        if (d->done(engine, d->arg)) return HR_OK;
+    hr_status status = HR_OK;
+    for (int waited = 0;; waited = 1) {
+        if (status != HR_OK || d->done(engine, d->arg)) {
+            if (waited && !engine->driving) hand_over(engine); /* it may have been handed to this one */
+            return status;
+        }
         if (engine->driving == 2) claim_role(engine);
         if (!engine->driving) return drive(engine, d);
         if (d->polls > 0) return HR_INTERRUPTED;
-        hr_status status = wait_in_line(engine, d->req, d->deadline);
-        if (status != HR_OK && !d->done(engine, d->arg)) return status;
+        status = wait_in_line(engine, d->req, d->deadline);
+        if (d->done(engine, d->arg)) status = HR_OK;
     }
 }
 
@@ -373,15 +404,14 @@ static void *bg_main(void *arg) {
         }
         int sleep = !bg_must_yield(engine) && arm(engine);
         engine->driving = 0;
-        if (!hr_list_empty(&engine->waiters))
-            hr_waiter_signal(engine, hr_container(engine->waiters.next, struct hr_waiter, link));
+        if (!hr_list_empty(&engine->waiters)) hand_over(engine);
         if (!sleep) {
             if (bg_must_yield(engine)) bg_rest(engine, TICK_MS);
             continue;
         }
         int forever = hr_now() > recent;
         engine->bg_forever = forever;
-        nap(engine, forever ? -1 : TICK_MS);
+        nap(engine, forever ? -1 : TICK_MS, 0);
         engine->bg_forever = 0;
     }
     hr_unlock(engine);

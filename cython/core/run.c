@@ -267,6 +267,12 @@ static void start(struct hr_run *run, uint32_t i) {
     }
 }
 
+int hr_run_active(struct hr_comm *comm, uint64_t seq) {
+    for (struct hr_link *l = comm->runs.next; l != &comm->runs; l = l->next)
+        if (hr_container(l, struct hr_run, link)->seq == seq) return 1;
+    return 0;
+}
+
 void hr_runs_drain(struct hr_engine *engine) {
     struct hr_link *l;
     while ((l = hr_list_pop(&engine->ready))) {
@@ -275,7 +281,12 @@ void hr_runs_drain(struct hr_engine *engine) {
         /* starting one may break the communicator and end the run: then its queue is empty */
         while (comm->state.status == HR_OK && run->queue_head != run->queue_tail)
             start(run, run->queue[run->queue_head++]);
-        if (comm->state.status == HR_OK && !run->remaining) run_finish(run);
+        if (comm->state.status != HR_OK || run->remaining) continue;
+        struct hr_conn *stray = hr_list_empty(&comm->strays) ? NULL : hr_match_stray(comm, run->seq);
+        if (stray)
+            hr_match_strayed(comm, stray); /* finishes the run as well */
+        else
+            run_finish(run);
     }
 }
 

@@ -1,8 +1,8 @@
 """What can be measured: for each case who holds which buffers, the call, the expected result and the bus factor.
 
 Words as in nccl-tests: the size of a row is that of the larger buffer of a rank ("whole"); where ranks hold a part
-each, a "share" is whole / n. algbw = size / time; busbw = algbw * factor(n) is what the wires carry, to be held against the
-hardware's limit whatever n is.
+each, a "share" is whole / n. algbw = size / time; busbw = algbw * factor(n) is what the wires carry, to be held against
+the hardware's limit whatever n is.
 
     case             x          out          busbw / algbw     in place
     allreduce        whole      whole        2 (n - 1) / n     out is x (default)
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hrdma.types import DTYPES, OPS
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from hrdma.bench.values import Values
     from hrdma.communicator import Communicator
+    from hrdma.types import Op
 
     Call = Callable[[], object]
     Block = tuple[int, int, np.ndarray]  #: begin and end in the result, and one period of what must be there
@@ -78,7 +79,7 @@ class Case:
     """
 
     name: str
-    bind: Callable[[Communicator, np.ndarray, np.ndarray, str, int], Call]
+    bind: Callable[[Communicator, np.ndarray, np.ndarray, Op, int], Call]
     want: Callable[[Situation, Values], Iterator[Block]]
     x: int
     out: int
@@ -107,57 +108,57 @@ class Case:
         return SHARE in (self.x, self.out) or self.name == "alltoall"
 
 
-def reductions(dtype: str) -> tuple[str, ...]:
+def reductions(dtype: str) -> tuple[Op, ...]:
     """The operators that an element type has."""
     floating = dtype in ("float16", "bfloat16", "float32", "float64")
     absent = ("band", "bor", "bxor") if floating else ("avg",)
     assert dtype in DTYPES
-    return tuple(op for op in OPS if op not in absent)
+    return tuple(cast("Op", op) for op in OPS if op not in absent)
 
 
 # -- the calls --
 
 
-def _allreduce(comm: Communicator, x: np.ndarray, out: np.ndarray, op: str, root: int) -> Call:
+def _allreduce(comm: Communicator, x: np.ndarray, out: np.ndarray, op: Op, root: int) -> Call:
     return partial(comm.allreduce, x, op) if out is x else lambda: comm.allreduce(x, op, out=out)
 
 
-def _reduce(comm: Communicator, x: np.ndarray, out: np.ndarray, op: str, root: int) -> Call:
+def _reduce(comm: Communicator, x: np.ndarray, out: np.ndarray, op: Op, root: int) -> Call:
     if out is x or comm.rank != root:
         return partial(comm.reduce, x, root, op)
     return lambda: comm.reduce(x, root, op, out=out)
 
 
-def _broadcast(comm: Communicator, x: np.ndarray, out: np.ndarray, op: str, root: int) -> Call:
+def _broadcast(comm: Communicator, x: np.ndarray, out: np.ndarray, op: Op, root: int) -> Call:
     return partial(comm.broadcast, x, root)
 
 
-def _allgather(comm: Communicator, x: np.ndarray, out: np.ndarray, op: str, root: int) -> Call:
+def _allgather(comm: Communicator, x: np.ndarray, out: np.ndarray, op: Op, root: int) -> Call:
     return partial(comm.allgather, x, out)
 
 
-def _reduce_scatter(comm: Communicator, x: np.ndarray, out: np.ndarray, op: str, root: int) -> Call:
+def _reduce_scatter(comm: Communicator, x: np.ndarray, out: np.ndarray, op: Op, root: int) -> Call:
     return lambda: comm.reduce_scatter(x, op, out=out)
 
 
-def _gather(comm: Communicator, x: np.ndarray, out: np.ndarray, op: str, root: int) -> Call:
+def _gather(comm: Communicator, x: np.ndarray, out: np.ndarray, op: Op, root: int) -> Call:
     return (lambda: comm.gather(x, root, out=out)) if comm.rank == root else partial(comm.gather, x, root)
 
 
-def _scatter(comm: Communicator, x: np.ndarray, out: np.ndarray, op: str, root: int) -> Call:
+def _scatter(comm: Communicator, x: np.ndarray, out: np.ndarray, op: Op, root: int) -> Call:
     source = x if comm.rank == root else None
     return lambda: comm.scatter(source, root, out=out)
 
 
-def _alltoall(comm: Communicator, x: np.ndarray, out: np.ndarray, op: str, root: int) -> Call:
+def _alltoall(comm: Communicator, x: np.ndarray, out: np.ndarray, op: Op, root: int) -> Call:
     return partial(comm.alltoall, x, out)
 
 
-def _barrier(comm: Communicator, x: np.ndarray, out: np.ndarray, op: str, root: int) -> Call:
+def _barrier(comm: Communicator, x: np.ndarray, out: np.ndarray, op: Op, root: int) -> Call:
     return comm.barrier
 
 
-def _pingpong(comm: Communicator, x: np.ndarray, out: np.ndarray, op: str, root: int) -> Call:
+def _pingpong(comm: Communicator, x: np.ndarray, out: np.ndarray, op: Op, root: int) -> Call:
     send, recv = comm.send, comm.recv
 
     def ping() -> None:
@@ -175,7 +176,7 @@ def _window(nbytes: int) -> int:
     return max(2, min(MESSAGES, FLIGHT // max(nbytes, 1)))
 
 
-def _bandwidth(comm: Communicator, x: np.ndarray, out: np.ndarray, op: str, root: int) -> Call:
+def _bandwidth(comm: Communicator, x: np.ndarray, out: np.ndarray, op: Op, root: int) -> Call:
     buffer = x if comm.rank == 0 else out
     post = partial(comm.isend, x, 1) if comm.rank == 0 else partial(comm.irecv, out, 0)
     window = range(_window(buffer.nbytes))

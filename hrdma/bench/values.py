@@ -101,7 +101,7 @@ class Values:
         kind = np.float64 if self._floating else np.int64
         with np.errstate(over="ignore"):
             parts = (self._shifted(first, rank).astype(kind) for rank in range(self.size))
-            total = functools.reduce(_FUNCTIONS[self.op], parts)
+            total: np.ndarray = functools.reduce(_FUNCTIONS[self.op], parts)
             if self.op == "avg":
                 total = total / self.size
             return total.astype(self.dtype)

@@ -33,9 +33,9 @@ mpiexec or srun the job's ranks take part and -n is ignored.
 
 CASE is one of {", ".join(CASES)}.
 
-Prints the columns of nccl-tests: size and count of the larger buffer of a rank, type, redop, root, time of one operation
-(median of the rounds, the slowest rank counts), algorithm and bus bandwidth, and how many elements of all ranks were
-wrong. pingpong and bandwidth are between 2 ranks and give the time of one message; bandwidth keeps several in flight.
+Prints the columns of nccl-tests: size and count of the larger buffer of a rank, type, redop, root, time of one
+operation (median of the rounds, the slowest rank counts), algorithm and bus bandwidth, and how many elements of all
+ranks were wrong. pingpong and bandwidth are between 2 ranks and give the time of one message; bandwidth keeps several in flight.
 
 Every row is checked: one more operation runs on known values, and the result is compared with what numpy computes.
 

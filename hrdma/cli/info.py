@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -212,7 +212,7 @@ def _show(console: Console, found: dict[str, Any], settings: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    def grid(rows: list[tuple[Text | str, ...]], title: str, *fixed: int) -> None:
+    def grid(rows: Sequence[tuple[Text | str, ...]], title: str, *fixed: int) -> None:
         console.print(Text(title, "bold"))
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
         for column in range(len(rows[0])):
@@ -234,7 +234,7 @@ def _show(console: Console, found: dict[str, Any], settings: bool) -> None:
         ("memlock", f"{_bytes(lock['soft'])} (hard limit {_bytes(lock['hard'])})"),
         ("job", where),
     ]
-    grid([*rows], f"hrdma {found['version']}", 0)
+    grid(rows, f"hrdma {found['version']}", 0)
     console.print()
     styles = {USED: "green", LEFT_OUT: "yellow", ABSENT: "red"}
     lines: list[tuple[Text | str, ...]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 
 __all__ = ["siblings_may_read"]
 
@@ -29,7 +30,7 @@ def siblings_may_read() -> tuple[bool, str]:
     word = ctypes.create_string_buffer(b"hrdma", 8)  # at the same address in both children
     hold, release = os.pipe()
     result, say = os.pipe()
-    read = _fork(lambda: os.close(release) or os.read(hold, 1))
+    read = _fork(lambda: _stay(release, hold))
     try:
         asker = _fork(lambda: os.write(say, b"%d" % _read_word(read, ctypes.addressof(word))))
         os.close(say)
@@ -51,7 +52,13 @@ def siblings_may_read() -> tuple[bool, str]:
     return False, f"{text}; kernel.yama.ptrace_scope={scope}" if scope != "0" else text
 
 
-def _fork(body) -> int:
+def _stay(release: int, hold: int) -> None:
+    """Until the parent lets go."""
+    os.close(release)
+    os.read(hold, 1)
+
+
+def _fork(body: Callable[[], object]) -> int:
     pid = os.fork()
     if pid == 0:
         try:

@@ -331,7 +331,7 @@ TEST(late_frames_of_a_closed_communicator) {
     uint8_t *big = calloc(1, 500000);
     uint32_t x = 3, y = 0;
     CHECK_EQ(send_to(&a, &x, 4, 1, 1), HR_OK); /* eager: gone before anybody knew */
-    CHECK_EQ(send_to(&a, big, 500000, 1, 1), HR_ERR_BROKEN);
+    CHECK_EQ(send_to(&a, big, 500000, 1, 1), HR_ERR_CLOSED);
     struct hr_comm *again;
     CHECK_EQ(hr_comm_open(r[1].engine, 50, both, 2, 1, &again), HR_ERR_INVALID); /* an id is never used again */
     CHECK_EQ(send_to(&r[0], &x, 4, 1, 1), HR_OK);

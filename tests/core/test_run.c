@@ -278,3 +278,33 @@ TEST(peer_lost_in_the_middle) {
         world_close(&w);
     }
 }
+
+/* Each rank thinks that it is the root: all send, nobody receives, everybody is done at once. The stray messages tell. */
+static void *rootless(void *arg) {
+    struct rank *r = arg;
+    struct builder *b = calloc(1, sizeof *b);
+    float x[4] = {0};
+    struct hr_request req;
+    for (int p = 0; p < r->size; p++)
+        if (p != r->rank) add(b, (struct hr_instr){.op = HR_OP_SEND, .peer = p, .src_buf = HR_BUF_IN, .len = sizeof x});
+    struct hr_program *p = build(b, sizeof x, 0, r->size);
+    hr_status status = run_once(r, p, x, (uint64_t)r->rank, &req, 5);
+    int64_t until = hr_now() + SECONDS(5);
+    struct timespec nap = {0, 1000000};
+    struct hr_comm_state state = {0};
+    while (status == HR_OK && hr_now() < until) {
+        hr_comm_state(r->comm, &state);
+        status = state.status;
+        nanosleep(&nap, NULL);
+    }
+    CHECK_EQ(status, HR_ERR_MISMATCH);
+    hr_program_put(p);
+    free(b);
+    return NULL;
+}
+TEST(messages_that_nobody_expects) {
+    struct world w;
+    world_open(&w, 3, NULL);
+    world_run(&w, rootless, NULL);
+    world_close(&w);
+}

@@ -100,6 +100,17 @@ def test_hrdma_run_of_a_module_and_of_a_program(tmp_path):
     verify(tmp_path, 3)
 
 
+@pytest.mark.parametrize("transport", harness.transports())
+def test_ranks_that_join_and_leave_at_once(transport):
+    """The shortest program there is: nobody's init fails because another rank has finished already."""
+    job = [sys.executable, "-c", "import hrdma; hrdma.init()"]
+    for _ in range(5):
+        launch(
+            [sys.executable, "-m", "hrdma", "run", "-n", "4", "--", *job],
+            environment(HRDMA_TRANSPORT=transport),
+        )
+
+
 def test_torchrun(tmp_path):
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed; test_what_torchrun_sets stands in for it")
