@@ -68,9 +68,10 @@ san: $(STAMPS)/test.pip ## the C tests under the address, undefined and thread s
 	$(PY) -m pytest -rs tests/test_core.py --flavour asan --flavour tsan
 
 BENCHMARKS := $(patsubst benchmarks/core/%.c,build/c/plain/%,$(wildcard benchmarks/core/bench_*.c))
-bench: build ## what transports and planning cost, beside the bare machine
+bench: build ## latency, bandwidth, priority, planning: beside the bare machine where that can be
 	@$(MAKE) -s -f tests/core/Makefile FLAVOUR=plain benchmarks
-	@for program in $(BENCHMARKS) "$(PY) benchmarks/bench_planning.py"; do echo; echo "$$program"; $$program || exit 1; done
+	@set -e; for program in $(BENCHMARKS) "$(PY) benchmarks/bench_planning.py --times" \
+		".venv/bin/hrdma run -n 2 benchmarks/bench_priority.py"; do echo; echo "$$program"; $$program; done
 
 clean: ## what was built; .venv stays
 	rm -rf build dist *.egg-info hrdma/_core*.so cython/_core.c .pytest_cache .mypy_cache .ruff_cache

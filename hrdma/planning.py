@@ -91,7 +91,7 @@ def plan(
     Notes
     -----
     Pure; takes about 0.1 ms for a small call and 2 ms for one of many chunks: cache the result. The choice depends on
-    arguments that are equal on every rank only (for alltoall: not on the counts).
+    arguments that are equal on every rank only (for alltoall: not on a rank's own counts).
     """
     if collective not in COLLECTIVES:
         raise ValueError(f"unknown collective {collective!r}; known: {', '.join(COLLECTIVES)}")
@@ -107,8 +107,11 @@ def plan(
         raise ValueError(f"root {root} is not in [0, {size})")
     if itemsize < 1:
         raise ValueError(f"itemsize must be at least 1, not {itemsize}")
-    # an alltoall's counts are this rank's own, and may decide nothing that others must decide alike
-    nbytes = 0 if collective == "alltoall" else sum(block_counts(collective, size, rank, counts)) * itemsize
+    if collective == "alltoall":
+        # counts of a rank's own may decide nothing that others must decide alike
+        nbytes = size * counts * itemsize if isinstance(counts, int) else 0
+    else:
+        nbytes = sum(block_counts(collective, size, rank, counts)) * itemsize
     choice = choose(
         collective, size, nbytes, cost or DEFAULT_COST["shm" if mapped else "tcp"], mapped=mapped,
         deterministic=deterministic and not dtype.startswith(("int", "uint")), algorithm=algorithm, parts=parts,

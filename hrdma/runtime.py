@@ -21,7 +21,7 @@ from hrdma import _core
 from hrdma.errors import DeviceError, PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from hrdma.communicator import Communicator
     from hrdma.config import Config
@@ -112,8 +112,14 @@ class Runtime:
             "transport": [name for name in domains if name != "loop"],
             "addresses": {name: domain["address"].hex() for name, domain in domains.items()},
             "caps": {name: domain["caps"] for name, domain in domains.items()},
+            "streams": self._streams(domains),
             "costs": self._measured([name for name in domains if name != "loop"]),
         }
+
+    def _streams(self, names: Iterable[str]) -> int:
+        """Tcp connections that this rank wants to each peer; the provider has checked the text."""
+        parts = dict(part.split("=") for part in self.config.tcp.split(",") if part)
+        return int(parts.get("streams", 1)) if "tcp" in names else 1
 
     def _measured(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Costs of providers as they were measured on this machine; rank 0 measures what never was."""
@@ -145,7 +151,8 @@ class Runtime:
             if rank == self.rank:
                 continue
             provider = self.provider(self.rank, rank)
-            self.engine.connect(rank, provider, bytes.fromhex(card["addresses"][provider]), self.rank < rank)
+            for _ in range(min(own["streams"], card["streams"]) if provider == "tcp" else 1):
+                self.engine.connect(rank, provider, bytes.fromhex(card["addresses"][provider]), self.rank < rank)
         with self._lock:
             lost = dict(self.lost)  # before their connections had begun
         for rank, reason in lost.items():

@@ -20,15 +20,12 @@ STRICT = os.environ.get("HRDMA_STRICT", "") not in ("", "0")
 #: Reasons (as regular expressions) that stay a skip under HRDMA_STRICT=1: what a CI machine truly may not have.
 ALLOWED_SKIPS = [
     r"less than \d+ [GM]iB of memory",
+    r"\d+ GiB of free memory",
     r"no RDMA device",
     r"torch is not installed",
+    r"this host has no address but loopback",
     r"this kernel does not ",
-    # What a provider's capabilities exclude is no gap: the conformance suite checks that such slots say so.
-    r"the provider (does not have HR_CAP_|must be polled|took \d+ messages)",
-    r"only loop connects a domain to itself",
-    r"nothing stayed in progress that could be canceled",
-    r"one thread: run with --threads",
-    r"this peer's plain memory cannot be reached",
+    r"this peer's plain memory cannot be reached",  # process_vm_readv needs a permission
 ]
 
 TIME_LIMIT = 120.0  # seconds for one test; @pytest.mark.timeout(seconds) for another

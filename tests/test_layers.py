@@ -43,10 +43,12 @@ RULES = {
     "hrdma.config": Rule("hrdma.world"),
     "hrdma.world": Rule("hrdma.config"),
     "hrdma.control": Rule(f"{BASE} {SETTINGS}", "zmq"),
+    # These two see both sides: one plans what the core runs, the other measures what the plans' cost model needs.
     "hrdma.planning": Rule(f"{BASE} hrdma.topo hrdma._core", "numpy"),
+    "hrdma.calibration": Rule(f"{BASE} {SETTINGS} hrdma hrdma.planning hrdma.topo hrdma._core", "numpy"),
     "hrdma.communicator": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning", "numpy"),
     "hrdma.collectives": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning", "numpy"),
-    "hrdma.runtime": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.control"),
+    "hrdma.runtime": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.calibration hrdma.control"),
     "hrdma.objects": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma.control", "numpy"),
     "hrdma.launch": Rule(f"{BASE} {SETTINGS}", "click rich"),
     "hrdma.bench": Rule(f"{BASE} {SETTINGS} {API} hrdma", "numpy ml_dtypes"),

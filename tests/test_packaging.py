@@ -1,92 +1,187 @@
-"""What is installed: the map of packages, the wheel, the source archive, the editable install."""
+"""What users get: the source archive, the wheel built from it, the wheel in a fresh environment, the editable install."""
+
+from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-HOMES = {"hrdma": "hrdma", "topo": "hrdma/topo", "qos": "hrdma/qos"}
+import hrdma
+
+ROOT = Path(__file__).parent.parent
+HOMES = {"hrdma": "hrdma", "topo": "hrdma/topo", "qos": "hrdma/qos"}  # folder -> place in the wheel
+IMPORT_LIMIT = 0.050  # seconds beyond numpy
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-def modules():
-    """Every module of the tree under the name that it is to be installed by."""
-    found = set()
-    for folder, home in HOMES.items():
-        for path in (ROOT / folder).rglob("*.py"):
-            found.add(str(home / path.relative_to(ROOT / folder)))
-    return found
-
-
-def run(*command, cwd, **how):
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=900, **how)
-    assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+def run(*command: str | Path, cwd: Path) -> str:
+    """Output of a command that must succeed; nothing of this tree is on its path."""
+    removed = ("PYTHON", "HRDMA_", "RANK", "WORLD_SIZE", "MASTER_")
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={key: value for key, value in os.environ.items() if not key.startswith(removed)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, f"{command} failed:\n{done.stdout}"
     return done.stdout
 
 
+def sources(*suffixes: str) -> set[str]:
+    """Files of the Python packages of this tree, by their place in the wheel."""
+    found = set()
+    for folder, place in HOMES.items():
+        if (ROOT / folder / "__init__.py").exists():
+            paths = (path for path in (ROOT / folder).rglob("*") if path.name.endswith(suffixes))
+            found |= {f"{place}/{path.relative_to(ROOT / folder)}" for path in paths}
+    return found
+
+
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory):
-    """The tree without what is built, so that nothing is built in the tree."""
-    target = tmp_path_factory.mktemp("tree") / "hrdma"
-    skip = shutil.ignore_patterns(
-        ".git", ".venv", "build", "dist", "*.so", "*.egg-info", "__pycache__", "_core.c", ".*_cache"
+def dist(tmp_path_factory) -> dict[str, Path]:
+    """The source archive of a copy of this tree, and the wheel made from that archive and nothing else."""
+    folder = tmp_path_factory.mktemp("dist")
+    built = shutil.ignore_patterns(".*", "build", "dist", "*.so", "*.egg-info", "__pycache__", "_core.c")
+    shutil.copytree(ROOT, folder / "tree", ignore=built)
+    options = ("--no-isolation", "--skip-dependency-check", "--outdir", folder)
+    run(sys.executable, "-m", "build", *options, folder / "tree", cwd=folder)
+    (archive,) = folder.glob("*.tar.gz")
+    (wheel,) = folder.glob("*.whl")
+    return {"archive": archive, "wheel": wheel}
+
+
+@pytest.fixture(scope="module")
+def python(dist, tmp_path_factory) -> Path:
+    """The interpreter of a fresh environment with the wheel, and the dependencies of the one that runs this test."""
+    folder = tmp_path_factory.mktemp("fresh")
+    run(sys.executable, "-m", "venv", "venv", cwd=folder)
+    python = folder / "venv" / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", dist["wheel"], cwd=folder)
+    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
+    # A folder named in a .pth file comes last, and its own .pth files (the editable hrdma) are not read.
+    paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (Path(site) / "dependencies.pth").write_text("\n".join(sorted(paths)) + "\n")
+    return python
+
+
+def test_archive_contents(dist):
+    with tarfile.open(dist["archive"]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    kinds = {".py", ".pyi", ".pyx", ".pxi", ".pxd", ".c", ".h", ".def", ".sh"}
+    paths = [path for folder in ("cython", "tests", "hrdma", "topo") for path in (ROOT / folder).rglob("*")]
+    wanted = {str(path.relative_to(ROOT)) for path in paths if path.suffix in kinds and path.name != "_core.c"}
+    assert wanted <= names, wanted - names
+    by_hand = {"Makefile", "README.md", "LICENSE", "CHANGELOG.md", "tools/bootstrap", "tests/core/Makefile"}
+    assert by_hand <= names, by_hand - names
+    assert not [name for name in names if name.endswith((".so", ".pyc", ".o", "/_core.c"))]
+
+
+def test_wheel_contents(dist):
+    """The packages, the types and one extension; no test, no C."""
+    with zipfile.ZipFile(dist["wheel"]) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    extension = {name for name in names if re.fullmatch(r"hrdma/_core\.[^/]*\.so", name)}
+    assert len(extension) == 1, names
+    assert names - extension == sources(".py", ".pyi", "py.typed")
+
+
+def test_every_module_can_be_imported(python, tmp_path):
+    modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in sources(".py")}
+    modules -= {"hrdma.__main__"}  # that one runs the command line
+    script = tmp_path / "imports.py"
+    script.write_text(
+        "import importlib, sys, sysconfig\n"
+        "for name in sys.argv[1:]:\n"
+        "    module = importlib.import_module(name)\n"
+        "    assert module.__file__.startswith((sysconfig.get_path('platlib'), sysconfig.get_path('purelib'))), module\n"
     )
-    shutil.copytree(ROOT, target, ignore=skip)
-    return target
+    run(python, script, "hrdma._core", *sorted(modules), cwd=tmp_path)
 
 
-def test_no_package_shadows_cython():
-    assert not (ROOT / "cython" / "__init__.py").exists()
+def test_two_ranks_from_an_unrelated_folder(python, tmp_path):
+    (tmp_path / "job.py").write_text(
+        "import numpy as np, hrdma\n"
+        "with hrdma.init() as comm:\n"
+        "    x = np.arange(1000, dtype='float32') * comm.size + comm.rank\n"
+        "    comm.allreduce(x)\n"
+        "    assert (x == np.arange(1000, dtype='float32') * 4 + 1).all(), x\n"
+        "    print('rank', comm.rank, 'of', comm.size, 'is right', flush=True)\n"
+    )
+    output = run(python.with_name("hrdma"), "run", "-n", "2", "--timeout", "60", "job.py", cwd=tmp_path)
+    assert "rank 0 of 2 is right" in output
+    assert "rank 1 of 2 is right" in output
 
 
-def test_one_version():
-    import hrdma
-
-    texts = [path.read_text() for path in (ROOT / "setup.py", ROOT / "pyproject.toml")]
-    assert all(hrdma.__version__ not in text for text in texts)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_source_archive_and_wheel(copy, tmp_path):
-    """The wheel is built from the archive, so the archive holds all that the build needs."""
-    run(sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", "-o", str(tmp_path), cwd=copy)
-    (wheel,) = tmp_path.glob("*.whl")
-    (archive,) = tmp_path.glob("*.tar.gz")
-    with zipfile.ZipFile(wheel) as file:
-        names = set(file.namelist())
-    assert modules() <= names, sorted(modules() - names)
-    assert {"hrdma/py.typed", "hrdma/_core.pyi"} <= names
-    assert {name.split("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")} == {"hrdma"}
-    assert sum(name.endswith(".so") for name in names) == 1
-    with tarfile.open(archive) as file:
-        packed = {name.partition("/")[2] for name in file.getnames()}
-    assert {"cython/_core.pyx", "cython/include/hr/hr.h", "tests/harness.py"} <= packed
-    assert not any(name.endswith((".so", ".pyc", "cython/_core.c")) for name in packed)
+def test_the_example_of_the_front_page(python, tmp_path):
+    (example,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "example.py").write_text(example)
+    run(python.with_name("hrdma"), "run", "-n", "3", "--timeout", "60", "example.py", cwd=tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_editable_install(copy, tmp_path):
-    """The default editable install finds the mapped packages, in the tree, under one name each."""
-    target = tmp_path / "venv"
-    run(sys.executable, "-m", "venv", "--without-pip", str(target), cwd=tmp_path)
-    python = str(target / "bin" / "python")
-    # The environment of this interpreter may be one itself; what it has, but for hrdma, is shown to the new one.
-    (here,) = target.glob("lib/python3*/site-packages")
-    for path in [Path(path) for path in sys.path if path.endswith("site-packages")]:
-        for entry in path.iterdir():
-            if "hrdma" not in entry.name and not (here / entry.name).exists():
-                (here / entry.name).symlink_to(entry)
-    run(python, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "-e", ".", cwd=copy)
-    probe = "import hrdma.topo.schedule as s, hrdma._core as c, hrdma; print(s.__file__, c.__file__, hrdma.init().size)"
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RANK", "WORLD_SIZE")}
-    schedule, core, size = run(python, "-c", probe, cwd=tmp_path, env=clean).split()
-    assert schedule == str(copy / "topo" / "schedule.py")
-    assert core.startswith(str(copy))
-    assert size == "1"
+def test_info_of_the_wheel(python, tmp_path):
+    output = run(python.with_name("hrdma"), "info", cwd=tmp_path)
+    for provider in ("shm", "tcp", "loop"):
+        assert re.search(rf"\b{provider}\b", output), output
+
+
+def test_the_editable_install_is_this_tree(tmp_path):
+    """`make` installed it; every module comes from here, under one name."""
+    script = (
+        "import hrdma._core, hrdma.topo.algorithms as a; print(hrdma.__file__, hrdma._core.__file__, a.__file__)\n"
+        "try:\n    import topo\n"
+        "except ModuleNotFoundError:\n    print('no topo')"
+    )
+    files, top = run(sys.executable, "-c", script, cwd=tmp_path).splitlines()
+    folders = [str(Path(name).parent) for name in files.split()]
+    homes = [str(ROOT / "hrdma"), str(ROOT / "hrdma"), str(ROOT / "topo" / "algorithms")]
+    assert folders == homes, "run the tests by `make test`, which installs this tree"
+    assert top == "no topo"
+
+
+def test_the_version_is_written_once():
+    texts = [path.read_text() for path in (ROOT / "setup.py", ROOT / "pyproject.toml", ROOT / "README.md")]
+    assert not [text for text in texts if hrdma.__version__ in text]
+
+
+def import_cost(statement: str, cwd: Path) -> float:
+    """Seconds that a statement takes once numpy is there: the best of several."""
+    script = f"import time, numpy; start = time.perf_counter(); {statement}; print(time.perf_counter() - start)"
+    return min(float(run(sys.executable, "-c", script, cwd=cwd)) for _ in range(7))
+
+
+@pytest.mark.parametrize("statement", ["import hrdma", "import hrdma; hrdma.init, hrdma.empty"])
+def test_import_is_quick(statement, tmp_path):
+    assert import_cost(statement, tmp_path) < IMPORT_LIMIT
+
+
+def test_import_touches_little(tmp_path):
+    """No file under /sys, and none of the packages that only the control plane and the command line need."""
+    script = tmp_path / "listen.py"
+    script.write_text(
+        "import sys\n"
+        "opened = []\n"
+        "events = ('open', 'os.listdir', 'os.scandir')\n"
+        "sys.addaudithook(lambda event, args: event in events and opened.append(str(args[0])))\n"
+        "open('/sys/kernel/mm/transparent_hugepage/enabled').close() if sys.argv[1:] else None\n"
+        "import hrdma\n"
+        "bare = {name.partition('.')[0] for name in sys.modules}\n"
+        "hrdma.init, hrdma.empty\n"
+        "full = {name.partition('.')[0] for name in sys.modules}\n"
+        "print([name for name in opened if name.startswith('/sys')])\n"
+        "print(sorted(bare & {'numpy', 'zmq', 'click', 'rich'}), sorted(full & {'zmq', 'click', 'rich'}))\n"
+    )
+    assert run(sys.executable, script, cwd=tmp_path).splitlines() == ["[]", "[] []"]
+    if Path("/sys/kernel/mm/transparent_hugepage/enabled").exists():  # the listener hears what it should
+        assert "transparent_hugepage" in run(sys.executable, script, "open", cwd=tmp_path)

@@ -10,6 +10,7 @@ from hrdma.topo.cost import Cost
 __all__ = ["Choice", "choose"]
 
 _SEGMENTS = (2 << 20, 512 << 10, 128 << 10)  # bytes of a piece that is worth its messages and fits in a cache
+_OPERANDS = 8 << 20  # bytes of the operands of a reduction
 _MAX_PARTS = 64
 _TIE = 1.03  # the forms are not better than that: within it the earlier line of the table is taken
 _REDUCING = ("allreduce", "reduce", "reduce_scatter")
@@ -138,7 +139,10 @@ def _candidates(name: str, collective: str, size: int, nbytes: int, cut: tuple[s
         share = nbytes // 8  # most of its messages are far smaller than the segment
     elif collective not in ("broadcast", "reduce"):
         share = nbytes // size
-    parts = {min(_MAX_PARTS, max(1, -(-share // segment))) for segment in _SEGMENTS}
+    most = _SEGMENTS[0]
+    if name == "direct" and collective in _REDUCING:
+        most = max(_SEGMENTS[-1], _OPERANDS // size)  # one pass over the pieces of all ranks
+    parts = {min(_MAX_PARTS, max(1, -(-share // min(segment, most)))) for segment in _SEGMENTS}
     return sorted(parts if collective in _REDUCING else parts | {1})
 
 

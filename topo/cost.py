@@ -2,12 +2,12 @@
 
 A message costs `alpha` of its sender's and receiver's time, a byte that moves `beta`, a byte that is reduced into
 another `gamma`; a step that must wait for another rank adds `latency`. A message that is too long to be sent unasked
-(`eager`) is announced and answered first, or returned after: two messages more. Where peers' memory is read in place
-(`pull`), operands of a reduction do not move and a sender does nothing for a byte. Moving hides behind reducing only
-where other hands than the cores' do it (`offload`).
+(`eager`) is announced and answered before it moves: two messages more. Where peers' memory is read in place (`pull`) a
+sender does nothing for a byte, and there is one message more, which says that the memory is free again. Moving hides
+behind reducing only where other hands than the cores' do it (`offload`).
 
-Where ranks share cores, work of the ranks of a core adds up: no collective ends before all its work, spread over the
-cores, is done; and a step waits until the other ranks of a core have had their turn (`switch` for each).
+Where ranks share cores, work of the ranks of a core adds up, and a step waits until the others of a core have had their
+turn (`switch` for each). An algorithm in which some ranks idle (`Work.share`) leaves the cores to the others.
 """
 
 from __future__ import annotations
@@ -71,11 +71,17 @@ class Cost:
 
     def message(self, nbytes: float) -> float:
         """Seconds for one message, without those for its bytes."""
-        return self.alpha if nbytes <= self.eager else 3 * self.alpha + 2 * self.latency
+        if nbytes <= self.eager:
+            return self.alpha
+        return 2 * self.alpha if self.pull else 3 * self.alpha + 2 * self.latency
+
+    def crowd(self, size: int) -> int:
+        """Ranks on the fullest core."""
+        return -(-size // self.cores) if self.cores else 1
 
     def step(self, size: int) -> float:
         """Seconds that one of so many ranks waits in a step."""
-        return self.latency + (self.switch * (size / self.cores - 1) if 0 < self.cores < size else 0.0)
+        return self.latency + self.switch * (self.crowd(size) - 1)
 
     def to_dict(self) -> dict:
         """For a cache file; `Cost(**data)` reads it back."""
@@ -84,13 +90,13 @@ class Cost:
 
 # Orders of magnitude for a recent host; a job measures its own (hrdma/calibration.py).
 DEFAULT_COST: dict[str, Cost] = {
-    "loop": Cost(2e-7, 1.2e-10, 1.2e-10, pull=True, name="default for loop"),
-    "shm": Cost(3e-7, 1.2e-10, 1.2e-10, 2e-7, 1e-6, 16 << 10, pull=True, name="default for shm"),
-    "tcp": Cost(6.5e-6, 2e-10, 5e-11, 1e-6, 5e-6, 64 << 10, name="default for tcp"),
-    "verbs": Cost(1e-6, 8.0e-11, 1.2e-10, 2e-6, 5e-6, 4 << 10, offload=True, name="default for verbs"),
+    "loop": Cost(2e-7, 1e-10, 2.5e-11, pull=True, name="default for loop"),
+    "shm": Cost(2.5e-7, 1.2e-10, 2.5e-11, 2e-7, 1e-6, 16 << 10, pull=True, name="default for shm"),
+    "tcp": Cost(7e-6, 3e-10, 2.5e-11, 5e-7, 3e-6, 64 << 10, name="default for tcp"),
+    "verbs": Cost(1e-6, 8e-11, 2.5e-11, 2e-6, 5e-6, 4 << 10, offload=True, name="default for verbs"),
 }
 
-NETWORK = Cost(6.5e-6, 8e-10, 5e-11, 2e-5, 5e-6, 64 << 10, offload=True, name="a network of 10 Gbit/s")
+NETWORK = Cost(7e-6, 8e-10, 2.5e-11, 2e-5, 5e-6, 64 << 10, offload=True, name="a network of 10 Gbit/s")
 
 
 def effort(operands: int) -> float:
@@ -111,16 +117,15 @@ class Work(NamedTuple):
 
     def seconds(self, size: int, cost: Cost, parts: int = 1) -> float:
         """Predicted time. With several parts the shorter of moving and reducing may hide behind the longer."""
-        moving = cost.beta * (self.copied if cost.pull else max(self.sent, self.copied + self.reduced))
+        arriving = self.copied + self.reduced
+        moving = cost.beta * (arriving if cost.pull else max(self.sent, arriving))
         reducing = cost.gamma * self.reduced * self.effort
-        path = self.messages * cost.message(max(self.sent, self.copied + self.reduced) / max(self.messages, 1))
-        waiting = self.steps * cost.step(size)
+        path = self.messages * cost.message(max(self.sent, arriving) / max(self.messages, 1))
         hidden = min(moving, reducing) * (1 - 1 / parts) if cost.offload else 0.0
-        alone = path + waiting + moving + reducing - hidden
-        if not cost.cores or cost.cores >= size:
-            return alone
-        together = (path + reducing + (0.0 if cost.offload else moving)) * size * self.share / cost.cores
-        return max(alone, together + waiting)
+        work = path + reducing + (0.0 if cost.offload else moving)
+        return max(path + moving + reducing - hidden, work * self.share * cost.crowd(size)) + self.steps * cost.step(
+            size
+        )
 
 
 def predict(schedule: Schedule, nbytes: float, cost: Cost) -> float:
@@ -164,8 +169,7 @@ def predict(schedule: Schedule, nbytes: float, cost: Cost) -> float:
             pending.clear()
             now = rnd
         length = sum(chunk_bytes[c % split] for c in range(chunk, chunk + span))
-        pulled = cost.pull and op != COPY
-        moving = 0.0 if pulled else cost.beta * length
+        moving = cost.beta * length
         start = max(ready.get((src, c), 0.0) for c in range(chunk, chunk + span))
         start = max(start, receiving[dst], 0.0 if cost.pull else sending[src])
         arrived = start + cost.message(length) + moving
@@ -183,6 +187,6 @@ def predict(schedule: Schedule, nbytes: float, cost: Cost) -> float:
             key = dst, c
             pending[key] = max(pending.get(key, 0.0), arrived + waiting)
         end = max(end, arrived + waiting)
-    if cost.cores and cost.cores < size:
-        end = max(end, sum(busy) / cost.cores)
+    if cost.crowd(size) > 1:
+        end = max(end, sum(busy) / size * cost.crowd(size))
     return end

@@ -9,8 +9,9 @@
  *
  * Two bounds keep memory and latency in hand. Credit: what the peer holds because no receive matched it yet, bytes and
  * headers. Window: bulk bytes (segments, writes, eager payloads) on their way and not acknowledged by the peer's
- * engine, kernel buffers and network included; it is max(64 KiB, 2 ms x measured rate), so an urgent message never has
- * more than about 2 ms of bulk ahead of it on its connection. More urgent than the default ignores the window.
+ * engine, kernel buffers and network included; it is max(64 KiB, (1 ms + round trip) x measured rate), so an urgent
+ * message never has more than about 2 ms of bulk ahead of it on its connection. More urgent than the default ignores
+ * the window.
  */
 
 #include <stdio.h>
@@ -24,7 +25,7 @@
 #define CTL_MAX (64u << 10) /* answers that wait for a peer who asks and does not read */
 #define ACK_EVERY (16u << 10)
 #define BULK_MIN 4096
-#define LATENCY_NS 2000000.0
+#define LATENCY_NS 1000000.0 /* of bulk ahead of an urgent message; the bound promised is twice that */
 #define ROUND_NS 1000000
 
 static uint64_t conn_credit_max(struct hr_engine *engine) {
@@ -179,27 +180,35 @@ static void conn_round(struct hr_conn *conn, int64_t now) {
 static void conn_sent_bulk(struct hr_conn *conn, uint64_t nbytes) {
     if (!conn->caps->window || nbytes < BULK_MIN) return;
     if (!conn->inflight) {
-        conn->busy_since = hr_now();
+        conn->busy_since = conn->alone_since = hr_now();
         conn_round(conn, conn->busy_since);
     }
     conn->inflight += nbytes;
     conn->tx_bulk += nbytes;
 }
 
-/* A round lasts until all that was in flight at its beginning has been acknowledged, and a millisecond at least: acknowledgements
- * that were only read late cannot pass for a fast network for long. */
+/* A round lasts until all that was in flight at its beginning has been acknowledged, and a millisecond at least:
+ * acknowledgements that were only read late cannot pass for a fast network for long. */
 static void conn_acked(struct hr_conn *conn, uint64_t nbytes) {
     if (nbytes > conn->inflight) nbytes = conn->inflight;
     conn->inflight -= nbytes;
     conn->round_bytes += nbytes;
     int64_t now = hr_now(), elapsed = now - conn->round_since;
+    if (conn->alone_since) { /* the first answer since nothing was in flight: the round trip, with as little queue as
+                                can be */
+        if (!conn->rtt || now - conn->alone_since < conn->rtt) conn->rtt = now - conn->alone_since;
+        conn->alone_since = 0;
+    }
     if (conn->round_bytes >= conn->round_mark && elapsed >= ROUND_NS) {
         double rate = (double)conn->round_bytes * 1e9 / (double)elapsed;
-        /* The rate at which the path drains when it drains: lower figures come from a peer that was not running, or from too
-         * little to send, so they count slowly. Following them would shrink the window, and with it the next figure. */
-        if (rate > conn->rate) conn->rate = rate;
-        else if (conn->nbulk || conn->nqueued) conn->rate -= (conn->rate - rate) / 32;
-        double window = conn->rate * LATENCY_NS / 1e9;
+        /* The rate at which the path drains when it drains: lower figures come from a peer that was not running, or
+         * from too little to send, so they count slowly. Following them would shrink the window, and with it the next
+         * figure. */
+        if (rate > conn->rate)
+            conn->rate = rate;
+        else if (conn->nbulk || conn->nqueued)
+            conn->rate -= (conn->rate - rate) / 32;
+        double window = conn->rate * (LATENCY_NS + (double)conn->rtt) / 1e9;
         conn->window = window > (double)HR_WINDOW_MIN ? (uint64_t)window : HR_WINDOW_MIN;
         conn_round(conn, now);
     }
@@ -209,8 +218,8 @@ static void conn_acked(struct hr_conn *conn, uint64_t nbytes) {
 
 static int conn_window_open(struct hr_conn *conn) { return !conn->caps->window || conn->inflight < conn->window; }
 
-/* What a cancelled transfer had on its way may arrive and be acknowledged, or may not. The peer counts what has come: its
- * answer to a probe leaves behind all that was posted before, so the difference is lost for good. */
+/* What a cancelled transfer had on its way may arrive and be acknowledged, or may not. The peer counts what has come:
+ * its answer to a probe leaves behind all that was posted before, so the difference is lost for good. */
 void hr_conn_probe(struct hr_conn *conn) {
     struct hr_hdr h = {.kind = HR_MSG_PROBE, .aux = conn->tx_bulk};
     if (conn->caps->window && conn->inflight) hr_conn_send_ctl(conn, &h, sizeof h);
@@ -242,11 +251,8 @@ static int conn_eager(struct hr_conn *conn, uint64_t len) {
 static hr_status send_header(struct hr_conn *conn, struct hr_request *req) {
     hr_status status;
     uint32_t *order = &conn->order_tx[req->rflags];
-    struct hr_hdr_long m = {.h = {.bucket = req->rflags,
-                                  .order = *order,
-                                  .comm = req->comm->id,
-                                  .tag = req->tag,
-                                  .aux = req->sig}};
+    struct hr_hdr_long m = {
+        .h = {.bucket = req->rflags, .order = *order, .comm = req->comm->id, .tag = req->tag, .aux = req->sig}};
     if (conn_eager(conn, req->len)) {
         m.h.kind = HR_MSG_EAGER;
         status = hr_conn_post(conn, &m.h, sizeof m.h, req->buf, req->len, req);
@@ -350,8 +356,7 @@ static int conn_more_urgent_waits(struct hr_conn *conn, int priority) {
 hr_status hr_conn_send(struct hr_conn *conn, struct hr_request *req) {
     hr_status status = HR_AGAIN;
     if (conn->state == HR_CONN_UP && hr_list_empty(&conn->ctl) &&
-        (!conn->nqueued ||
-         (!conn->bucket_queued[req->rflags] && !conn_more_urgent_waits(conn, req->priority))) &&
+        (!conn->nqueued || (!conn->bucket_queued[req->rflags] && !conn_more_urgent_waits(conn, req->priority))) &&
         conn_may_send(conn, req->priority))
         status = send_header(conn, req);
     if (status == HR_AGAIN)

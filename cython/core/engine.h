@@ -161,7 +161,7 @@ struct hr_conn {
     uint32_t owed_credit, owed_ack, nbreaks;
     uint64_t rx_bulk;
     /* measuring */
-    int64_t round_since, busy_since;
+    int64_t round_since, busy_since, alone_since, rtt;
     uint64_t round_bytes, round_mark;
     double rate;
     uint64_t tx_bytes, rx_bytes, tx_msgs, rx_msgs, busy_ns;
@@ -302,7 +302,7 @@ void hr_conn_free(struct hr_conn *conn);
 /* match.c */
 void hr_match_arrived(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len);
 void hr_match_skip(struct hr_conn *conn, const struct hr_hdr *h);
-void hr_match_post(struct hr_engine *engine, struct hr_request *req);
+int hr_match_post(struct hr_engine *engine, struct hr_request *req); /* 1: it waits for its message */
 void hr_match_again(struct hr_engine *engine, struct hr_request *req); /* its message was withdrawn */
 void hr_match_unpost(struct hr_engine *engine, struct hr_request *req);
 void hr_match_keep_break(struct hr_conn *conn, const struct hr_hdr *h); /* of a communicator not open here, yet */

@@ -82,7 +82,7 @@ static int match_fits(struct hr_request *req, struct hr_conn *conn, const struct
 }
 
 /* Receives wait in the order of posting, which index holds. */
-static void post(struct hr_engine *engine, struct hr_request *req) {
+static int post(struct hr_engine *engine, struct hr_request *req) {
     uint32_t chain = match_chain(req->comm->id, req->tag);
     for (struct hr_link *l = engine->unexpected[chain].next; l != &engine->unexpected[chain]; l = l->next) {
         struct hr_umsg *u = hr_container(l, struct hr_umsg, link);
@@ -90,7 +90,7 @@ static void post(struct hr_engine *engine, struct hr_request *req) {
         hr_list_remove(l);
         match_start(req, u->conn, &u->hdr, u->payload, u->len);
         umsg_free(u);
-        return;
+        return 0;
     }
     struct hr_request **head = &engine->posted[chain], *at = *head;
     if (at) {
@@ -106,11 +106,12 @@ static void post(struct hr_engine *engine, struct hr_request *req) {
         *head = req;
     }
     req->queued = HR_QUEUED_POSTED;
+    return 1;
 }
 
-void hr_match_post(struct hr_engine *engine, struct hr_request *req) {
+int hr_match_post(struct hr_engine *engine, struct hr_request *req) {
     req->index = engine->nposted++;
-    post(engine, req);
+    return post(engine, req);
 }
 
 void hr_match_again(struct hr_engine *engine, struct hr_request *req) {
@@ -163,6 +164,11 @@ static void match_deliver(struct hr_conn *conn, const struct hr_hdr *h, const vo
         return;
     }
     struct hr_comm *comm = h->tag & HR_COLL_TAG ? hr_comm_find(engine, h->comm) : NULL;
+    if (comm && hr_comm_rank_of(comm, conn) < 0) {
+        hr_conn_lost(conn, HR_ERR_PROTOCOL, "a collective of a communicator that it is no member of");
+        umsg_free(u);
+        return;
+    }
     if (comm && HR_COLL_SEQ(h->tag) < comm->run_seq && !hr_run_active(comm, HR_COLL_SEQ(h->tag))) {
         umsg_free(u);
         hr_conn_owe(conn, HR_EAGER_COST + (uint32_t)len, 0);

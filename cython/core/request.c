@@ -146,9 +146,8 @@ void hr_recv_start(struct hr_comm *comm, struct hr_request *req, int src) {
     struct hr_conn *conn = src == HR_ANY_SOURCE ? NULL : comm->conns[src];
     req->conn = conn;
     if (!conn) req->rflags |= HR_RECV_ANY;
-    hr_match_post(comm->engine, req);
+    if (!hr_match_post(comm->engine, req)) return; /* ended, perhaps: it is not ours any more */
     /* what had arrived before the peer left may still be received, nothing else */
-    if (req->queued != HR_QUEUED_POSTED) return;
     if (conn && (conn->state == HR_CONN_CLOSED || conn->state == HR_CONN_LOST))
         hr_abort_request(comm->engine, req, conn->why, src, HR_PHASE_MATCH, conn);
     else if (!conn && comm->size > 1 && comm->nclosed == comm->size - 1)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hrdma.bench.cases import Call
     from hrdma.bench.options import Options
     from hrdma.communicator import Communicator
+    from hrdma.types import Op
 
 __all__ = ["Bench", "Row"]
 
@@ -86,7 +87,7 @@ class Bench:
         x, out = self._buffers(at, dtype_of(dtype))
         x.fill(0)
         out.fill(0)
-        call = case.bind(self.comm, x, out, op, options.root)
+        call = case.bind(self.comm, x, out, cast("Op", op), options.root)
         nbytes = count * x.itemsize
         burst = case.burst(nbytes)
         iters = self._warm_up(call)

@@ -32,7 +32,7 @@ def head(options: Options, ranks: int, transports: list[str]) -> str:
         f"# {options.case} on {ranks} rank{'s' if ranks > 1 else ''} over {' and '.join(transports)}, "
         f"{options.memory} memory{place}\n"
         f"# hrdma {__version__}; median of {rounds}, the slowest rank counts; GB = 1e9 bytes\n{left_out}"
-        f"#{titles[1:]}\n#{units[1:]}"
+        f"#{titles[1:]}\n#{units[1:].rstrip()}"
     )
 
 

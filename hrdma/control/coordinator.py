@@ -78,6 +78,11 @@ class Coordinator:
         Those among them that left in good order.
     awaited : iterable of int
         Ranks that have not brought their state yet.
+
+    Attributes
+    ----------
+    asked : set of int
+        Lost ranks that are asked whether it is not rather this one that is lost. Meanwhile nothing is decided.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class Coordinator:
         self.lost = lost
         self.left = left
         self.awaited = set(awaited)
+        self.asked: set[int] = set()
         self._decisions = decisions
         self._send = send
         self._stalls = Stalls()
@@ -114,6 +120,11 @@ class Coordinator:
         self.awaited.discard(rank)
         for other in self.living():
             self._send(other, Kind.LOST, {"rank": rank, "reason": reason, "left": left})
+        self._settle()
+
+    def silent(self, rank: int) -> None:
+        """A rank that was asked does not contradict."""
+        self.asked.discard(rank)
         self._settle()
 
     def bring(self, rank: int, state: dict[str, Any]) -> None:
@@ -176,7 +187,7 @@ class Coordinator:
 
     def _settle(self) -> None:
         """Decides what can be decided."""
-        if self.awaited:
+        if self.awaited or self.asked:
             return
         for key, agreement in list(self._agreements.items()):
             if key in self._decisions:

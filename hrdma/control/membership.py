@@ -5,6 +5,9 @@ When the coordinator's connection ends, its members call the lowest rank that th
 called before it has noticed anything itself keeps the caller waiting. If it then hears from the old coordinator that
 the caller was lost, it expels the caller; if the old coordinator goes, it is the new one. Nobody is counted as lost
 because its interpreter is silent: only the end of a connection, a refused call, or missing heartbeats count.
+
+A coordinator on which all others have hung up may itself be the one that was away (stopped, or cut off), while they
+went on without it. It asks each of them before it decides anything alone: who lives says that it is expelled.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from hrdma.log import logger
 __all__ = ["Events", "Membership", "Position"]
 
 PROBE_AFTER = 0.1  # seconds until a new coordinator looks after those who have not come
+ASK_SECONDS = 1.0  # how long those who hung up have to contradict
 LEAVE_GRACE = 1.0  # seconds that a leaving coordinator waits for the others to leave as well
 POSITIONS = 64  # communicators whose last position is remembered
 LINGER = 0.5  # seconds that last messages have to leave
@@ -77,6 +81,7 @@ class Membership:
         self._connected = dialog is not None
         self._coordinator: Coordinator | None = None
         self._probes: dict[int, Dialog] = {}
+        self._questions: dict[int, Dialog] = {}
         self._held: dict[int, Admission] = {}
         self._probed_by: dict[int, bytes] = {}
         self._local: deque[Callable[[], None]] = deque()
@@ -155,6 +160,8 @@ class Membership:
     def hung_up(self, rank: int) -> None:
         self._held.pop(rank, None)
         if self._coordinator is not None and rank not in self.lost:
+            if self._coordinator.living() == sorted({rank, self.rank}):
+                self._ask(rank)
             self._lose(rank)
 
     def answered(self, dialog: Dialog, kind: Kind, body: dict[str, Any]) -> None:
@@ -179,6 +186,8 @@ class Membership:
         if self._probes.get(dialog.rank) is dialog:
             del self._probes[dialog.rank]
             self._lose(dialog.rank)
+        elif self._questions.get(dialog.rank) is dialog:
+            self._unanswered(dialog.rank)
         elif dialog is self._dialog:
             self._dialog = None
             self._connected = False
@@ -383,6 +392,22 @@ class Membership:
             hello = {"purpose": "probe", "rank": self.rank, "job": self._job}
             for rank in sorted(self._coordinator.awaited - self._probes.keys()):
                 self._probes[rank] = self._loop.dial(rank, self._endpoints[rank], hello, {})
+
+    def _ask(self, last: int) -> None:
+        """Nobody but this rank is left: is it so, or have they expelled it?"""
+        assert self._coordinator is not None
+        hello = {"purpose": "probe", "rank": self.rank, "job": self._job}
+        self._coordinator.asked = {last, *(rank for rank in self.lost if rank not in self.left)}
+        for rank in sorted(self._coordinator.asked):
+            self._questions[rank] = self._loop.dial(rank, self._endpoints[rank], hello, {})
+            self._loop.at(f"ask {rank}", time.monotonic() + ASK_SECONDS, functools.partial(self._unanswered, rank))
+
+    def _unanswered(self, rank: int) -> None:
+        self._loop.hang_up(self._questions.pop(rank))
+        self._loop.cancel(f"ask {rank}")
+        if self._coordinator is not None:
+            self._coordinator.silent(rank)
+            self._after()
 
     def _silence(self, rank: int) -> str:
         return f"rank {rank} hung up or was silent for {self._loop.heartbeat:g} s"

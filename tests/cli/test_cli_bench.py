@@ -50,6 +50,7 @@ def test_every_case(name, transport):
     assert found["average_busbw"] == pytest.approx(sum(row["busbw"] for row in rows) / len(rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "memory"), [("in", "plain"), ("out", "registered")])
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if len(case.places) > 1])
 def test_places_memories_and_roots(name, place, memory):
@@ -135,6 +136,7 @@ def sabotaged(tmp_path, n: int, culprit: int, how: str, options: Options):
     return hrdma("run", "-n", str(n), "--no-prefix", "--keep-going", str(path), options.to_json(), str(culprit), how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name].moves])
 def test_one_wrong_element_on_one_rank_is_counted(tmp_path, name):
     n = 2 if CASES[name].pair else 3
@@ -216,6 +218,7 @@ def test_memory_that_cannot_be_had_is_a_failure():
     assert done.returncode == 1 and "hrdma bench: rank 0: cannot get 107374182400000 bytes" in done.stderr, done
 
 
+@pytest.mark.slow
 def test_timeout():
     start = time.monotonic()
     done = hrdma("bench", "allreduce", "-i", "1000000000", "--timeout", "2")
@@ -311,6 +314,7 @@ def test_progress():
     assert 2 <= len(lines) <= 6 and lines[0] == "# allreduce float32 64 MiB: round 1 of 5, 0 s so far"
 
 
+@pytest.mark.slow
 def test_progress_goes_to_stderr():
     done = hrdma(
         "bench", "allreduce", "-b", "4M", "-e", "4M", "-i", "5000000", "--timeout", "5", "--json", "--progress"

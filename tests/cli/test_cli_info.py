@@ -96,6 +96,13 @@ def test_what_is_wrong_is_named_and_the_rest_is_shown(environ, problem):
     assert done.returncode == 2 and any(problem in text for text in json.loads(done.stdout)["problems"])
 
 
+@pytest.mark.parametrize("name", ["HRDMA_TCP", "HRDMA_SHM"])
+def test_examples_of_options_are_good_ones(name):
+    (help_text,) = [setting.help for setting in SETTINGS if setting.name == name]
+    example = help_text.partition("such as ")[2]
+    assert example and hrdma("info", **{name: example}).returncode == 0, example
+
+
 def test_two_problems_are_two_lines():
     done = hrdma("info", HRDMA_TIMEOUT="x", HRDMA_PORT="y")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 2

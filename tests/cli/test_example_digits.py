@@ -10,6 +10,7 @@ from commands import hrdma
 
 import harness
 
+pytestmark = pytest.mark.slow
 MODULE = "hrdma.examples.train_digits"
 
 

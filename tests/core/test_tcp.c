@@ -208,7 +208,8 @@ TEST(options_are_checked) {
     static const char *const wrong[][2] = {
         {"speed=1", "speed"},        {"cc=nonsense", "nonsense"}, {"cc", "cc="},
         {"sndbuf=0", "sndbuf=0"},    {"rcvbuf=4Q", "4Q"},         {"sndbuf=9G", "9G"},
-        {"user_timeout=x", "86400"}, {"cc=auto,,x=1", "'x'"},     {"sndbuf=-4K", "-4K"}};
+        {"user_timeout=x", "86400"}, {"cc=auto,,x=1", "'x'"},     {"sndbuf=-4K", "-4K"},
+        {"streams=5", "1 to 4"},     {"streams=0", "streams=0"}};
     struct node n;
     char detail[256];
     memset(&n, 0, sizeof n);

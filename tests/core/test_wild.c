@@ -23,7 +23,7 @@ struct wild { /* a domain and an endpoint without an engine */
     int up, lost, nheard, echoes, deaf;
     struct hr_hdr_long heard[HEARD], last; /* what the engine said: RTS, CTS and FIN; any */
     uint32_t order[HR_BUCKETS];
-    uint64_t comm;
+    uint64_t comm, runs, at[HEARD]; /* at: of the segments for each transfer */
     uint8_t payload[PAYLOAD];
 };
 struct rig {
@@ -39,6 +39,7 @@ static void wild_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
     memset(&w->last, 0, sizeof w->last);
     memcpy(&w->last, hdr, hdr_len < sizeof w->last ? hdr_len : sizeof w->last);
     w->echoes += w->last.h.kind == HR_MSG_ECHO;
+    if (w->last.h.kind == HR_MSG_CTS) w->at[w->last.h.rreq % HEARD] = 0;
     if (w->last.h.kind == HR_MSG_RTS || w->last.h.kind == HR_MSG_CTS || w->last.h.kind == HR_MSG_FIN)
         w->heard[w->nheard++ % HEARD] = w->last;
 }
@@ -100,7 +101,6 @@ static void rig_open(struct rig *r, int n) {
     uint64_t pair[2] = {1, 2}, bad;
     char detail[256] = "";
     memset(r, 0, sizeof *r);
-    r->n = n;
     r->e = (struct rank){.engine = open_engine(1, addr[0], &len[0]), .rank = 0, .size = 2};
     r->decent = (struct rank){.engine = open_engine(2, addr[1], &len[1]), .rank = 1, .size = 2};
     for (int i = 0; i < 2; i++) {
@@ -117,6 +117,7 @@ static void rig_open(struct rig *r, int n) {
     for (int k = 0; k < n; k++) {
         struct wild *w = r->wild[k] = wild_open((uint64_t)(WILD_ID + k), addr[0], len[0]);
         w->comm = (uint64_t)(WILD_COMM + k);
+        r->n++;
         CHECK_EQ(hr_connect(r->e.engine, (uint64_t)(WILD_ID + k), world_provider(), at,
                             w->ops->domain_address(w->domain, at), 0),
                  HR_OK);
@@ -363,7 +364,8 @@ ATTACK(breaks_of_what_is_not_there) {
 ATTACK(questions_without_listening) {
     int said = 0;
     r->wild[0]->deaf = 1;
-    while (said < 2000000 && state_of(r, 0) == HR_OK && say(r, HDR(PROBE), 0)) said++;
+    while (said < 1000000 && state_of(r, 0) == HR_OK && say(r, HDR(PROBE), 0))
+        if (++said % 16 == 0) turn(r); /* what it sends is read at once */
     r->wild[0]->deaf = 0;
     cut_off(r);
     CHECK(said < 1000000);
@@ -404,6 +406,16 @@ ATTACK(a_message_into_the_communicator_of_others) {
     CHECK_EQ(hr_irecv(r->e.comm, &x, sizeof x, HR_ANY_SOURCE, 9, &req), HR_OK); /* nor from where it lies */
     CHECK(!req.done);
     hr_cancel(r->e.engine, &req, HR_ERR_CANCELED);
+}
+
+/* Nor can it spoil their collectives, past or to come. */
+ATTACK(a_collective_of_others) {
+    struct hr_hdr_long m = {.h = {.kind = HR_MSG_EAGER, .comm = DECENT_COMM, .tag = HR_COLL_TAG}};
+    hr_lock(r->e.engine);
+    r->e.comm->run_seq = 3; /* as if some had been run */
+    hr_unlock(r->e.engine);
+    CHECK(say_in_order(r, 0, &m, 4));
+    cut_off(r);
 }
 
 /* --- transfers
@@ -614,7 +626,7 @@ ATTACK(asked_to_write_where_nothing_is) {
     struct hr_hdr_long cts = {.h = HDR(CTS, .flags = HR_HDR_DESC, .sreq = heard(r, HR_MSG_RTS)->h.sreq, .rreq = 9)};
     memset(&cts.desc, 0x77, sizeof cts.desc);
     CHECK(wild_say(r, 0, &cts, sizeof cts, 0));
-    UNTIL(r, state_of(r, 0) != HR_OK);
+    for (int i = 0; i < 1000; i++) turn(r); /* refused here, or there */
     free(buf);
 }
 /* A send that is withdrawn by its receiver would be posted as a receive: into memory that is only read. */
@@ -775,6 +787,7 @@ static void deed_start(struct rig *r, int k, struct deed *d, struct hr_program *
     d->buf = malloc(d->len + !d->len);
     memset(d->buf, 1, d->len);
     d->req.priority = (int)below(HR_PRIORITIES);
+    if (d->kind == 0) r->wild[k]->runs++;
     if (d->kind == 0)
         hr_run(r->comms[k], p, d->buf, d->buf, HR_FLOAT32, HR_SUM, SIG, &d->req);
     else if (d->kind < 5)
@@ -783,11 +796,17 @@ static void deed_start(struct rig *r, int k, struct deed *d, struct hr_program *
         hr_isend(r->comms[k], d->buf, d->len, 1, (uint32_t)below(4), &d->req);
 }
 
-static uint32_t some_id(struct wild *w) {
-    if (w->nheard && chance(70)) {
-        const struct hr_hdr *h = &w->heard[below((uint64_t)(w->nheard < HEARD ? w->nheard : HEARD))].h;
-        return h->kind == HR_MSG_RTS ? h->sreq : h->rreq;
-    }
+/* Something that the engine said, of this kind most of the time. */
+static const struct hr_hdr_long *some_heard(struct wild *w, int kind) {
+    uint64_t n = (uint64_t)(w->nheard < HEARD ? w->nheard : HEARD);
+    const struct hr_hdr_long *m = n ? &w->heard[below(n)] : NULL;
+    for (uint64_t i = 0; n && i < n && m->h.kind != kind && kind; i++) m = &w->heard[(below(n) + i) % n];
+    return m && (m->h.kind == kind || !kind || below(500) == 0) ? m : NULL;
+}
+static uint32_t some_id(struct wild *w, int kind) {
+    const struct hr_hdr_long *m = chance(90) ? some_heard(w, kind) : NULL;
+    if (m) return m->h.kind == HR_MSG_RTS ? m->h.sreq : m->h.rreq;
+    if (chance(90)) return (uint32_t)(5u << 20 | below(20)); /* nobody's */
     return chance(80) ? (uint32_t)((1 + below(3)) << 20 | below(20)) : (uint32_t)rnd();
 }
 static uint64_t some_size(void) {
@@ -798,9 +817,8 @@ static uint64_t some_size(void) {
 
 static void wild_write(struct rig *r, struct wild *w) {
     struct hr_rmem rmem;
-    if (!w->nheard) return;
-    const struct hr_hdr_long *m = &w->heard[below((uint64_t)(w->nheard < HEARD ? w->nheard : HEARD))];
-    if (!(m->h.flags & HR_HDR_DESC) || w->ops->mem_import(w->ep, &m->desc, &rmem) != HR_OK) return;
+    const struct hr_hdr_long *m = some_heard(w, chance(70) ? HR_MSG_CTS : 0);
+    if (!m || !(m->h.flags & HR_HDR_DESC) || w->ops->mem_import(w->ep, &m->desc, &rmem) != HR_OK) return;
     if (chance(20)) rmem.len = 1u << 30;
     struct hr_rma rma = {.local = w->payload,
                          .len = chance(50)           ? below(PAYLOAD)
@@ -809,8 +827,7 @@ static void wild_write(struct rig *r, struct wild *w) {
                          .remote = &rmem,
                          .offset = chance(70) ? 0 : below(200000),
                          .with_notify = chance(80),
-                         .value = chance(80) ? m->h.rreq : some_id(w)};
-    if (chance(10)) rma.value = rnd();
+                         .value = chance(90) ? m->h.rreq : rnd()};
     if (m->h.kind == HR_MSG_CTS || chance(50)) w->ops->post_write(w->ep, &rma);
     w->ops->mem_release(w->ep, &rmem);
     turn(r);
@@ -820,14 +837,14 @@ static void wild_write(struct rig *r, struct wild *w) {
 static void wild_deed(struct rig *r, int k) {
     struct wild *w = r->wild[k];
     struct hr_hdr_long m = {.h = {.kind = (uint8_t)(1 + below(HR_MSG_KINDS - 1)),
-                                  .comm = chance(92)   ? w->comm
+                                  .comm = chance(96)   ? w->comm
                                           : chance(50) ? DECENT_COMM
                                                        : rnd(),
-                                  .tag = chance(60) ? below(4) : coll_tag(below(4), below(3)),
-                                  .sreq = some_id(w),
-                                  .rreq = some_id(w)},
+                                  .tag = chance(60) || below(4) ? below(4) : coll_tag(w->runs + below(4), below(3)),
+                                  .sreq = (uint32_t)(5u << 20 | below(20)),
+                                  .rreq = (uint32_t)(5u << 20 | below(20))},
                             .size = some_size()};
-    size_t len = m.h.kind == HR_MSG_EAGER || m.h.kind == HR_MSG_SEG ? (chance(90) ? below(9000) : below(PAYLOAD)) : 0;
+    size_t len = m.h.kind == HR_MSG_EAGER ? (chance(90) ? below(9000) : below(PAYLOAD)) : 0;
     if (m.h.kind == HR_MSG_BREAK || m.h.kind == HR_MSG_BYE)
         if (chance(97)) return;
     if (chance(15)) {
@@ -835,13 +852,23 @@ static void wild_deed(struct rig *r, int k) {
         return;
     }
     m.h.aux = m.h.tag & HR_COLL_TAG ? SIG : 0;
-    if (m.h.kind == HR_MSG_SEG) m.h.aux = below(3) * 5000;
+    if (m.h.kind == HR_MSG_SEG) {
+        m.h.rreq = some_id(w, HR_MSG_CTS);
+        uint64_t *at = &w->at[m.h.rreq % HEARD];
+        len = chance(95) ? 4000 : below(PAYLOAD);
+        m.h.aux = below(200) ? *at : below(3) * 5000;
+        *at += len;
+    }
+    if (m.h.kind == HR_MSG_CANCEL) m.h.rreq = chance(50) ? 0 : some_id(w, HR_MSG_CTS);
+    if (m.h.kind == HR_MSG_CTS) m.h.sreq = some_id(w, HR_MSG_RTS);
+    if (m.h.kind == HR_MSG_FIN) m.h.rreq = some_id(w, HR_MSG_RTS);
     if (m.h.kind == HR_MSG_SKIP) m.h.aux = below(100);
     if (m.h.kind == HR_MSG_FIN) m.h.status = chance(50) ? HR_OK : (int8_t)-(1 + (int)below(12));
     if (m.h.kind == HR_MSG_BREAK) m.h.tag = below(3);
-    if (m.h.tag & HR_COLL_TAG && m.h.kind == HR_MSG_EAGER && chance(50)) m.h.tag &= 3;
-    if (chance(30)) m.h.flags = HR_HDR_DESC;
-    if (m.h.flags && chance(50) && w->nheard) m.desc = w->heard[0].desc;
+    if (m.h.kind == HR_MSG_RTS && chance(50)) m.h.flags = HR_HDR_DESC;
+    if (m.h.kind == HR_MSG_CTS && below(50) == 0) m.h.flags = HR_HDR_DESC;
+    if (m.h.flags && w->nheard) m.desc = w->heard[0].desc;
+    if (m.h.tag & HR_COLL_TAG) m.size = ELEMENTS * 4;
     m.h.bucket = hr_match_bucket(m.h.comm, m.h.tag);
     m.h.order = w->order[m.h.bucket];
     if (chance(3)) m.h.order += (uint32_t)below(5);

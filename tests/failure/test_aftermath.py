@@ -311,7 +311,8 @@ def shrinks(me: Me, order: list[int], how: str) -> None:
             me.fall(how)
         report(me, "raised", lambda comm=comm: [comm.allreduce(np.ones(50_000)) for _ in range(1_000_000)])
         if me.rank == victim:  # it was only stopped
-            report(me, "shrink", lambda comm=comm: comm.shrink(2.0))
+            # whether or not it still finds somebody's old message that agrees, there is nobody to go on with
+            report(me, "shrink", lambda comm=comm: comm.shrink(2.0).barrier())
             return
         started = time.monotonic()
         comm = comm.shrink(timeout=8.0)

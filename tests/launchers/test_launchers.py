@@ -18,6 +18,7 @@ import wheels
 
 import harness
 
+pytestmark = pytest.mark.slow
 JOB = str(Path(__file__).with_name("job.py"))
 SECONDS = 40
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -176,7 +176,7 @@ def test_the_mirror_is_what_the_header_says() -> None:
     assert codes
     names = re.findall(r"HR_OP_(\w+)", re.sub(r"/\*.*?\*/", "", codes.group(1)))
     assert [getattr(isa, name) for name in names] == list(range(7))
-    assert re.search(r"HR_BUF_IN, HR_BUF_OUT, HR_BUF_TMP, HR_BUF_BORROWED", text)
+    assert re.search(r"HR_BUF_IN,\s+HR_BUF_OUT,\s+HR_BUF_TMP,\s+HR_BUF_BORROWED", text)
     for name in ("SCALE", "NT", "SWAP"):
         assert int(re.search(rf"HR_INSTR_{name} = (\d+)", text).group(1)) == getattr(isa, name)
     assert f"HR_REDUCE_MAX_SRC {isa.REDUCE_MAX_SRC}" in (INCLUDE / "hr" / "reduce.h").read_text()

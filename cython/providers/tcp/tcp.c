@@ -13,6 +13,7 @@
 #define EAGER_MAX (64u << 10)    /* one more copy costs less than the round trip of a rendezvous up to here */
 #define SEGMENT (1u << 20)       /* larger ones gain nothing */
 #define FIRST_WINDOW (64u << 10) /* the bound that the slowest links get as well */
+#define MAX_STREAMS 4            /* lanes of a connection in the engine */
 
 static int device_count(const char **why_p) {
     struct hr_tcp_addr *list;
@@ -44,9 +45,14 @@ static hr_status parse_option(struct hr_tcp_options *opt, const char *key, const
         strcpy(opt->cc, value);
         return HR_OK;
     }
+    if (strcmp(key, "streams") == 0) { /* for whoever connects: each connection is one endpoint here */
+        if (number > 0 && number <= MAX_STREAMS) return HR_OK;
+        snprintf(detail, 256, "tcp option streams=%.100s: connections to each peer, 1 to %d", value, MAX_STREAMS);
+        return HR_ERR_INVALID;
+    }
     int is_buffer = strcmp(key, "sndbuf") == 0 || strcmp(key, "rcvbuf") == 0;
     if (!is_buffer && strcmp(key, "user_timeout")) {
-        snprintf(detail, 256, "tcp has no option '%.100s'; it has cc, sndbuf, rcvbuf, user_timeout", key);
+        snprintf(detail, 256, "tcp has no option '%.100s'; it has cc, sndbuf, rcvbuf, streams, user_timeout", key);
         return HR_ERR_INVALID;
     }
     if (number < 0 || (!is_buffer && number > 86400)) {
