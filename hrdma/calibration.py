@@ -38,7 +38,7 @@ from hrdma.log import logger
 from hrdma.topo.cost import DEFAULT_COST, Cost
 from hrdma.topo.program import BUF_OUT, INSTR, RECV, REF, SEND
 
-__all__ = ["cache_file", "costs", "load", "machine", "measure", "save"]
+__all__ = ["cache_file", "costs", "describe", "load", "machine", "measure", "save"]
 
 FORMAT = 1  # of the file and of what is measured
 SECONDS = 0.045  # for one provider
@@ -236,7 +236,7 @@ def _program(peer: int, probe: _Probe) -> _core.Program:
     instrs["tag"] = np.arange(2 * steps) // 2
     send["op"], recv["op"] = SEND, RECV
     send["src_off"], recv["dst_off"] = even * nbytes, (1 - even) * nbytes
-    unlocks = np.zeros(0, np.uint32)
+    unlocks: np.ndarray = np.zeros(0, np.uint32)
     if probe.chained:
         # a receive lets the next send go, a send the next receive, which writes where it was sent from
         unlocks = np.arange(2, 2 * steps, dtype=np.uint32) ^ 1

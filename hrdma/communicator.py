@@ -24,8 +24,8 @@ from hrdma.types import DTYPES
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from hrdma.planning import Cost
     from hrdma.runtime import Runtime
-    from hrdma.topo.cost import Cost
 
 __all__ = ["Communicator", "cost_for"]
 
@@ -321,33 +321,11 @@ class Communicator(_core.CommunicatorBase):
 
 
 def cost_for(comm: Communicator) -> Cost:
-    """Cost parameters of a communicator: those of its slowest connections; the same on all ranks.
-
-    Measured ones are those of its lowest rank that has any, or of the lowest of all: every rank has every card.
-    """
-    from dataclasses import replace
-
-    from hrdma.topo.cost import DEFAULT_COST, NETWORK, Cost
+    """Cost parameters of a communicator; the same on all ranks."""
+    from hrdma.planning import cost_of
 
     runtime = comm._runtime
-    members = [runtime.cards[rank] for rank in comm.members]
-
-    def known(name: str) -> Cost:
-        found = (card["costs"][name] for card in [*members, *runtime.cards] if name in card["costs"])
-        return next((Cost(**fields) for fields in found), DEFAULT_COST[name])
-
-    links = runtime.links(comm.members) or {"loop"}
-    cost = max(map(known, links), key=lambda cost: (cost.beta, cost.alpha))
-    if len({card["host"] for card in members}) > 1:
-        if cost.offload:
-            return cost
-        # measured on one host: the network adds its own
-        beta, latency = max(cost.beta, NETWORK.beta), max(cost.latency, NETWORK.latency)
-        return replace(cost, beta=beta, latency=latency, offload=True, name=f"{cost.name}, over {NETWORK.name}")
-    cpus = 0
-    for card in members:
-        cpus |= int(card["cpus"], 16)
-    return replace(cost, cores=bin(cpus).count("1"))
+    return cost_of(runtime.links(comm.members), [runtime.cards[rank] for rank in comm.members], runtime.cards)
 
 
 def _hash64(text: str) -> int:

@@ -6,17 +6,19 @@ give the same plan, and arguments that must be equal on all ranks decide alone w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hrdma.topo.algorithms import ALGORITHMS
 from hrdma.topo.choice import Choice, choose
-from hrdma.topo.cost import DEFAULT_COST, Cost
+from hrdma.topo.cost import DEFAULT_COST, NETWORK, Cost
 from hrdma.topo.layout import block_counts
 from hrdma.topo.lower import lower
 from hrdma.topo.program import INSTR, REF, ProgramSpec
 from hrdma.types import COLLECTIVES, DTYPES, OPS
 
-__all__ = ["INSTR", "REF", "Plan", "ProgramSpec", "lower", "plan"]
+__all__ = ["INSTR", "REF", "Cost", "Plan", "ProgramSpec", "cost_of", "lower", "plan"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,3 +121,37 @@ def plan(
     schedule = ALGORITHMS[choice.algorithm].build(collective, size, parts=choice.parts, root=root, rank=rank)
     spec = lower(schedule, rank, counts, itemsize, in_place=in_place)
     return Plan(**vars(spec), choice=choice)
+
+
+def cost_of(links: Collection[str], members: Sequence[Mapping[str, Any]], cards: Sequence[Mapping[str, Any]]) -> Cost:
+    """Cost parameters of a communicator: those of its slowest connections.
+
+    Parameters
+    ----------
+    links : collection of str
+        Providers between its ranks.
+    members, cards : sequence of mapping
+        The cards of its ranks, and of all ranks of the job: `host`, `cpus` (mask in hexadecimal), `costs` (measured, by
+        provider).
+
+    Notes
+    -----
+    Pure. Measured costs are those of the lowest member that has any, or of the lowest rank of all: whoever knows all
+    cards finds the same.
+    """
+
+    def known(name: str) -> Cost:
+        found = (card["costs"][name] for card in [*members, *cards] if name in card["costs"])
+        return next((Cost(**fields) for fields in found), DEFAULT_COST[name])
+
+    cost = max(map(known, sorted(links) or ["loop"]), key=lambda cost: (cost.beta, cost.alpha))
+    if len({card["host"] for card in members}) > 1:
+        if cost.offload:
+            return cost
+        # measured on one host: the network adds its own
+        beta, latency = max(cost.beta, NETWORK.beta), max(cost.latency, NETWORK.latency)
+        return replace(cost, beta=beta, latency=latency, offload=True, name=f"{cost.name}, over {NETWORK.name}")
+    cpus = 0
+    for card in members:
+        cpus |= int(card["cpus"], 16)
+    return replace(cost, cores=bin(cpus).count("1"))

@@ -122,8 +122,8 @@ def choose(
         for cut in cuts:
             found.append((name, cut, able.work(collective, size, nbytes, cut).seconds(size, cost, cut)))
     if not found:
-        order = " in rank order" if deterministic else ""
-        raise ValueError(f"algorithm {algorithm!r} cannot do {collective}{order}; known: {', '.join(ALGORITHMS)}")
+        ordered = " in rank order" if deterministic else ""
+        raise ValueError(f"algorithm {algorithm!r} cannot do {collective}{ordered}; known: {', '.join(ALGORITHMS)}")
     order = sorted(found, key=lambda candidate: candidate[2])
     chosen = next(candidate for candidate in found if candidate[2] <= order[0][2] * _TIE)
     found = [chosen, *(candidate for candidate in order if candidate is not chosen)]

@@ -118,14 +118,15 @@ class Work(NamedTuple):
     def seconds(self, size: int, cost: Cost, parts: int = 1) -> float:
         """Predicted time. With several parts the shorter of moving and reducing may hide behind the longer."""
         arriving = self.copied + self.reduced
-        moving = cost.beta * (arriving if cost.pull else max(self.sent, arriving))
+        most = max(self.sent, arriving)
+        moving = cost.beta * (arriving if cost.pull else most)
         reducing = cost.gamma * self.reduced * self.effort
-        path = self.messages * cost.message(max(self.sent, arriving) / max(self.messages, 1))
+        path = self.messages * cost.message(most / max(self.messages, 1))
         hidden = min(moving, reducing) * (1 - 1 / parts) if cost.offload else 0.0
-        work = path + reducing + (0.0 if cost.offload else moving)
-        return max(path + moving + reducing - hidden, work * self.share * cost.crowd(size)) + self.steps * cost.step(
-            size
-        )
+        alone = path + moving + reducing - hidden
+        # who pulls is busy instead of the sender: over all ranks it is the same
+        work = path + reducing + (0.0 if cost.offload else cost.beta * most)
+        return max(alone, work * self.share * cost.crowd(size)) + self.steps * cost.step(size)
 
 
 def predict(schedule: Schedule, nbytes: float, cost: Cost) -> float:

@@ -6,7 +6,9 @@
  * Who does what
  *   engine.c    open and close, domains, counters
  *   progress.c  the progress role: one pass, waiting, the background thread
- *   conn.c      connections: what is queued, in which order it leaves, credits, the bound on bulk in flight
+ *   conn.c      connections: what is queued, in which order it leaves, credit
+ *   window.c    the bound on bulk in flight
+ *   sink.c      what providers tell: messages, completions, the end of connections
  *   match.c     order of arrival, posted receives, unexpected messages
  *   transfer.c  rendezvous: pull, push, segments
  *   request.c   isend, irecv, finish, abort
@@ -80,6 +82,7 @@ struct hr_hdr_long { /* RTS (size, desc), CTS (desc) */
 
 #define HR_BUCKETS 64 /* of the order of messages on a connection */
 #define HR_MATCH_CHAINS 512
+#define HR_BULK_MIN 4096 /* both ends count what is larger as bulk */
 #define HR_EAGER_COST 64 /* credit that a message costs beside its bytes */
 #define HR_MAX_LANES 4
 #define HR_COLL_TAG (1ull << 63)
@@ -145,7 +148,7 @@ struct hr_conn {
     hr_status why;
     char detail[160];
     /* sending */
-    struct hr_link ctl;                      /* struct hr_ctl */
+    struct hr_link ctl; /* struct hr_ctl */
     uint32_t nctl;
     struct hr_request *sendq[HR_PRIORITIES]; /* headers that wait, circular lists */
     struct hr_link bulk[HR_PRIORITIES];      /* struct hr_xfer that have segments to send */
@@ -203,13 +206,13 @@ struct hr_engine {
     char *names[HR_MAX_PROVIDERS]; /* of the domains: the wrapped provider's own name */
     struct hr_auth auth;
     pthread_mutex_t mutex;
-    _Atomic uint32_t let_in;  /* how many got it after waiting */
-    _Atomic int contenders; /* threads that want the lock */
-    _Atomic int driving;    /* somebody has the progress role */
-    _Atomic int want_role;  /* a user thread waits for the background thread to give it up */
-    int sleeping;           /* the driver is in epoll_wait */
-    int armed;              /* peers must wake this process */
-    int bg_forever;         /* the background thread sleeps without a limit */
+    _Atomic uint32_t let_in; /* how many got it after waiting */
+    _Atomic int contenders;  /* threads that want the lock */
+    _Atomic int driving;     /* somebody has the progress role */
+    _Atomic int want_role;   /* a user thread waits for the background thread to give it up */
+    int sleeping;            /* the driver is in epoll_wait */
+    int armed;               /* peers must wake this process */
+    int bg_forever;          /* the background thread sleeps without a limit */
     uint64_t drive_seq;
     struct hr_domain *domains[HR_MAX_PROVIDERS];
     uint32_t domain_conns[HR_MAX_PROVIDERS];
@@ -245,8 +248,8 @@ static inline void hr_relax(void) {
 #endif
 }
 
-/* The lock is mostly held for less than a microsecond, but a driver takes it again at once: so those who wait for it are
- * counted, and a driver that sees any steps back until one was let in (progress.c: breathe). */
+/* The lock is mostly held for less than a microsecond, but a driver takes it again at once: so those who wait for it
+ * are counted, and a driver that sees any steps back until one was let in (progress.c: breathe). */
 static inline void hr_let_in(struct hr_engine *engine) {
     atomic_fetch_sub(&engine->contenders, 1);
     atomic_fetch_add(&engine->let_in, 1);
@@ -281,7 +284,6 @@ hr_status hr_drive_until(struct hr_engine *engine, int (*cond)(struct hr_engine 
                          int64_t deadline);
 
 /* conn.c */
-extern const struct hr_sink hr_engine_sink;
 struct hr_conn *hr_conn_find(struct hr_engine *engine, uint64_t peer_id);
 struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id);
 void hr_conn_pump(struct hr_conn *conn);
@@ -290,19 +292,31 @@ hr_status hr_conn_post(struct hr_conn *conn, struct hr_hdr *h, size_t hdr_len, c
                        void *cookie);
 void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack);
 int hr_conn_charge(struct hr_conn *conn, uint64_t cost); /* 0: over the peer's credit, the connection is lost */
-void hr_conn_probe(struct hr_conn *conn); /* bulk was cut off on its way: what of it is never acknowledged? */
-void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail);
-void hr_conns_bury(struct hr_engine *engine); /* after progress, and before an API call returns */
 void hr_conn_activate(struct hr_conn *conn);
 hr_status hr_conn_send(struct hr_conn *conn, struct hr_request *req);
 void hr_conn_unqueue_send(struct hr_conn *conn, struct hr_request *req);
 int hr_conn_idle(struct hr_conn *conn);
 void hr_conn_free(struct hr_conn *conn);
 
+uint64_t hr_credit_max(struct hr_engine *engine);
+
+/* window.c */
+void hr_window_sent(struct hr_conn *conn, uint64_t nbytes);
+void hr_window_acked(struct hr_conn *conn, uint64_t nbytes);
+void hr_window_probe(struct hr_conn *conn); /* bulk was cut off on its way: what of it is never acknowledged? */
+void hr_window_probed(struct hr_conn *conn, const struct hr_hdr *probe);
+void hr_window_echoed(struct hr_conn *conn, const struct hr_hdr *echo);
+static inline int hr_window_open(struct hr_conn *conn) { return !conn->caps->window || conn->inflight < conn->window; }
+
+/* sink.c */
+extern const struct hr_sink hr_engine_sink;
+void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail);
+void hr_conns_bury(struct hr_engine *engine); /* after progress, and before an API call returns */
+
 /* match.c */
 void hr_match_arrived(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len);
 void hr_match_skip(struct hr_conn *conn, const struct hr_hdr *h);
-int hr_match_post(struct hr_engine *engine, struct hr_request *req); /* 1: it waits for its message */
+int hr_match_post(struct hr_engine *engine, struct hr_request *req);   /* 1: it waits for its message */
 void hr_match_again(struct hr_engine *engine, struct hr_request *req); /* its message was withdrawn */
 void hr_match_unpost(struct hr_engine *engine, struct hr_request *req);
 void hr_match_keep_break(struct hr_conn *conn, const struct hr_hdr *h); /* of a communicator not open here, yet */

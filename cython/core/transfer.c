@@ -226,7 +226,7 @@ hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t
 
 void hr_xfer_on_fin(struct hr_conn *conn, const struct hr_hdr *h) {
     struct hr_xfer *x = xfer_find(conn, h->rreq);
-    if (h->status != HR_OK) hr_conn_probe(conn); /* what is on its way there may be dropped without a word */
+    if (h->status != HR_OK) hr_window_probe(conn); /* what is on its way there may be dropped without a word */
     if (!x || (x->mode != HR_XFER_SEND && x->mode != HR_XFER_SEND_PUSH && x->mode != HR_XFER_SEND_SEG)) return;
     struct hr_request *req = x->req;
     if (h->status == HR_OK) {
@@ -480,7 +480,7 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
         } else if (tell) {
             send_fin(conn, x->req->comm->id, x->remote, HR_ERR_CANCELED);
         }
-        if (sender && x->posted) hr_conn_probe(conn);
+        if (sender && x->posted) hr_window_probe(conn);
     }
     hr_xfer_free(engine, x);
     if (cut) {

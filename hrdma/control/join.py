@@ -147,7 +147,8 @@ class Roster(_Meeting):
         elif kind is Kind.GIVE_UP:
             self._abort("timeout", str(body.get("text", f"rank {rank} gave up")))
 
-    def hung_up(self, rank: int) -> None:
+    def hung_up(self, ranks: list[int]) -> None:
+        rank = ranks[0]
         self._abort("peer", f"rank {rank} was lost while the ranks were joining", rank)
 
     def answered(self, dialog: Dialog, kind: Kind, body: dict[str, Any]) -> None:
@@ -226,7 +227,7 @@ class Guest(_Meeting):
     def heard(self, rank: int, kind: Kind, body: dict[str, Any]) -> None:
         raise AssertionError("nobody stands for a rank at a guest's listener")
 
-    def hung_up(self, rank: int) -> None:
+    def hung_up(self, ranks: list[int]) -> None:
         raise AssertionError("nobody stands for a rank at a guest's listener")
 
     def answered(self, dialog: Dialog, kind: Kind, body: dict[str, Any]) -> None:

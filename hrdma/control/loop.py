@@ -35,8 +35,8 @@ class Phase(Protocol):
     def heard(self, rank: int, kind: Kind, body: dict[str, Any]) -> None:
         """A message of a rank connected to our listener."""
 
-    def hung_up(self, rank: int) -> None:
-        """The connection of a rank to our listener ended."""
+    def hung_up(self, ranks: list[int]) -> None:
+        """The connections of ranks to our listener ended: all that are known at once are told at once."""
 
     def answered(self, dialog: Dialog, kind: Kind, body: dict[str, Any]) -> None:
         """A message of the rank that we called."""
@@ -224,11 +224,10 @@ class Loop:
                 gate.note(f"rank {rank}", f"it sent a wrong frame ({error})")
                 continue
             self.phase.heard(rank, kind, body)
-        for event, descriptor in events:
-            if event == zmq.EVENT_DISCONNECTED and not self._stopping:
-                rank = listener.hung_up(descriptor)
-                if rank is not None:
-                    self.phase.hung_up(rank)
+        ended = [listener.hung_up(descriptor) for event, descriptor in events if event == zmq.EVENT_DISCONNECTED]
+        gone = [rank for rank in ended if rank is not None]
+        if gone and not self._stopping:
+            self.phase.hung_up(gone)
         for received in strange:
             if self._stopping:
                 return

@@ -157,12 +157,15 @@ class Membership:
             self._coordinator.receive(rank, kind, body, time.monotonic())
             self._after()
 
-    def hung_up(self, rank: int) -> None:
-        self._held.pop(rank, None)
-        if self._coordinator is not None and rank not in self.lost:
-            if self._coordinator.living() == sorted({rank, self.rank}):
-                self._ask(rank)
-            self._lose(rank)
+    def hung_up(self, ranks: list[int]) -> None:
+        for rank in ranks:
+            self._held.pop(rank, None)
+        gone = [rank for rank in ranks if rank not in self.lost]
+        if self._coordinator is not None and gone:
+            if set(self._coordinator.living()) <= {self.rank, *gone}:
+                self._ask(gone)
+            for rank in gone:
+                self._lose(rank)
 
     def answered(self, dialog: Dialog, kind: Kind, body: dict[str, Any]) -> None:
         if kind is Kind.ABORT:
@@ -393,11 +396,11 @@ class Membership:
             for rank in sorted(self._coordinator.awaited - self._probes.keys()):
                 self._probes[rank] = self._loop.dial(rank, self._endpoints[rank], hello, {})
 
-    def _ask(self, last: int) -> None:
+    def _ask(self, gone: list[int]) -> None:
         """Nobody but this rank is left: is it so, or have they expelled it?"""
         assert self._coordinator is not None
         hello = {"purpose": "probe", "rank": self.rank, "job": self._job}
-        self._coordinator.asked = {last, *(rank for rank in self.lost if rank not in self.left)}
+        self._coordinator.asked = {*gone, *(rank for rank in self.lost if rank not in self.left)}
         for rank in sorted(self._coordinator.asked):
             self._questions[rank] = self._loop.dial(rank, self._endpoints[rank], hello, {})
             self._loop.at(f"ask {rank}", time.monotonic() + ASK_SECONDS, functools.partial(self._unanswered, rank))

@@ -70,6 +70,55 @@ def test_shared_cores_count() -> None:
     assert ALGORITHMS["direct"].work("broadcast", 8, 0).seconds(8, shared) == pytest.approx(7e-6)
 
 
+def test_long_messages_ask_first() -> None:
+    cost = Cost(1e-6, 0, 0, latency=1e-7, eager=1000)
+    assert cost.message(1000) == 1e-6 and cost.message(1001) == pytest.approx(3.2e-6)
+    assert Cost(1e-6, 0, 0, eager=1000, pull=True).message(1001) == pytest.approx(2e-6)
+    for nbytes in (2000, 2002):
+        form = ALGORITHMS["ring"].work("allgather", 2, nbytes).seconds(2, cost)
+        assert predict(build("ring", "allgather", 2), nbytes, cost) == pytest.approx(form)
+    # a few long pieces rather than many, where nothing is gained by more
+    assert choose("allreduce", 2, 1 << 20, DEFAULT_COST["tcp"]).parts == 1
+
+
+def test_a_step_waits_for_the_ranks_of_a_core() -> None:
+    cost = Cost(0, 0, 0, latency=1e-7, switch=1e-6, cores=2)
+    assert [round(cost.step(size) * 1e7) for size in (1, 2, 3, 4, 5, 8)] == [1, 1, 11, 11, 21, 31]
+    for name in ("exchange", "doubling", "ring"):
+        form = ALGORITHMS[name].work("allreduce", 4, 100).seconds(4, cost)
+        assert predict(build(name, "allreduce", 4), 100, cost) == pytest.approx(form)
+
+
+def test_ranks_that_idle_leave_their_core_to_others() -> None:
+    # three ranks on two cores: one core has two of them, and doubling keeps only two busy at a time
+    cost = Cost(1e-6, 0, 0, cores=2)
+    assert ALGORITHMS["exchange"].work("allreduce", 3, 0).seconds(3, cost) == pytest.approx(4e-6)
+    assert ALGORITHMS["doubling"].work("allreduce", 3, 0).seconds(3, cost) == pytest.approx(3e-6)
+    assert choose("allreduce", 3, 0, cost).algorithm == "doubling"
+    # a root whose memory is read in place does nothing, its readers all do
+    pull = Cost(0, 1e-9, 0, pull=True, cores=2)
+    assert ALGORITHMS["direct"].work("broadcast", 8, 1000).seconds(8, pull) == pytest.approx(7 / 2 * 1e-6)
+    assert ALGORITHMS["direct"].work("gather", 8, 8000).seconds(8, pull) == pytest.approx(7e-6)
+
+
+def test_moving_hides_reducing_only_where_others_do_it() -> None:
+    work = ALGORITHMS["ring"].work("allreduce", 8, 1 << 24, 16)
+    alone, offload = (Cost(0, 1e-9, 5e-10, offload=offload) for offload in (False, True))
+    assert work.seconds(8, alone, 16) == pytest.approx(work.copied * 2e-9 + work.reduced * 5e-10)
+    assert work.seconds(8, offload, 16) == pytest.approx(work.copied * 2e-9 + work.reduced * 5e-10 / 16)
+
+
+def test_one_algorithm_can_be_asked_for() -> None:
+    forced = choose("allreduce", 4, 1 << 20, WIRE, algorithm="halving")
+    assert {name for name, _, _ in forced.table} == {"halving"}
+    assert choose("allreduce", 4, 1 << 20, WIRE, algorithm="ring", parts=7).table[0][:2] == ("ring", 7)
+    assert choose("barrier", 4, 0, WIRE, algorithm="direct", parts=7).parts == 1
+    with pytest.raises(ValueError, match=r"'ring' cannot do gather; known: direct, .*"):
+        choose("gather", 4, 10, WIRE, algorithm="ring")
+    with pytest.raises(ValueError, match="'ring' cannot do reduce in rank order"):
+        choose("reduce", 4, 10, WIRE, algorithm="ring", deterministic=True)
+
+
 def test_one_pass_over_many_operands_is_cheaper() -> None:
     assert effort(2) == 1.0
     assert effort(8) == pytest.approx(9 / 21)
@@ -100,6 +149,10 @@ def test_costs_are_checked_and_round_trip() -> None:
     with pytest.raises(ValueError, match="cores must not be negative, but is -2"):
         Cost(0, 0, 0, cores=-2)
     assert Cost(**WIRE.to_dict()) == WIRE
+    with pytest.raises(ValueError, match="eager must not be negative, but is -1"):
+        Cost(0, 0, 0, eager=-1)
+    with pytest.raises(ValueError, match="switch must be"):
+        Cost(0, 0, 0, switch=2)
     assert set(DEFAULT_COST) == {"loop", "shm", "tcp", "verbs"}
 
 

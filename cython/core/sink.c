@@ -1,0 +1,172 @@
+/* sink.c - what providers tell the engine: messages, completions, and the end of connections. */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/engine.h"
+
+/* Only notes it: the endpoint may be in the middle of a callback, and a communicator in the middle of being broken. */
+void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail) {
+    if (conn->state == HR_CONN_LOST) return;
+    conn->was_closed = conn->state == HR_CONN_CLOSED;
+    if (!conn->was_closed) {
+        conn->why = hr_is_peer_error(why) || hr_is_device_error(why) ? why : HR_ERR_PEER_LOST;
+        snprintf(conn->detail, sizeof conn->detail, "%s", detail ? detail : hr_status_text(why));
+    }
+    conn->state = HR_CONN_LOST;
+    hr_list_remove(&conn->active);
+    hr_list_push(&conn->engine->dead, &conn->active);
+    if (conn->engine->sleeping) hr_kick(conn->engine);
+}
+
+/* The endpoint goes before any request is finished: from then on the peer cannot reach this process's memory. */
+static void conn_bury(struct hr_conn *conn) {
+    struct hr_engine *engine = conn->engine;
+    struct hr_link *l;
+    for (int i = 0; i < HR_MAX_LANES + 1; i++) {
+        if (!conn->lanes[i].ep) continue;
+        conn->lanes[i].ep->domain->ops->ep_abort(conn->lanes[i].ep);
+        conn->lanes[i].up = 0;
+    }
+    while ((l = hr_list_pop(&conn->ctl))) free(hr_container(l, struct hr_ctl, link));
+    for (l = engine->comms.next; l != &engine->comms; l = l->next) {
+        struct hr_comm *comm = hr_container(l, struct hr_comm, link);
+        int rank = hr_comm_rank_of(comm, conn);
+        if (rank >= 0 && !conn->was_closed)
+            hr_comm_break_locked(comm, conn->why, rank, HR_PHASE_TRANSFER, conn->provider->name, conn->detail, 1);
+    }
+    if (!conn->was_closed) hr_match_purge_conn(engine, conn);
+}
+
+void hr_conns_bury(struct hr_engine *engine) {
+    struct hr_link *l;
+    while ((l = hr_list_pop(&engine->dead))) conn_bury(hr_container(l, struct hr_conn, active));
+}
+
+/* The peer has nothing more to say: what still waits for it can only fail. */
+static void conn_bye(struct hr_conn *conn) {
+    struct hr_engine *engine = conn->engine;
+    conn->state = HR_CONN_CLOSED;
+    conn->why = HR_ERR_CLOSED;
+    snprintf(conn->detail, sizeof conn->detail, "the peer has closed its communicator or ended");
+    for (struct hr_link *l = engine->comms.next; l != &engine->comms; l = l->next) {
+        struct hr_comm *comm = hr_container(l, struct hr_comm, link);
+        struct hr_request *req = comm->pending, *last = req ? req->prev : NULL;
+        int rank = hr_comm_rank_of(comm, conn);
+        if (rank < 0) continue;
+        int alone = ++comm->nclosed == comm->size - 1; /* no other source is left for a receive from any */
+        while (req && comm->pending) {
+            struct hr_request *next = req->next;
+            int end = req == last;
+            if (req->conn == conn || (alone && !req->conn)) {
+                hr_abort_request(engine, req, HR_ERR_CLOSED, rank, HR_PHASE_MATCH, conn);
+                req = comm->pending; /* a run may have broken the communicator: begin again */
+                last = req ? req->prev : NULL;
+                continue;
+            }
+            if (end) break;
+            req = next;
+        }
+    }
+}
+
+static void conn_protocol_error(struct hr_conn *conn, const char *what) { hr_conn_lost(conn, HR_ERR_PROTOCOL, what); }
+
+static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const void *payload, size_t len) {
+    struct hr_lane *lane = ep->ctx;
+    struct hr_conn *conn = lane->conn;
+    struct hr_hdr_long m;
+    const struct hr_hdr *h = &m.h;
+    if (conn->state == HR_CONN_LOST || conn->state == HR_CONN_CLOSED) return;
+    if (hdr_len < sizeof *h) {
+        conn_protocol_error(conn, "a header that is too short");
+        return;
+    }
+    memcpy(&m.h, hdr, sizeof m.h); /* the peer may still be able to write where it lies */
+    conn->rx_msgs++;
+    conn->rx_bytes += len;
+    if (h->credit) {
+        conn->credit += h->credit;
+        if (conn->credit > (int64_t)hr_credit_max(conn->engine)) {
+            conn_protocol_error(conn, "credit for what was never sent");
+            return;
+        }
+        if (conn->nqueued) hr_conn_activate(conn);
+    }
+    if (h->ack) hr_window_acked(conn, h->ack);
+    switch (h->kind) {
+    case HR_MSG_EAGER: hr_match_arrived(conn, h, payload, len); break;
+    case HR_MSG_RTS:
+    case HR_MSG_CTS:
+        if (hdr_len < sizeof m) {
+            conn_protocol_error(conn, "a rendezvous header that is too short");
+            return;
+        }
+        memcpy(&m.size, (const char *)hdr + sizeof m.h, sizeof m - sizeof m.h);
+        if (h->kind == HR_MSG_RTS)
+            hr_match_arrived(conn, &m.h, NULL, 0);
+        else
+            hr_xfer_on_cts(conn, &m);
+        break;
+    case HR_MSG_SEG: hr_xfer_on_seg(conn, h, payload, len); break;
+    case HR_MSG_FIN: hr_xfer_on_fin(conn, h); break;
+    case HR_MSG_CANCEL: hr_xfer_on_cancel(conn, h); break;
+    case HR_MSG_SKIP: hr_match_skip(conn, h); break;
+    case HR_MSG_CREDIT: break;
+    case HR_MSG_BREAK: {
+        struct hr_comm *comm = hr_comm_find(conn->engine, h->comm);
+        if (comm)
+            hr_comm_on_break(comm, conn, h);
+        else if (!hr_comm_retired(conn->engine, h->comm))
+            hr_match_keep_break(conn, h);
+        break;
+    }
+    case HR_MSG_BYE: conn_bye(conn); break;
+    case HR_MSG_PROBE: hr_window_probed(conn, h); break;
+    case HR_MSG_ECHO: hr_window_echoed(conn, h); break;
+    default: conn_protocol_error(conn, "a message of unknown kind");
+    }
+}
+
+static void sink_done(struct hr_ep *ep, void *cookie, hr_status status) {
+    struct hr_lane *lane = ep->ctx;
+    struct hr_conn *conn = lane->conn;
+    if (conn->state == HR_CONN_LOST) return;
+    if ((uintptr_t)cookie & 1) {
+        hr_xfer_on_done((struct hr_xfer *)((uintptr_t)cookie & ~(uintptr_t)1), status);
+    } else if (hr_is_error(status)) {
+        hr_conn_lost(conn, status, "a message could not be sent"); /* the peer would wait for it, and for its place */
+    } else if (cookie) {
+        struct hr_request *req = cookie;
+        req->queued = HR_QUEUED_NO;
+        hr_finish(conn->engine, req, HR_OK);
+    }
+    if (conn->nqueued || conn->nbulk) hr_conn_activate(conn);
+}
+
+static void sink_notify(struct hr_ep *ep, uint64_t value, size_t nbytes) {
+    struct hr_lane *lane = ep->ctx;
+    if (lane->conn->state == HR_CONN_LOST) return;
+    lane->conn->rx_bytes += nbytes;
+    hr_xfer_on_notify(lane->conn, value, nbytes);
+}
+
+static void sink_state(struct hr_ep *ep, hr_status status, const char *detail) {
+    struct hr_lane *lane = ep->ctx;
+    struct hr_conn *conn = lane->conn;
+    if (status != HR_OK) {
+        hr_conn_lost(conn, status, detail);
+        return;
+    }
+    lane->up = 1;
+    if (conn->state != HR_CONN_CONNECTING) return;
+    for (int i = 0; i < HR_MAX_LANES + 1; i++)
+        if (conn->lanes[i].ep && !conn->lanes[i].up) return;
+    conn->state = HR_CONN_UP;
+    conn->window = conn->caps->window;
+    if (conn->nqueued || !hr_list_empty(&conn->ctl)) hr_conn_activate(conn);
+}
+
+const struct hr_sink hr_engine_sink = {
+    .recv = sink_recv, .done = sink_done, .notify = sink_notify, .state = sink_state};

@@ -1,0 +1,78 @@
+/* window.c - the bound on bulk in flight: how much may be on its way to a peer, and how fast that drains. */
+
+/*
+ * Bulk (segments, writes, eager payloads) is on its way until the peer's engine has acknowledged it, kernel buffers and
+ * network included. What may be is max(64 KiB, (1 ms + round trip) x measured rate), so an urgent message never has
+ * more than about 2 ms of bulk ahead of it on its connection.
+ */
+
+#include "core/engine.h"
+
+#define LATENCY_NS 1000000.0 /* of bulk ahead of an urgent message; the bound promised is twice that */
+#define ROUND_NS 1000000
+
+static void conn_round(struct hr_conn *conn, int64_t now) {
+    conn->round_since = now;
+    conn->round_bytes = 0;
+    conn->round_mark = conn->inflight;
+}
+
+/* Both ends count what is at least HR_BULK_MIN: small messages need no clock and no acknowledgement. */
+void hr_window_sent(struct hr_conn *conn, uint64_t nbytes) {
+    if (!conn->caps->window || nbytes < HR_BULK_MIN) return;
+    if (!conn->inflight) {
+        conn->busy_since = conn->alone_since = hr_now();
+        conn_round(conn, conn->busy_since);
+    }
+    conn->inflight += nbytes;
+    conn->tx_bulk += nbytes;
+}
+
+/* A round lasts until all that was in flight at its beginning has been acknowledged, and a millisecond at least:
+ * acknowledgements that were only read late cannot pass for a fast network for long. */
+void hr_window_acked(struct hr_conn *conn, uint64_t nbytes) {
+    if (nbytes > conn->inflight) nbytes = conn->inflight;
+    conn->inflight -= nbytes;
+    conn->round_bytes += nbytes;
+    int64_t now = hr_now(), elapsed = now - conn->round_since;
+    if (conn->alone_since) { /* the first answer since nothing was in flight: the round trip, with as little queue as
+                                can be */
+        if (!conn->rtt || now - conn->alone_since < conn->rtt) conn->rtt = now - conn->alone_since;
+        conn->alone_since = 0;
+    }
+    if (conn->round_bytes >= conn->round_mark && elapsed >= ROUND_NS) {
+        double rate = (double)conn->round_bytes * 1e9 / (double)elapsed;
+        /* The rate at which the path drains when it drains: lower figures come from a peer that was not running, or
+         * from too little to send, so they count slowly. Following them would shrink the window, and with it the next
+         * figure. */
+        if (rate > conn->rate)
+            conn->rate = rate;
+        else if (conn->nbulk || conn->nqueued)
+            conn->rate -= (conn->rate - rate) / 32;
+        double window = conn->rate * (LATENCY_NS + (double)conn->rtt) / 1e9;
+        conn->window = window > (double)HR_WINDOW_MIN ? (uint64_t)window : HR_WINDOW_MIN;
+        conn_round(conn, now);
+    }
+    if (!conn->inflight) conn->busy_ns += (uint64_t)(now - conn->busy_since);
+    if (conn->nqueued || conn->nbulk) hr_conn_activate(conn);
+}
+
+/* What a cancelled transfer had on its way may arrive and be acknowledged, or may not. The peer counts what has come:
+ * its answer to a probe leaves behind all that was posted before, so the difference is lost for good. */
+void hr_window_probe(struct hr_conn *conn) {
+    struct hr_hdr h = {.kind = HR_MSG_PROBE, .aux = conn->tx_bulk};
+    if (conn->caps->window && conn->inflight) hr_conn_send_ctl(conn, &h, sizeof h);
+}
+
+void hr_window_probed(struct hr_conn *conn, const struct hr_hdr *probe) {
+    struct hr_hdr h = {.kind = HR_MSG_ECHO, .aux = probe->aux - conn->rx_bulk};
+    hr_conn_send_ctl(conn, &h, sizeof h);
+}
+
+void hr_window_echoed(struct hr_conn *conn, const struct hr_hdr *echo) {
+    uint64_t lost = echo->aux - conn->tx_bulk_lost;
+    conn->tx_bulk_lost = echo->aux;
+    conn->inflight = lost < conn->inflight ? conn->inflight - lost : 0;
+    conn_round(conn, hr_now());
+    if (conn->nqueued || conn->nbulk) hr_conn_activate(conn);
+}

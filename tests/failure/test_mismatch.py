@@ -1,0 +1,167 @@
+"""Calls that do not match raise on every rank, name who differs, within 3 s; nothing hangs, nothing outside is written."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import hrdma
+from rankside import Me, describe_error
+
+TRANSPORTS = ("shm", "tcp")
+GUARD = 64
+SECONDS = 3.0
+
+
+def guarded(count: int, dtype: str, registered: bool) -> tuple[np.ndarray, np.ndarray]:
+    """An array, and the memory around it."""
+    whole = (hrdma.empty if registered else np.empty)(count + 2 * GUARD, dtype)
+    whole.view("uint8")[:] = 0x77
+    return whole[GUARD : GUARD + count], whole
+
+
+def intact(part: np.ndarray, whole: np.ndarray) -> bool:
+    size = GUARD * whole.itemsize
+    raw = whole.view("uint8")
+    return bool((raw[:size] == 0x77).all() and (raw[len(raw) - size :] == 0x77).all())
+
+
+def call(comm: hrdma.Communicator, which: str, other: bool, count: int, arrays: list) -> None:
+    """One collective; differently where `other`."""
+    size = comm.size
+
+    def new(n: int, dtype: str = "float32") -> np.ndarray:
+        arrays.append(guarded(n, dtype, count % 2 == 0))
+        return arrays[-1][0]
+
+    if which == "collective":
+        comm.allgather(new(count), new(count * size)) if other else comm.allreduce(new(count))
+    elif which == "dtype":
+        comm.allreduce(new(count, "float64" if other else "float32"))
+    elif which == "size of the same bytes":
+        comm.allreduce(new(count, "int16") if other else new(count // 2, "int32"))
+    elif which == "size":
+        comm.allreduce(new(count // 2 if other else count))
+    elif which == "larger":
+        comm.allreduce(new(count * 2 if other else count))
+    elif which == "op":
+        comm.allreduce(new(count), "max" if other else "sum")
+    elif which == "deterministic":
+        comm.allreduce(new(count), deterministic=other)
+    elif which == "root of broadcast":
+        comm.broadcast(new(count), 1 if other else 0)
+    elif which == "root of reduce":
+        comm.reduce(new(count), 1 if other else 0)
+    elif which == "size of broadcast":
+        comm.broadcast(new(count // 2 if other else count), 0)
+    elif which == "size of gather":
+        x = new(count // 2 if other else count)
+        comm.gather(x, 0, out=new(len(x) * size) if comm.rank == 0 else None)
+    elif which == "size of scatter":
+        n = count // 2 if other else count
+        comm.scatter(new(n * size) if comm.rank == 0 else None, 0, out=new(n))
+    elif which == "counts":
+        counts = [count] * size
+        if other:
+            counts[0] += 1
+        comm.reduce_scatter(new(sum(counts)), out=new(counts[comm.rank]), counts=counts)
+    elif which == "size of alltoall":
+        n = count // (2 if other else 1) * size
+        comm.alltoall(new(n), new(n))
+    elif which == "barrier":
+        comm.barrier() if other else comm.broadcast(new(count), 0)
+    elif which == "order":
+        for op in ("max", "sum") if other else ("sum", "max"):
+            comm.allreduce(new(count), op)
+    else:
+        raise AssertionError(which)
+
+
+def mismatched(me: Me, which: str, odd: int, count: int) -> None:
+    comm = hrdma.init()
+    side = comm.dup()
+    arrays: list[tuple[np.ndarray, np.ndarray]] = []
+    comm.barrier()
+    started = time.monotonic()
+    found = {"error": None, "text": ""}
+    try:
+        call(comm, which, me.rank == odd, count, arrays)
+        comm.barrier()  # a rank that only sends has done its part: it is told at the latest here
+    except Exception as error:
+        found = describe_error(error)
+    me.tell("raised", took=time.monotonic() - started, intact=all(intact(*pair) for pair in arrays), **found)
+    try:
+        comm.barrier(timeout=5)
+        me.tell("again", error=None)
+    except Exception as error:
+        me.tell("again", **describe_error(error))
+    x = np.ones(1000)
+    me.tell("side", sum=float(side.allreduce(x)[0]))
+    rest = comm.shrink(5.0)
+    me.tell("rest", sum=float(rest.allreduce(np.ones(100_000))[-1]))
+
+
+WHICH = [
+    "collective",
+    "dtype",
+    "size of the same bytes",
+    "size",
+    "larger",
+    "op",
+    "deterministic",
+    "root of broadcast",
+    "root of reduce",
+    "size of broadcast",
+    "size of gather",
+    "size of scatter",
+    "counts",
+    "size of alltoall",
+    "barrier",
+    "order",
+]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every way for small and large, each over one of the transports; over both at night."""
+    if "which" in metafunc.fixturenames:
+        nightly = metafunc.config.getoption("--nightly", default=False)
+        cases = [
+            (which, odd, count, transport)
+            for number, which in enumerate(WHICH)
+            for kind, count in enumerate((100, 1_000_000))
+            for odd in ((0, 1, 2) if nightly else ((number + kind) % 3,))
+            for turn, transport in enumerate(TRANSPORTS)
+            if nightly or (number // 3 + kind + turn) % 2
+        ]
+        metafunc.parametrize(("which", "odd", "count", "transport"), cases)
+
+
+def test_every_rank_is_told_who_differs(start, which, odd, count, transport):
+    job = start(mismatched, 3, transport=transport, which=which, odd=odd, count=count)
+    for rank in job:
+        raised = rank.event("raised", seconds=10)
+        assert raised["error"] == "CollectiveMismatchError", job.shown()
+        assert f"rank {odd}" in raised["text"], job.shown()
+        assert raised["took"] < SECONDS, job.shown()
+        assert raised["intact"], job.shown()
+        assert rank.event("again")["error"] == "CollectiveMismatchError", job.shown()
+        assert rank.event("side")["sum"] == 3.0, job.shown()
+        assert rank.event("rest")["sum"] == 3.0, job.shown()
+
+
+def late_but_right(me: Me) -> None:
+    comm = hrdma.init()
+    for _ in range(3):
+        if me.rank == 1:
+            time.sleep(1.4)
+        comm.allreduce(np.ones(10))
+        comm.broadcast(np.ones(1_000_000), 1)
+    comm.barrier()
+
+
+def test_a_slow_rank_is_not_accused(start):
+    job = start(late_but_right, 3)
+    for rank in job:
+        rank.value()
