@@ -41,7 +41,7 @@ demo: build $(STAMPS)/demo.pip ## data-parallel training on four ranks
 	.venv/bin/hrdma run -n 4 -m hrdma.examples.train_digits
 
 test: build $(STAMPS)/test.pip ## every test that this machine can run; ends with what was skipped and why
-	$(PY) -m pytest -rs
+	$(PY) -m pytest -rs --durations=10 --durations-min=2
 
 CHECKS := check-ruff check-format check-cython check-types check-c check-layers
 .PHONY: $(CHECKS)

@@ -128,7 +128,7 @@ class Messenger(Channel):
 
 class Planned(Messenger):
     deterministic: bool
-    def _current(self) -> tuple[int, int, str] | None: ...
+    def _recent(self) -> list[tuple[int, int, str]]: ...
     def _plan(
         self,
         collective: str,

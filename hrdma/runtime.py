@@ -252,10 +252,10 @@ class Runtime:
         if communicator is not None:
             communicator._sentence(text)
 
-    def _on_ask(self, comm_id: int) -> tuple[Sequence[int], int, int, str] | None:
+    def _on_ask(self, comm_id: int) -> tuple[Sequence[int], int, int, str, Sequence[tuple[int, int, str]]] | None:
         communicator = self.communicators.get(comm_id)
-        current = None if communicator is None else communicator._current()
-        return None if communicator is None or current is None else (communicator.members, *current)
+        recent = [] if communicator is None else communicator._recent()
+        return None if communicator is None or not recent else (communicator.members, *recent[-1], recent)
 
     # -- closing ---------------------------------------------------------------------------------------------------------------
 

@@ -102,7 +102,10 @@ def finish(command: list[str], env: dict[str, str]) -> tuple[int, str]:
         raise
 
 
-@pytest.mark.parametrize("run", runs(), ids=str)
+@pytest.mark.parametrize(
+    "run",
+    [pytest.param(run, id=str(run), marks=pytest.mark.slow if run.program == "conformance" else ()) for run in runs()],
+)
 def test_core(run: Run, flavour: str, note_skip: Callable[[str, str], None]) -> None:
     program = f"build/c/{flavour}/{run.program}"
     built = build(flavour)

@@ -88,6 +88,7 @@ cdef enum:
     KEY_IN_PLACE = 1
     KEY_DETERMINISTIC = 2
     SLOTS = 64  # a power of two
+    RECENT = 8  # calls told of when ranks disagree; RECENT in control/stalls.py
 
 
 cdef inline bint key_equal(const Key *a, const Key *b) noexcept:

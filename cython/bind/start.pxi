@@ -27,10 +27,15 @@ cdef class Planned(Messenger):
     cdef dict programs
     cdef PyObject *slots[SLOTS]  # borrowed from programs
     cdef bint rank_order         # the default of deterministic=
-    cdef Program current         # of the collective that was started last
+    cdef PyObject *recent[RECENT]  # owned: programs of the collectives that were started last, by sequence number
 
     def __cinit__(self):
         self.programs = {}
+        memset(self.recent, 0, sizeof(self.recent))
+
+    def __dealloc__(self):
+        for i in range(RECENT):
+            Py_XDECREF(self.recent[i])
 
     @property
     def deterministic(self):
@@ -45,10 +50,23 @@ cdef class Planned(Messenger):
         """Makes the :class:`Program` for a call; a subclass in Python does."""
         raise NotImplementedError
 
-    def _current(self):
-        """``(sequence, signature, text)`` of the collective that was started last; None before the first."""
-        program = self.current
-        return None if program is None else (self.sequence - 1, program.signature, program.text)
+    def _recent(self):
+        """``(sequence, signature, text)`` of the collectives that were started last, the newest at the end."""
+        cdef int64_t number
+        found = []
+        for number in range(max(0, self.sequence - RECENT), self.sequence):
+            program = <Program> self.recent[number % RECENT]
+            found.append((number, program.signature, program.text))
+        return found
+
+    cdef inline void remember(self, Program program) noexcept:
+        """What is started now, under the next number."""
+        cdef int place = <int> (self.sequence % RECENT)
+        cdef PyObject *before = self.recent[place]
+        Py_INCREF(program)
+        self.recent[place] = <PyObject *> program
+        self.sequence += 1
+        Py_XDECREF(before)
 
     cdef inline int set_key(self, Key *key, int collective, Span *span, size_t count) except -1:
         key.collective = collective
@@ -131,7 +149,6 @@ cdef class Planned(Messenger):
         if program.in_bytes > source.nbytes or program.out_bytes > target.nbytes:
             raise ValueError(f"{program.text} wants buffers of {program.in_bytes} and {program.out_bytes} bytes; "
                              f"they have {source.nbytes} and {target.nbytes}")
-        self.current = program
         call.operation = NAMES[key.collective]
         call.sequence = self.sequence
         call.seconds = seconds
@@ -144,14 +161,14 @@ cdef class Planned(Messenger):
             span_move(&request.source, source)
             span_move(&request.target, target)
             request.prepare(self, &call, urgency)
-            self.sequence += 1
+            self.remember(program)
             request.launched(hr_run(self.handle, program.handle, inp, out, dtype, <hr_redop> key.op, program.signature,
                                     &request.req))
             return request
         req.flags = 0
         req.user = NULL
         req.priority = urgency
-        self.sequence += 1
+        self.remember(program)
         status = hr_run(self.handle, program.handle, inp, out, dtype, <hr_redop> key.op, program.signature, &req)
         if status != HR_OK:
             self.fail_post(status, &call)

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hrdma.control.stalls import Report, Stalls
+from hrdma.control.stalls import RECENT, Report, Stalls
 from hrdma.control.wire import Kind
 from hrdma.log import logger
 
@@ -214,13 +214,14 @@ class Coordinator:
     def _stall(self, rank: int, body: dict[str, Any], now: float) -> None:
         comm, members = int(body["comm"]), read_ranks(body["members"], self.size)
         report = Report(int(body["sequence"]), int(body["signature"]), str(body["text"])[:500], now)
+        recent = [Report(int(n), int(s), str(text)[:500], now) for n, s, text in body.get("recent", ())][-RECENT:]
         if rank not in members:
             raise ValueError(f"it is not a member of {list(members)}")
         verdict = self._stalls.verdict(comm)
         if verdict is not None:
             self._send(rank, Kind.VERDICT, {"comm": comm, "text": verdict.text})
             return
-        for other in self._stalls.add(comm, members, rank, report, mismatch=body.get("mismatch") is True):
+        for other in self._stalls.add(comm, members, rank, report, recent, mismatch=body.get("mismatch") is True):
             if other not in self.lost:
                 self._send(other, Kind.ASK, {"comm": comm})
         where = self._stalls.where(comm, report.sequence, now)

@@ -93,7 +93,7 @@ class ControlPlane:
         self._on_lost: Callable[[int, str], None] | None = None
         self._on_left: Callable[[int, str], None] | None = None
         self._on_verdict: Callable[[int, str], None] | None = None
-        self._on_ask: Callable[[int], tuple[Sequence[int], int, int, str] | None] | None = None
+        self._on_ask: Callable[[int], tuple[Any, ...] | None] | None = None
         self._early: list[Callable[[], None]] = []
         self._where: OrderedDict[int, dict[int, str]] = OrderedDict()
         self._expelled = ""
@@ -171,7 +171,7 @@ class ControlPlane:
         on_verdict: Callable[[int, str], None],
         *,
         on_left: Callable[[int, str], None] | None = None,
-        on_ask: Callable[[int], tuple[Sequence[int], int, int, str] | None] | None = None,
+        on_ask: Callable[[int], tuple[Any, ...] | None] | None = None,
     ) -> None:
         """Sets the callbacks; what happened before is delivered now. They run in the control thread and must be short.
 
@@ -185,14 +185,22 @@ class ControlPlane:
         on_left : callable, optional
             ``on_left(rank, reason)``: a rank left in good order; only later use of it is an error.
         on_ask : callable, optional
-            ``on_ask(comm_id)`` gives ``(members, sequence, signature, text)`` of the collective that this rank is in or
-            was in last, or None. Without it the last report made here is given.
+            ``on_ask(comm_id)`` gives ``(members, sequence, signature, text, recent)`` of the collective that this rank
+            is in or was in last, or None. Without it the last report made here is given.
         """
         self._on_lost, self._on_verdict, self._on_left, self._on_ask = on_lost, on_verdict, on_left, on_ask
         if self._loop is not None:
             self._loop.post(self._deliver_early)
 
-    def report_stall(self, comm_id: int, members: Sequence[int], sequence: int, signature: int, text: str) -> None:
+    def report_stall(
+        self,
+        comm_id: int,
+        members: Sequence[int],
+        sequence: int,
+        signature: int,
+        text: str,
+        recent: Sequence[tuple[int, int, str]] = (),
+    ) -> None:
         """Says that this rank has waited for long in a collective. Does not block; at most once a second, please.
 
         Parameters
@@ -205,12 +213,22 @@ class ControlPlane:
             64 bits, equal on ranks whose calls match.
         text : str
             The call, such as ``"allreduce(float32, 1000, sum)"``.
+        recent : sequence of (sequence, signature, text)
+            The calls started last: another rank may stall in one that is over here.
         """
-        self._report(comm_id, members, sequence, signature, text, mismatch=False)
+        self._report(Position(tuple(members), sequence, signature, text, recent), comm_id, mismatch=False)
 
-    def report_mismatch(self, comm_id: int, members: Sequence[int], sequence: int, signature: int, text: str) -> None:
+    def report_mismatch(
+        self,
+        comm_id: int,
+        members: Sequence[int],
+        sequence: int,
+        signature: int,
+        text: str,
+        recent: Sequence[tuple[int, int, str]] = (),
+    ) -> None:
         """As `report_stall`, but this rank has seen a wrong signature: the others are asked at once."""
-        self._report(comm_id, members, sequence, signature, text, mismatch=True)
+        self._report(Position(tuple(members), sequence, signature, text, recent), comm_id, mismatch=True)
 
     def stalls(self, comm_id: int) -> dict[int, str]:
         """What the coordinator last said about who is where, by rank in the communicator; late ones first."""
@@ -404,12 +422,9 @@ class ControlPlane:
                 self.lost_rank(rank, f"the control thread of this rank failed: {error!r}", left=False)
         self.departed()
 
-    def _report(
-        self, comm: int, members: Sequence[int], sequence: int, signature: int, text: str, *, mismatch: bool
-    ) -> None:
+    def _report(self, position: Position, comm: int, *, mismatch: bool) -> None:
         loop, membership = self._loop, self._membership
         if loop is not None and membership is not None and self._pid == os.getpid():
-            position = Position(tuple(members), sequence, signature, text)
             loop.post(lambda: membership.report(comm, position, mismatch=mismatch))
 
     def _call(self, which: Callable[[], Callable[[int, str], None] | None], number: int, text: str) -> None:

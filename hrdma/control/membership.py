@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from hrdma.control.coordinator import Coordinator, Decisions
@@ -40,6 +40,7 @@ class Position(NamedTuple):
     sequence: int
     signature: int
     text: str
+    recent: Sequence[tuple[int, int, str]] = ()
 
 
 class Events(Protocol):
@@ -244,6 +245,7 @@ class Membership:
             "sequence": position.sequence,
             "signature": position.signature,
             "text": position.text,
+            "recent": position.recent,
             "mismatch": mismatch,
         }
 

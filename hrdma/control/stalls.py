@@ -2,24 +2,26 @@
 
 A rank that waits long in a collective reports (communicator, sequence number, signature, text). Two reports of one
 communicator with the same number and different signatures are a mismatch; different numbers alone are not, a rank may
-be slow. A rank whose core has seen a wrong signature reports that as well, and then the others are asked where they
+be slow. Who only sends in a collective may be several calls further when another stalls in it, so a report also tells
+which calls came before. A rank whose core has seen a wrong signature reports that as well, and then the others are asked where they
 are. A verdict waits a moment so that it can name everybody, but never longer than `PATIENCE`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Report", "Stalls", "Verdict", "verdict_text"]
+__all__ = ["RECENT", "Report", "Stalls", "Verdict", "verdict_text"]
 
 CONFLICT_PATIENCE = 0.3  # seconds that a found conflict waits for the remaining ranks
 PATIENCE = 1.0  # the same where a core saw a mismatch but no two reports show it yet
 FRESH = 2.5  # a stalled rank reports every second; an older report says nothing about where it is now
 KEEP = 256  # communicators and verdicts remembered
-SEQUENCES = 8  # operations of a communicator remembered
+RECENT = 8  # calls that a rank tells of
+SEQUENCES = 32  # operations of a communicator remembered
 SHOWN = 32  # ranks described to a stalled one
 
 
@@ -56,7 +58,16 @@ class Stalls:
         self._comms: OrderedDict[int, _Comm] = OrderedDict()
         self._verdicts: OrderedDict[int, Verdict] = OrderedDict()
 
-    def add(self, comm: int, members: tuple[int, ...], rank: int, report: Report, *, mismatch: bool) -> list[int]:
+    def add(
+        self,
+        comm: int,
+        members: tuple[int, ...],
+        rank: int,
+        report: Report,
+        recent: Sequence[Report] = (),
+        *,
+        mismatch: bool,
+    ) -> list[int]:
         """Takes a report; returns the ranks to ask where they are, when there is a suspicion to clear up."""
         if comm in self._verdicts:
             return []
@@ -65,18 +76,22 @@ class Stalls:
         while len(self._comms) > KEEP:
             self._comms.popitem(last=False)
         state.latest[rank] = report
-        peers = state.reports.setdefault(report.sequence, {})
-        peers[rank] = report
+        for one in (*recent, report):
+            state.reports.setdefault(one.sequence, {})[rank] = one
         while len(state.reports) > SEQUENCES:
             del state.reports[min(state.reports)]
-        conflict = len({other.signature for other in peers.values()}) > 1
-        if not (conflict or mismatch) or (state.suspect >= 0 and state.suspect != report.sequence):
-            return []
-        decide_at = report.when + (CONFLICT_PATIENCE if conflict else PATIENCE)
         fresh = state.suspect < 0
-        state.suspect = report.sequence
+        conflicts = [
+            number for number, peers in state.reports.items() if len({other.signature for other in peers.values()}) > 1
+        ]
+        if conflicts:  # the first one explains the others
+            state.suspect, decide_at = min(conflicts), report.when + CONFLICT_PATIENCE
+        elif mismatch and fresh:
+            state.suspect, decide_at = report.sequence, report.when + PATIENCE
+        else:
+            return []
         state.decide_at = decide_at if fresh else min(state.decide_at, decide_at)
-        return [other for other in state.members if other not in peers] if fresh else []
+        return [other for other in state.members if other not in state.reports[state.suspect]] if fresh else []
 
     def verdict(self, comm: int) -> Verdict | None:
         """The verdict on a communicator, once there is one."""

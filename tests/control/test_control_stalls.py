@@ -74,6 +74,22 @@ def test_a_rank_that_went_on_is_still_convicted():
     assert "rank 0 calls" in verdict.text and "rank 1 calls" in verdict.text
 
 
+def test_what_came_before_tells_who_began():
+    """Ranks 1 and 2 have only sent in #5, and went on; rank 0 waits in it for rank 2."""
+    stalls = Stalls()
+    before = {1: Report(5, 1, A, 0.0), 2: Report(5, 2, B, 0.0)}
+    for rank in (1, 2):
+        stalls.add(7, (0, 1, 2), rank, Report(6, 9, "barrier()", 0.0), [before[rank]], mismatch=False)
+    (verdict,) = stalls.due(1.0, {0})
+    assert verdict.text.startswith("allreduce #5:")
+    stalls = Stalls()
+    stalls.add(7, (0, 1, 2), 1, Report(6, 9, "barrier()", 0.0), [before[1]], mismatch=True)
+    stalls.add(7, (0, 1, 2), 0, Report(5, 1, A, 0.0), mismatch=False)
+    stalls.add(7, (0, 1, 2), 2, Report(6, 9, "barrier()", 0.0), [before[2]], mismatch=False)
+    (verdict,) = stalls.due(0.0, ())
+    assert verdict.text == f"allreduce #5: rank 2 calls {B}, ranks 0, 1 call {A}"
+
+
 def test_ranks_in_texts_are_those_of_the_communicator():
     stalls = Stalls()
     for rank, signature, text in ((9, 1, A), (4, 2, B), (6, 1, A)):

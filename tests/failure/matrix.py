@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -54,6 +55,14 @@ class Case(NamedTuple):
         return self.rng().randrange(RANKS)
 
     @property
+    def fault(self) -> str:
+        """For HRDMA_FAULT of the victim: falls in the middle of the transport's so-many-th operation; or empty."""
+        rng = random.Random(f"{self} fault")
+        if self.how not in ("kill", "stop") or self.phase not in (*MESSAGES, *CALLS) or rng.random() < 0.6:
+            return ""
+        return f"{self.transport}:{'kill=process' if self.how == 'kill' else 'stop=after'}:{rng.randint(3, 60)}"
+
+    @property
     def operation(self) -> str:
         """What survivors are in when it happens, as PeerError calls it."""
         name = self.phase.removesuffix("_large")
@@ -93,6 +102,8 @@ def run(me: Me, case: list[Any]) -> None:
     victim = me.rank == this.victim
     if victim:
         _prepare(me, this)
+        if this.fault:
+            os.environ["HRDMA_FAULT"] = this.fault
     start = time.monotonic()
     try:
         comm = hrdma.init(timeout=JOIN_SECONDS if this.phase in JOINING[:2] else None)
@@ -173,14 +184,14 @@ def _work(me: Me, comm: hrdma.Communicator, case: Case, victim: bool) -> None:
     early = rng.random() < 0.3 or case.phase == "between"
     if case.phase not in JOINING:
         comm.barrier()
-    if victim and not early:
+    if victim and not early and not case.fault:
         me.fall_later(case.how, delay)
     if victim and case.phase == "between":
         me.fall("leave" if case.how == "exit0" and rng.random() < 0.5 else case.how)
     if case.phase == "between":
         time.sleep(0.3)
     for count in range(1_000_000):
-        if victim and early and count == calls:
+        if victim and early and count == calls and not case.fault:
             # between two of many calls; a process that ends in good order says so to the others
             me.fall("leave" if case.how == "exit0" else case.how)
         step()
