@@ -2,9 +2,9 @@
 
 /*
  * Messages with the same (communicator, tag) from one peer match in the order in which they were posted there, whatever
- * their priority. The sender numbers messages, as they leave, within one of 64 buckets that (communicator, tag) hashes to; the
- * receiver lets a message pass when its bucket's turn has come and keeps it aside otherwise, which happens where one
- * was withdrawn. Messages of other buckets overtake freely.
+ * their priority. The sender numbers messages, as they leave, within one of 64 buckets that (communicator, tag) hashes
+ * to; the receiver lets a message pass when its bucket's turn has come and keeps it aside otherwise, which happens
+ * where one was withdrawn. Messages of other buckets overtake freely.
  *
  * Posted receives and unexpected messages hang in chains by the same hash, in order of posting and of arrival. A
  * receive from any source has no connection set and takes the earliest arrival. Credits bound what can lie here.
@@ -210,9 +210,7 @@ static int match_has_come(struct hr_conn *conn, const struct hr_hdr *skip) {
     return 0;
 }
 
-static void match_out_of_order(struct hr_conn *conn) {
-    hr_conn_lost(conn, HR_ERR_PROTOCOL, "a message out of order");
-}
+static void match_out_of_order(struct hr_conn *conn) { hr_conn_lost(conn, HR_ERR_PROTOCOL, "a message out of order"); }
 
 static void match_keep(struct hr_conn *conn, struct hr_umsg *u) {
     struct hr_link *head = &conn->early[u->hdr.h.bucket], *l = head->prev;
@@ -298,7 +296,8 @@ void hr_match_cancel(struct hr_conn *conn, uint32_t sreq, uint64_t comm, uint64_
         match_cancel_list(&conn->engine->unexpected[match_chain(comm, tag)], conn, sreq, 0);
 }
 
-/* --- communicators that broke before they were opened here ------------------------------------------------------------- */
+/* --- communicators that broke before they were opened here
+ * ------------------------------------------------------------- */
 
 void hr_match_keep_break(struct hr_conn *conn, const struct hr_hdr *h) {
     struct hr_umsg *u = conn->nbreaks < BREAKS_MAX ? umsg_new(conn, h, NULL, 0) : NULL;

@@ -279,7 +279,8 @@ TEST(peer_lost_in_the_middle) {
     }
 }
 
-/* Each rank thinks that it is the root: all send, nobody receives, everybody is done at once. The stray messages tell. */
+/* Each rank thinks that it is the root: all send, nobody receives, everybody is done at once. The stray messages tell.
+ */
 static void *rootless(void *arg) {
     struct rank *r = arg;
     struct builder *b = calloc(1, sizeof *b);
