@@ -41,7 +41,7 @@ demo: build $(STAMPS)/demo.pip ## data-parallel training on four ranks
 	.venv/bin/hrdma run -n 4 -m hrdma.examples.train_digits
 
 test: build $(STAMPS)/test.pip ## every test that this machine can run; ends with what was skipped and why
-	$(PY) -m pytest -rs --durations=10 --durations-min=2
+	$(PY) -m pytest --durations=10 --durations-min=2
 
 CHECKS := check-ruff check-format check-cython check-types check-c check-layers
 .PHONY: $(CHECKS)
@@ -65,7 +65,7 @@ check-layers: $(STAMPS)/test.pip
 	$(PY) -m pytest -q tests/test_layers.py
 
 san: $(STAMPS)/test.pip ## the C tests under the address, undefined and thread sanitizers
-	$(PY) -m pytest -rs tests/test_core.py --flavour asan --flavour tsan
+	$(PY) -m pytest tests/test_core.py --flavour asan --flavour tsan
 
 BENCHMARKS := $(patsubst benchmarks/core/%.c,build/c/plain/%,$(wildcard benchmarks/core/bench_*.c))
 bench: build ## latency, bandwidth, priority, planning: beside the bare machine where that can be

@@ -31,6 +31,7 @@ COLLECTIVES = (
     "alltoall",
     "barrier",
 )
+ROOTED = ("reduce", "broadcast", "gather", "scatter")
 SIZES = [64 << 2 * i for i in range(11)]  # 64 B to 64 MiB
 SOME = [1 << 10, 128 << 10, 16 << 20]
 ROUND_SECONDS = 0.002  # shorter than a time slice, so that some rounds are not interrupted
@@ -57,11 +58,12 @@ def best(work: Callable[[], object], seconds: float = 0.2) -> float:
 class Candidate:
     """One way to do a call, with a communicator that knows no other."""
 
-    def __init__(self, comm, call, name: str, parts: int, predicted: float) -> None:
+    def __init__(self, comm, call, between, name: str, parts: int, predicted: float) -> None:
         self.world = comm
         self.comm = comm.dup()
         self.comm._plan_override = name, parts
         self.call = call
+        self.between = between
         self.name = f"{name}/{parts}" if parts > 1 else name
         self.predicted = predicted
         self.seconds = float("inf")
@@ -73,6 +75,7 @@ class Candidate:
         start = time.perf_counter()
         for _ in range(iters):
             self.call(self.comm)
+            self.between()
         return (time.perf_counter() - start) / iters
 
 
@@ -114,7 +117,9 @@ def worker(options: argparse.Namespace) -> None:
             for nbytes in sizes:
                 call = call_of(collective, nbytes, comm.size, new)
                 table = choose(collective, comm.size, nbytes, cost, mapped=mapped).table
-                candidates = [Candidate(comm, call, *line) for line in table]
+                # ranks that only send or only receive would run ahead into the next call
+                between = comm.barrier if collective in ROOTED else lambda: None
+                candidates = [Candidate(comm, call, between, *line) for line in table]
                 times = np.zeros(len(candidates) + 1)
                 number, start = 0, time.perf_counter()
                 while number < LEAST_ROUNDS or times[-1] < options.seconds:

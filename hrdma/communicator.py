@@ -300,15 +300,11 @@ class Communicator(_core.CommunicatorBase):
 
     def _stalled(self, operation: str, sequence: int, signature: int, text: str) -> None:
         if self._runtime.control is not None:
-            self._runtime.control.report_stall(
-                self.id, self._members, sequence, signature, text, self._recent()
-            )
+            self._runtime.control.report_stall(self.id, self._members, sequence, signature, text, self._recent())
 
     def _verdict(self, operation: str, sequence: int, signature: int, text: str) -> str | None:
         if self._runtime.control is not None and not self._sentenced.is_set():
-            self._runtime.control.report_mismatch(
-                self.id, self._members, sequence, signature, text, self._recent()
-            )
+            self._runtime.control.report_mismatch(self.id, self._members, sequence, signature, text, self._recent())
             self._sentenced.wait(VERDICT_SECONDS)
         return self._sentence_text or None
 

@@ -52,7 +52,7 @@ class Run(NamedTuple):
 def runs() -> list[Run]:
     found = []
     for source in sorted(CORE.glob("test_*.c")):
-        on_engines = re.search(r'#include "(world|wild_rig)\.h"', source.read_text())
+        on_engines = re.search(r'#include "(world|wild_rig|stress_rig)\.h"', source.read_text())
         found += [Run(source.stem, provider) for provider in (PROVIDERS if on_engines else [None])]
     return found + [Run("conformance", provider) for provider in PROVIDERS]
 

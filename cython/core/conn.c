@@ -53,6 +53,7 @@ struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id) {
 
 void hr_conn_free(struct hr_conn *conn) {
     struct hr_link *l;
+    hr_ledger_forget(conn);
     for (int i = 0; i < HR_MAX_LANES + 1; i++)
         if (conn->lanes[i].ep) conn->lanes[i].ep->domain->ops->ep_destroy(conn->lanes[i].ep);
     while ((l = hr_list_pop(&conn->ctl))) free(hr_container(l, struct hr_ctl, link));
@@ -78,14 +79,16 @@ int hr_conn_idle(struct hr_conn *conn) {
 /* --- what every header carries ------------------------------------------------------------------------------------ */
 
 static void conn_settle(struct hr_conn *conn, struct hr_hdr *h) {
-    h->credit = conn->owed_credit;
-    h->ack = conn->owed_ack;
+    h->credit = conn->told_credit + conn->owed_credit;
+    h->ack = conn->told_ack + conn->owed_ack;
 }
 
 static void conn_settled(struct hr_conn *conn, const struct hr_hdr *h) {
-    conn->owed_credit -= h->credit;
-    conn->held -= h->credit;
-    conn->owed_ack -= h->ack;
+    conn->held -= h->credit - conn->told_credit;
+    conn->owed_credit -= h->credit - conn->told_credit;
+    conn->owed_ack -= h->ack - conn->told_ack;
+    conn->told_credit = h->credit;
+    conn->told_ack = h->ack;
     conn->tx_msgs++;
 }
 

@@ -78,6 +78,7 @@ static void engine_free(struct hr_engine *engine) {
     for (uint32_t i = 0; i < engine->nxfers; i++) free(engine->xfers[i]);
     free(engine->xfers);
     free(engine->retired);
+    hr_ledger_close(engine);
     int fds[] = {engine->epfd, engine->kickfd, engine->bgfd, engine->donefd};
     for (int i = 0; i < 4; i++)
         if (fds[i] >= 0) close(fds[i]);

@@ -11,6 +11,7 @@
  *   sink.c      what providers tell: messages, completions, the end of connections
  *   match.c     order of arrival, posted receives, unexpected messages
  *   transfer.c  rendezvous: pull, push, segments
+ *   ledger.c    what a pulled message was read from had not been taken back
  *   request.c   isend, irecv, finish, abort
  *   comm.c      communicators: open, close, break
  *   program.c   validation of programs;  run.c  the interpreter
@@ -32,6 +33,7 @@
  *   CREDIT carries only what every header carries: eager credit and acknowledged bulk
  *   PROBE  asks how much of the bulk that was sent so far has arrived, after something was cut off
  *   ECHO   the answer: how much never did, and never will
+ *   LEDGER where the receiver of an offer can see that it still stands (ledger.c)
  *   BREAK  this communicator is broken
  *   BYE    nothing more will come
  */
@@ -56,6 +58,7 @@ enum hr_msg_kind {
     HR_MSG_BYE,
     HR_MSG_PROBE,
     HR_MSG_ECHO,
+    HR_MSG_LEDGER,
     HR_MSG_KINDS
 };
 
@@ -69,7 +72,8 @@ struct hr_hdr {
     uint64_t tag; /* BREAK: rank to blame */
     uint64_t aux; /* EAGER, RTS: signature. SEG: offset. SKIP: length. PROBE, ECHO: bytes of bulk */
     uint32_t sreq, rreq;
-    uint32_t credit; /* eager bytes that the peer may send again */
+    /* Totals modulo 2^32, so that a header which is withdrawn with its message takes nothing with it. */
+    uint32_t credit; /* eager bytes that the peer got back */
     uint32_t ack;    /* bulk bytes that have arrived */
 };
 enum { HR_HDR_DESC = 1 };
@@ -113,7 +117,7 @@ struct hr_xfer {         /* one rendezvous, on one side */
     struct hr_request *req;
     struct hr_conn *conn;
     uint32_t id, remote;
-    uint8_t mode, has_mem, has_rmem, failed;
+    uint8_t mode, has_mem, has_rmem;
     uint32_t outstanding; /* reads or writes in the provider */
     char *buf;
     uint64_t len, posted, completed;
@@ -161,8 +165,14 @@ struct hr_conn {
     uint32_t order_rx[HR_BUCKETS];
     struct hr_link early[HR_BUCKETS]; /* struct hr_umsg before their turn, in order */
     uint64_t held;                    /* credit that the peer has used and not got back */
-    uint32_t owed_credit, owed_ack, nbreaks;
+    uint32_t owed_credit, owed_ack;   /* not told yet */
+    uint32_t told_credit, told_ack, heard_credit, heard_ack;
+    uint32_t nbreaks;
     uint64_t rx_bulk;
+    /* offers to pull */
+    struct hr_mem ledger_mem;
+    struct hr_rmem peer_ledger;
+    int has_ledger, ledger_shown;
     /* measuring */
     int64_t round_since, busy_since, alone_since, rtt;
     uint64_t round_bytes, round_mark;
@@ -228,6 +238,7 @@ struct hr_engine {
     struct hr_link ready; /* runs with instructions to start */
     uint32_t nconns, nposted;
 
+    _Atomic uint32_t *ledger;
     struct hr_xfer **xfers;
     uint32_t nxfers, xfer_free; /* free list by index, threaded through remote */
     uint64_t *retired;
@@ -345,6 +356,18 @@ hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t
 void hr_xfer_return(struct hr_engine *engine, struct hr_xfer *x); /* LENT: the borrower is through */
 void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell);
 void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_t len);
+
+/* ledger.c */
+#define HR_ID_INDEX_BITS 20 /* of a transfer's id; the rest is its generation */
+#define HR_ID_INDEX(id) ((id) & ((1u << HR_ID_INDEX_BITS) - 1))
+hr_status hr_ledger_enter(struct hr_conn *conn,
+                          uint32_t id); /* HR_OK: may be offered. HR_AGAIN. Error: not for pulling */
+void hr_ledger_strike(struct hr_engine *engine, uint32_t id);
+void hr_ledger_arrived(struct hr_conn *conn, const struct hr_hdr_long *m);
+int hr_ledger_covers(struct hr_conn *conn, uint32_t id);
+int hr_ledger_stands(struct hr_conn *conn, uint32_t id); /* the peer's offer, after the last byte was read */
+void hr_ledger_forget(struct hr_conn *conn);
+void hr_ledger_close(struct hr_engine *engine);
 
 /* request.c */
 enum hr_req_kind { HR_REQ_SEND = 1, HR_REQ_RECV, HR_REQ_RUN };

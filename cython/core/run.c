@@ -212,7 +212,18 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
               in->flags & HR_INSTR_NT);
 }
 
+/* What it read may have been taken back by a lender that has broken the communicator: the run ends when we hear. */
+static int borrowed_in_vain(struct hr_run *run, const struct hr_instr *in) {
+    for (uint32_t k = in->ref; in->op == HR_OP_REDUCE && k < in->ref + in->nref; k++) {
+        const struct hr_ref *r = &run->program->refs_[k];
+        struct hr_xfer *x = r->buf == HR_BUF_BORROWED ? run->st[r->off].req.xfer : NULL;
+        if (x && !hr_ledger_stands(x->conn, x->remote)) return 1;
+    }
+    return 0;
+}
+
 static void computed(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
+    if (borrowed_in_vain(run, in)) return;
     if (in->op == HR_OP_REDUCE)
         for (uint32_t k = in->ref; k < in->ref + in->nref; k++) {
             const struct hr_ref *r = &run->program->refs_[k];

@@ -86,19 +86,25 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
     memcpy(&m.h, hdr, sizeof m.h); /* the peer may still be able to write where it lies */
     conn->rx_msgs++;
     conn->rx_bytes += len;
-    if (h->credit) {
-        conn->credit += h->credit;
+    int32_t credit = (int32_t)(h->credit - conn->heard_credit), ack = (int32_t)(h->ack - conn->heard_ack);
+    if (credit > 0) {
+        conn->heard_credit = h->credit;
+        conn->credit += credit;
         if (conn->credit > (int64_t)hr_credit_max(conn->engine)) {
             conn_protocol_error(conn, "credit for what was never sent");
             return;
         }
         if (conn->nqueued) hr_conn_activate(conn);
     }
-    if (h->ack) hr_window_acked(conn, h->ack);
+    if (ack > 0) {
+        conn->heard_ack = h->ack;
+        hr_window_acked(conn, (uint64_t)ack);
+    }
     switch (h->kind) {
     case HR_MSG_EAGER: hr_match_arrived(conn, h, payload, len); break;
     case HR_MSG_RTS:
     case HR_MSG_CTS:
+    case HR_MSG_LEDGER:
         if (hdr_len < sizeof m) {
             conn_protocol_error(conn, "a rendezvous header that is too short");
             return;
@@ -106,8 +112,10 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
         memcpy(&m.size, (const char *)hdr + sizeof m.h, sizeof m - sizeof m.h);
         if (h->kind == HR_MSG_RTS)
             hr_match_arrived(conn, &m.h, NULL, 0);
-        else
+        else if (h->kind == HR_MSG_CTS)
             hr_xfer_on_cts(conn, &m);
+        else
+            hr_ledger_arrived(conn, &m);
         break;
     case HR_MSG_SEG: hr_xfer_on_seg(conn, h, payload, len); break;
     case HR_MSG_FIN: hr_xfer_on_fin(conn, h); break;

@@ -20,14 +20,12 @@
 
 #include "core/engine.h"
 
-#define ID_INDEX_BITS 20
-#define ID_INDEX(id) ((id) & ((1u << ID_INDEX_BITS) - 1))
 #define XFER_COOKIE(x) ((void *)((uintptr_t)(x) | 1))
 
 struct hr_xfer *hr_xfer_new(struct hr_engine *engine, struct hr_request *req, struct hr_conn *conn, int mode) {
     if (!engine->xfer_free) {
         uint32_t old = engine->nxfers, n = old ? old * 2 : 64;
-        if (n > 1u << ID_INDEX_BITS) return NULL;
+        if (n > 1u << HR_ID_INDEX_BITS) return NULL;
         struct hr_xfer **table = realloc(engine->xfers, n * sizeof *table);
         if (!table) return NULL;
         engine->xfers = table;
@@ -35,7 +33,7 @@ struct hr_xfer *hr_xfer_new(struct hr_engine *engine, struct hr_request *req, st
             table[i] = calloc(1, sizeof **table);
             if (!table[i]) return NULL;
             engine->nxfers = i + 1;
-            table[i]->id = i + (1u << ID_INDEX_BITS);
+            table[i]->id = i + (1u << HR_ID_INDEX_BITS);
             table[i]->remote = engine->xfer_free;
             engine->xfer_free = i + 1;
         }
@@ -58,6 +56,7 @@ struct hr_xfer *hr_xfer_new(struct hr_engine *engine, struct hr_request *req, st
 /* Off every list, memory let go, the id dead. */
 void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x) {
     struct hr_conn *conn = x->conn;
+    hr_ledger_strike(engine, x->id);
     if (!hr_list_empty(&x->work.link)) {
         if (x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG) {
             hr_list_remove(&x->work.link);
@@ -72,16 +71,16 @@ void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x) {
     x->mode = HR_XFER_FREE;
     x->req = NULL;
     x->has_mem = x->has_rmem = 0;
-    x->id += 1u << ID_INDEX_BITS;
-    if (!(x->id >> ID_INDEX_BITS)) x->id += 1u << ID_INDEX_BITS; /* no id is 0 */
+    x->id += 1u << HR_ID_INDEX_BITS;
+    if (!(x->id >> HR_ID_INDEX_BITS)) x->id += 1u << HR_ID_INDEX_BITS; /* no id is 0 */
     x->remote = engine->xfer_free;
-    engine->xfer_free = ID_INDEX(x->id) + 1;
+    engine->xfer_free = HR_ID_INDEX(x->id) + 1;
 }
 
 static struct hr_xfer *xfer_find(struct hr_conn *conn, uint32_t id) {
     struct hr_engine *engine = conn->engine;
-    if (ID_INDEX(id) >= engine->nxfers) return NULL;
-    struct hr_xfer *x = engine->xfers[ID_INDEX(id)];
+    if (HR_ID_INDEX(id) >= engine->nxfers) return NULL;
+    struct hr_xfer *x = engine->xfers[HR_ID_INDEX(id)];
     if (x->id == id && x->mode != HR_XFER_FREE && x->conn == conn) return x;
     HR_COUNT(engine, stale);
     return NULL;
@@ -136,10 +135,16 @@ hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_
     if (!x) return HR_ERR_NOMEM;
     rts->h.sreq = x->id;
     if (!conn_pulls(conn)) return HR_OK;
+    hr_status status = conn->caps->flags & HR_CAP_MAP ? hr_ledger_enter(conn, x->id) : HR_OK;
+    if (status == HR_AGAIN || conn->state == HR_CONN_LOST) {
+        hr_xfer_free(conn->engine, x);
+        return status;
+    }
+    if (status != HR_OK) return HR_OK;
     if (ep->domain->ops->mem_register(ep->domain, x->buf, x->len, HR_ACCESS_REMOTE_READ, &x->mem) != HR_OK)
         return HR_OK;
     x->has_mem = 1;
-    hr_status status = ep->domain->ops->mem_export(ep, &x->mem, x->buf, x->len, &rts->desc);
+    status = ep->domain->ops->mem_export(ep, &x->mem, x->buf, x->len, &rts->desc);
     if (status == HR_OK) rts->h.flags = HR_HDR_DESC;
     if (status == HR_AGAIN) {
         hr_xfer_free(conn->engine, x);
@@ -259,6 +264,11 @@ static void recv_finished(struct hr_conn *conn, struct hr_xfer *x, int fin) {
     hr_finish(conn->engine, req, HR_OK);
 }
 
+/* Where the sender has taken it back, the transfer stays as it is: a CANCEL is coming. */
+static void pull_finished(struct hr_conn *conn, struct hr_xfer *x) {
+    if (hr_ledger_stands(conn, x->remote)) recv_finished(conn, x, 1);
+}
+
 /* One piece of a pull. */
 static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     struct hr_xfer *x = hr_container(work, struct hr_xfer, work);
@@ -273,6 +283,10 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
             .local = x->buf + x->posted, .len = n, .remote = &x->rmem, .offset = x->posted, .cookie = XFER_COOKIE(x)};
         hr_status status = ep->domain->ops->post_read(ep, &rma);
         if (status == HR_AGAIN) return 1;
+        if (status == HR_ERR_ACCESS && !hr_ledger_stands(conn, x->remote)) {
+            hr_work_remove(engine, work);
+            return 0;
+        }
         if (hr_is_error(status)) {
             struct hr_request *req = x->req;
             send_fin(conn, req->comm->id, x->remote, status);
@@ -289,7 +303,7 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     x->posted += n;
     if (x->posted < x->len) return 1;
     hr_work_remove(engine, work);
-    if (!x->outstanding) recv_finished(conn, x, 1);
+    if (!x->outstanding) pull_finished(conn, x);
     return 0;
 }
 
@@ -321,7 +335,8 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
     }
     x->len = rts->size;
     x->remote = rts->h.sreq;
-    if ((rts->h.flags & HR_HDR_DESC) && ops->mem_import(ep, &rts->desc, &x->rmem) == HR_OK) {
+    if ((rts->h.flags & HR_HDR_DESC) && (!(conn->caps->flags & HR_CAP_MAP) || hr_ledger_covers(conn, x->remote)) &&
+        ops->mem_import(ep, &rts->desc, &x->rmem) == HR_OK) {
         x->has_rmem = 1;
         if (x->rmem.len < x->len) {
             hr_conn_lost(conn, HR_ERR_PROTOCOL, "a memory descriptor that is too short");
@@ -341,7 +356,7 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
             if (x->rmem.ptr && x->len <= HR_INLINE_WORK) {
                 hr_consume(req, x->rmem.ptr, 0, x->len);
                 conn->rx_bytes += x->len;
-                recv_finished(conn, x, 1);
+                pull_finished(conn, x);
             } else {
                 hr_work_add(engine, &x->work, req->priority);
             }
@@ -420,6 +435,7 @@ void hr_xfer_on_cancel(struct hr_conn *conn, const struct hr_hdr *h) {
 void hr_xfer_on_done(struct hr_xfer *x, hr_status status) {
     struct hr_conn *conn = x->conn;
     x->outstanding--;
+    if (status == HR_ERR_ACCESS && x->mode == HR_XFER_PULL && !hr_ledger_stands(conn, x->remote)) return;
     if (hr_is_error(status)) {
         struct hr_request *req = x->req;
         if (x->mode == HR_XFER_SEND_SEG) { /* the segments behind it do not fit any more */
@@ -433,7 +449,7 @@ void hr_xfer_on_done(struct hr_xfer *x, hr_status status) {
     }
     if (x->posted < x->len || x->outstanding) return;
     if (x->mode == HR_XFER_PULL)
-        recv_finished(conn, x, 1);
+        pull_finished(conn, x);
     else
         send_finished(conn, x);
 }
@@ -464,6 +480,7 @@ static int withdraw(struct hr_conn *conn, struct hr_xfer *x) {
 void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
     struct hr_conn *conn = x->conn;
     int sender = x->mode == HR_XFER_SEND || x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG;
+    uint32_t posted = x->outstanding;
     int withdrawn = withdraw(conn, x), cut = 0;
     if (conn->state != HR_CONN_LOST) {
         if (!withdrawn) cut = 1;
@@ -479,6 +496,10 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
             hr_conn_send_ctl(conn, &h, sizeof h);
         } else if (tell) {
             send_fin(conn, x->req->comm->id, x->remote, HR_ERR_CANCELED);
+        }
+        if (posted && !tell) { /* what the withdrawn headers said must be said again */
+            struct hr_hdr h = {.kind = HR_MSG_CREDIT};
+            hr_conn_send_ctl(conn, &h, sizeof h);
         }
         if (sender && x->posted) hr_window_probe(conn);
     }

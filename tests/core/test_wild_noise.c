@@ -74,7 +74,7 @@ static const struct hr_hdr_long *some_heard(struct wild *w, int kind) {
 static uint32_t some_id(struct wild *w, int kind) {
     const struct hr_hdr_long *m = chance(90) ? some_heard(w, kind) : NULL;
     if (m) return m->h.kind == HR_MSG_RTS ? m->h.sreq : m->h.rreq;
-    if (chance(90)) return (uint32_t)(5u << 20 | below(20)); /* nobody's */
+    if (chance(90)) return WILD_SREQ + (uint32_t)below(20); /* nobody's */
     return chance(80) ? (uint32_t)((1 + below(3)) << 20 | below(20)) : (uint32_t)rnd();
 }
 static uint64_t some_size(void) {
@@ -109,8 +109,8 @@ static void wild_deed(struct rig *r, int k) {
                                           : chance(50) ? DECENT_COMM
                                                        : rnd(),
                                   .tag = chance(60) || below(4) ? below(4) : coll_tag(w->runs + below(4), below(3)),
-                                  .sreq = (uint32_t)(5u << 20 | below(20)),
-                                  .rreq = (uint32_t)(5u << 20 | below(20))},
+                                  .sreq = WILD_SREQ + (uint32_t)below(20),
+                                  .rreq = WILD_SREQ + (uint32_t)below(20)},
                             .size = some_size()};
     size_t len = m.h.kind == HR_MSG_EAGER ? (chance(90) ? below(9000) : below(PAYLOAD)) : 0;
     if (m.h.kind == HR_MSG_BREAK || m.h.kind == HR_MSG_BYE)
@@ -127,6 +127,8 @@ static void wild_deed(struct rig *r, int k) {
         m.h.aux = below(200) ? *at : below(3) * 5000;
         *at += len;
     }
+    if (m.h.kind == HR_MSG_LEDGER && below(50)) return;
+    if (w->ledger && chance(2)) w->ledger[below(20)] = (uint32_t)rnd();
     if (m.h.kind == HR_MSG_CANCEL) m.h.rreq = chance(50) ? 0 : some_id(w, HR_MSG_CTS);
     if (m.h.kind == HR_MSG_CTS) m.h.sreq = some_id(w, HR_MSG_RTS);
     if (m.h.kind == HR_MSG_FIN) m.h.rreq = some_id(w, HR_MSG_RTS);
@@ -159,6 +161,7 @@ TEST(noise) {
         static struct deed deeds[WILD_MAX][DEEDS];
         random_state = (seed ? strtoull(seed, NULL, 0) : 1) * 1000003 + (uint64_t)round;
         rig_open(&r, WILD_MAX);
+        for (int k = 0; k < WILD_MAX; k += 2) show_ledger(&r, k, LEDGER_BYTES);
         for (int step = 0; step < 6000; step++) {
             int k = (int)below(WILD_MAX);
             struct wild *w = r.wild[k];

@@ -11,7 +11,16 @@
 /* --- one engine, a decent peer, and wild ones
  * ------------------------------------------------------------------------------------------- */
 
-enum { DECENT_COMM = 5, WILD_COMM = 100, WILD_ID = 10, WILD_MAX = 8, HEARD = 64, PAYLOAD = 1 << 16 };
+enum {
+    DECENT_COMM = 5,
+    WILD_COMM = 100,
+    WILD_ID = 10,
+    WILD_MAX = 8,
+    HEARD = 64,
+    PAYLOAD = 1 << 16,
+    WILD_SREQ = 5 << 20,
+    LEDGER_BYTES = 1 << 14
+};
 
 struct wild { /* a domain and an endpoint without an engine */
     const struct hr_provider *ops;
@@ -22,6 +31,8 @@ struct wild { /* a domain and an endpoint without an engine */
     struct hr_hdr_long heard[HEARD], last; /* what the engine said: RTS, CTS and FIN; any */
     uint32_t order[HR_BUCKETS];
     uint64_t comm, runs, at[HEARD]; /* at: of the segments for each transfer */
+    uint32_t *ledger;
+    struct hr_mem ledger_mem;
     uint8_t payload[PAYLOAD];
 };
 struct rig {
@@ -149,6 +160,11 @@ static inline void decent_goes_on(struct rig *r) {
     }
 }
 
+static inline void take_back(struct rig *r, int k, void *mine, struct hr_mem *mem) {
+    r->wild[k]->ops->mem_deregister(r->wild[k]->domain, mem);
+    hr_arena_free(mine);
+}
+
 static inline void rig_close(struct rig *r) {
     decent_goes_on(r);
     for (int k = 0; k < r->n; k++) hr_comm_close(r->comms[k]);
@@ -157,6 +173,7 @@ static inline void rig_close(struct rig *r) {
     hr_engine_close(r->decent.engine, hr_now() + SECONDS(2));
     hr_engine_close(r->e.engine, hr_now() + 50000000); /* the wild ones do not answer */
     for (int k = 0; k < r->n; k++) {
+        if (r->wild[k]->ledger) take_back(r, k, r->wild[k]->ledger, &r->wild[k]->ledger_mem);
         r->wild[k]->ops->ep_destroy(r->wild[k]->ep);
         r->wild[k]->ops->domain_close(r->wild[k]->domain);
         free(r->wild[k]);
@@ -194,6 +211,27 @@ static inline int say_in_order(struct rig *r, int k, struct hr_hdr_long *m, size
     m->h.bucket = hr_match_bucket(m->h.comm, m->h.tag);
     m->h.order = r->wild[k]->order[m->h.bucket]++;
     return wild_say(r, k, m, m->h.kind == HR_MSG_RTS ? sizeof *m : sizeof m->h, len);
+}
+static inline int is_done(struct hr_request *req) { return __atomic_load_n(&req->done, __ATOMIC_ACQUIRE); }
+
+/* Memory that the engine may read, with its descriptor. */
+static inline void *lend(struct rig *r, int k, size_t len, struct hr_mem *mem_p, struct hr_desc *desc_p) {
+    struct wild *w = r->wild[k];
+    void *mine = hr_arena_alloc(len, 0);
+    hr_status status = HR_AGAIN;
+    memset(mine, 0, len);
+    CHECK_EQ(w->ops->mem_register(w->domain, mine, len, HR_ACCESS_REMOTE_READ, mem_p), HR_OK);
+    UNTIL(r, (status = w->ops->mem_export(w->ep, mem_p, mine, len, desc_p)) != HR_AGAIN);
+    CHECK_EQ(status, HR_OK);
+    return mine;
+}
+/* Without it the engine pulls nothing. All offers with small ids of the first generations stand. */
+static inline void show_ledger(struct rig *r, int k, size_t len) {
+    struct wild *w = r->wild[k];
+    struct hr_hdr_long m = {.h = {.kind = HR_MSG_LEDGER}, .size = len};
+    w->ledger = lend(r, k, len, &w->ledger_mem, &m.desc);
+    for (uint32_t i = 0; i < 20; i++) w->ledger[i] = WILD_SREQ + i;
+    CHECK(wild_say(r, k, &m, sizeof m, 0));
 }
 static inline int say_eager(struct rig *r, uint64_t tag, size_t len) {
     struct hr_hdr_long m = {.h = {.kind = HR_MSG_EAGER, .comm = r->wild[0]->comm, .tag = tag}};

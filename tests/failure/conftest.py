@@ -10,6 +10,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="failure tests: the whole kill matrix, 200 runs and more")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "nightly: left out without --nightly")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--nightly", default=False):
+        return
+    late = [item for item in items if item.get_closest_marker("nightly")]
+    items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+    config.hook.pytest_deselected(items=late)
+
+
 @pytest.fixture(scope="session")
 def nursery():
     """Where ranks are forked from."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+LIMIT = 4000  # bytes of a message; below PIPE_BUF, so that messages of several ranks never mix
 HOWS = ("kill", "stop", "exit0", "exit3")
 
 
@@ -30,7 +31,7 @@ class Me:
         """Says to the test what happens now; returns the time."""
         now = time.monotonic()
         text = json.dumps({"who": self._who, "event": event, **fields, "time": now}).encode()
-        assert len(text) < 4000, text
+        assert len(text) < LIMIT, text
         os.write(self._news, text + b"\n")
         return now
 

@@ -11,12 +11,16 @@ import time
 
 import numpy as np
 import pytest
+from rankside import Me, attempt
 
 import hrdma
-from rankside import Me, attempt
 
 TRANSPORTS = ("shm", "tcp")
 over_each_transport = pytest.mark.parametrize("transport", TRANSPORTS)
+
+
+def night(*cases: tuple) -> list:
+    return [pytest.param(*case, marks=pytest.mark.nightly) for case in cases]
 
 
 def total(comm: hrdma.Communicator, value: int) -> int:
@@ -230,12 +234,12 @@ def holds(me: Me, busy: int, seconds: float) -> None:
     comm.barrier()
 
 
-@pytest.mark.parametrize("busy", [0, 1])
-@over_each_transport
+@pytest.mark.parametrize(("busy", "transport"), [(0, "shm"), (1, "tcp"), *night((1, "shm"), (0, "tcp"))])
 def test_a_rank_that_holds_the_interpreter_for_long_is_not_lost(start, request, transport, busy):
     """20 s with a heartbeat of 5 s at night; the same in proportion otherwise."""
     heartbeat, seconds = (5.0, 20.0) if request.config.getoption("--nightly", default=False) else (0.6, 2.4)
-    job = start(holds, 3, transport=transport, busy=busy, seconds=seconds, env={"HRDMA_HEARTBEAT": str(heartbeat), "HRDMA_TIMEOUT": "60"})
+    env = {"HRDMA_HEARTBEAT": str(heartbeat), "HRDMA_TIMEOUT": "60"}
+    job = start(holds, 3, transport=transport, busy=busy, seconds=seconds, env=env)
     held = job[busy].event("holds")["time"]
     for rank in job:
         found = rank.event("sum", seconds=seconds + 15)
@@ -250,7 +254,7 @@ def waits(me: Me) -> None:
     report(me, "raised", comm.barrier if me.rank != 1 else lambda: comm.recv(bytearray(1), 0))
 
 
-@over_each_transport
+@pytest.mark.parametrize("transport", ["tcp", *night(("shm",))])
 def test_the_default_heartbeat_finds_a_frozen_rank(start, transport):
     job = start(waits, 3, transport=transport, env={"HRDMA_HEARTBEAT": ""})
     for rank in job:
@@ -316,14 +320,23 @@ def shrinks(me: Me, order: list[int], how: str) -> None:
             return
         started = time.monotonic()
         comm = comm.shrink(timeout=8.0)
-        me.tell(f"shrunk {number}", members=list(comm.members), took=time.monotonic() - started, sum=total(comm, me.rank))
+        me.tell(
+            f"shrunk {number}", members=list(comm.members), took=time.monotonic() - started, sum=total(comm, me.rank)
+        )
     me.hear()
     hrdma.finalize()
 
 
 @over_each_transport
-@pytest.mark.parametrize("how", ["kill", "stop"])
-@pytest.mark.parametrize("order", [[0, 3], [3, 0], [1, 2]])
+@pytest.mark.parametrize(
+    ("order", "how"),
+    [
+        ([0, 3], "kill"),
+        ([1, 2], "kill"),
+        ([3, 0], "stop"),
+        *night(([3, 0], "kill"), ([0, 3], "stop"), ([1, 2], "stop")),
+    ],
+)
 def test_survivors_go_on_twice_in_a_row(start, transport, order, how):
     job = start(shrinks, 4, transport=transport, order=order, how=how)
     left = {0, 1, 2, 3}

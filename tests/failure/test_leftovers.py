@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-import hrdma
 from jobs import free_port
 from rankside import Me, attempt
+
+import hrdma
 
 TRANSPORTS = ("shm", "tcp")
 LISTEN = "0A"  # TCP_LISTEN in /proc/net/tcp

@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 import pytest
+from rankside import Me, describe_error
 
 import hrdma
-from rankside import Me, describe_error
 
 TRANSPORTS = ("shm", "tcp")
 GUARD = 64

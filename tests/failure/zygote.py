@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib
 import json
 import os
 import select
@@ -19,7 +20,18 @@ import time
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
-LIMIT = 4000  # bytes of a line; below PIPE_BUF
+IMPORTED = (
+    "numpy",
+    "pytest",
+    "zmq",
+    "asyncio",
+    "rankside",
+    "hrdma._core",
+    "hrdma.communicator",
+    "hrdma.control",
+    "hrdma.planning",
+    "hrdma.runtime",
+)
 
 
 class Zygote:
@@ -131,18 +143,10 @@ def be_rank(zygote: Zygote, request: dict[str, Any]) -> int:
 
 def main() -> int:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
-    import numpy  # noqa: F401
-    import pytest  # noqa: F401
-    import zmq  # noqa: F401
-
-    import hrdma._core
-    import hrdma.communicator
-    import hrdma.control
-    import hrdma.planning
-    import hrdma.runtime
-    import rankside  # noqa: F401
-
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:0] = [here, os.path.dirname(here)]
+    for name in IMPORTED:
+        importlib.import_module(name)
     zygote = Zygote()
     request = zygote.serve()
     return 0 if request is None else be_rank(zygote, request)

@@ -1,0 +1,91 @@
+/* ledger.c - how a receiver that has read a sender's memory knows that the sender had not taken it back meanwhile. */
+
+/*
+ * A peer that pulls from mapped memory cannot be stopped, and a buffer whose send was withdrawn is its owner's again at
+ * once. So each engine keeps a table in memory that its peers map: at the index of every transfer that it offers stands
+ * the transfer's id, until it is over. The receiver looks there after it has read the last byte. The id still stands:
+ * every byte was read before the owner could change it. It does not: what was read is worthless, and a CANCEL is on its
+ * way. The table's descriptor goes to a peer before the first offer; transfers beyond its end are not offered for
+ * pulling.
+ */
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "core/engine.h"
+#include "hr/memory.h"
+
+#define ENTRIES 4096
+#define BYTES (ENTRIES * sizeof(uint32_t))
+
+static int ledger_open(struct hr_engine *engine) {
+    if (engine->ledger) return 1;
+    engine->ledger = hr_arena_alloc(BYTES, 0);
+    if (engine->ledger) memset(engine->ledger, 0, BYTES);
+    return engine->ledger != NULL;
+}
+
+void hr_ledger_close(struct hr_engine *engine) { hr_arena_free(engine->ledger); }
+
+static hr_status ledger_export(struct hr_conn *conn, struct hr_desc *desc_p) {
+    struct hr_ep *ep = conn->lanes[0].ep;
+    const struct hr_provider *ops = ep->domain->ops;
+    if (!ledger_open(conn->engine)) return HR_ERR_NOMEM;
+    if (!conn->has_ledger) {
+        hr_status status =
+            ops->mem_register(ep->domain, conn->engine->ledger, BYTES, HR_ACCESS_REMOTE_READ, &conn->ledger_mem);
+        if (status != HR_OK) return status;
+        conn->has_ledger = 1;
+    }
+    return ops->mem_export(ep, &conn->ledger_mem, conn->engine->ledger, BYTES, desc_p);
+}
+
+/* HR_OK: the peer knows the table. HR_AGAIN: no room now. An error: nothing can be offered to it. */
+static hr_status ledger_show(struct hr_conn *conn) {
+    struct hr_hdr_long m = {.h = {.kind = HR_MSG_LEDGER}, .size = BYTES};
+    if (conn->ledger_shown) return HR_OK;
+    hr_status status = ledger_export(conn, &m.desc);
+    if (status == HR_OK) status = hr_conn_post(conn, &m.h, sizeof m, NULL, 0, NULL);
+    if (status == HR_INPROGRESS) status = HR_OK;
+    conn->ledger_shown = status == HR_OK;
+    return status;
+}
+
+hr_status hr_ledger_enter(struct hr_conn *conn, uint32_t id) {
+    if (HR_ID_INDEX(id) >= ENTRIES) return HR_ERR_UNSUPPORTED;
+    hr_status status = ledger_show(conn);
+    if (status == HR_OK) atomic_store_explicit(&conn->engine->ledger[HR_ID_INDEX(id)], id, memory_order_release);
+    return status;
+}
+
+/* Comes before all else that ends an offer: its memory may be revoked, and its owner may write there. */
+void hr_ledger_strike(struct hr_engine *engine, uint32_t id) {
+    if (!engine->ledger || HR_ID_INDEX(id) >= ENTRIES) return;
+    _Atomic uint32_t *entry = &engine->ledger[HR_ID_INDEX(id)];
+    if (atomic_load_explicit(entry, memory_order_relaxed) == id) atomic_store(entry, 0);
+}
+
+void hr_ledger_arrived(struct hr_conn *conn, const struct hr_hdr_long *m) {
+    struct hr_ep *ep = conn->lanes[0].ep;
+    hr_status status = conn->peer_ledger.len ? HR_ERR_PROTOCOL : HR_OK; /* one is enough */
+    if (status == HR_OK) status = ep->domain->ops->mem_import(ep, &m->desc, &conn->peer_ledger);
+    if (status != HR_OK || conn->peer_ledger.len < BYTES || (uintptr_t)conn->peer_ledger.ptr % sizeof(uint32_t))
+        hr_conn_lost(conn, HR_ERR_PROTOCOL, "a ledger that cannot be read");
+}
+
+int hr_ledger_covers(struct hr_conn *conn, uint32_t id) { return conn->peer_ledger.ptr && HR_ID_INDEX(id) < ENTRIES; }
+
+int hr_ledger_stands(struct hr_conn *conn, uint32_t id) {
+    if (!hr_ledger_covers(conn, id)) return 1; /* read from memory that is revoked when it is taken back */
+    atomic_thread_fence(memory_order_acquire); /* the bytes first */
+    const _Atomic uint32_t *entries = conn->peer_ledger.ptr;
+    return atomic_load_explicit(&entries[HR_ID_INDEX(id)], memory_order_relaxed) == id;
+}
+
+void hr_ledger_forget(struct hr_conn *conn) {
+    struct hr_ep *ep = conn->lanes[0].ep;
+    if (conn->peer_ledger.len) ep->domain->ops->mem_release(ep, &conn->peer_ledger);
+    if (conn->has_ledger) ep->domain->ops->mem_deregister(ep->domain, &conn->ledger_mem);
+    conn->peer_ledger.len = 0;
+    conn->has_ledger = 0;
+}
