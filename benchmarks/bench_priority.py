@@ -59,7 +59,9 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--bulk", type=int, default=256 << 20, help="bytes")
     parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--gap", type=float, default=0.0, help="seconds between urgent messages; 0: spread over the bulk")
+    parser.add_argument(
+        "--gap", type=float, default=0.0, help="seconds between urgent messages; 0: spread over the bulk"
+    )
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
     with hrdma.init() as comm:

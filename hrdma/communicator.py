@@ -56,7 +56,9 @@ class Communicator(_core.CommunicatorBase):
     A lost rank breaks exactly the communicators that contain it: pending and later calls raise the same PeerError.
     """
 
-    _plan_override: tuple[str, int | None] | None = None  # (algorithm, parts) for measurements; set before the first call
+    _plan_override: tuple[str, int | None] | None = (
+        None  # (algorithm, parts) for measurements; set before the first call
+    )
 
     def __init__(self, runtime: Runtime, id: int, members: Sequence[int]) -> None:
         members = tuple(members)

@@ -7,7 +7,18 @@ from typing import Literal, NamedTuple
 __all__ = ["COLLECTIVES", "DTYPES", "DTYPE_CODE", "OPS", "OP_CODE", "Collective", "DType", "Op", "Status"]
 
 DType = Literal[
-    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32", "float64"
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
 ]
 Op = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor"]
 Collective = Literal[

@@ -18,11 +18,13 @@
 
 #define EAGER_CREDIT_DEFAULT (1u << 20)
 #define EAGER_CREDIT_LEAST 1024
+#define EAGER_CREDIT_MOST (1u << 30)
 #define CTL_MAX (64u << 10) /* answers that wait for a peer who asks and does not read */
 #define ACK_EVERY (16u << 10)
 
 uint64_t hr_credit_max(struct hr_engine *engine) {
     uint64_t credit = engine->config.eager_credit ? engine->config.eager_credit : EAGER_CREDIT_DEFAULT;
+    if (credit > EAGER_CREDIT_MOST) credit = EAGER_CREDIT_MOST;
     return credit > EAGER_CREDIT_LEAST ? credit : EAGER_CREDIT_LEAST;
 }
 

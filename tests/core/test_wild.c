@@ -332,7 +332,7 @@ ATTACK(memory_that_is_shorter_than_promised) {
 /* The sender may take an offer back while it is read: what was read is then nobody's message. */
 ATTACK(an_offer_that_stands_no_longer) {
     static const size_t lens[] = {20000, 1 << 20}; /* read at once, and piece by piece */
-    if (!(conn_of(r, 0)->caps->flags & HR_CAP_MAP)) SKIP("this provider's reads fail when memory is taken back");
+    if (!(conn_of(r, 0)->caps->flags & HR_CAP_MAP)) SKIP("the provider does not have HR_CAP_MAP");
     show_ledger(r, 0, LEDGER_BYTES);
     for (uint32_t i = 0; i < 2; i++) {
         struct hr_request req;
