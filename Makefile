@@ -53,7 +53,7 @@ check-ruff:
 check-format:
 	$(PY) -m ruff format --check .
 check-cython:
-	.venv/bin/cython-lint cython
+	PATH="$(CURDIR)/.venv/bin:$$PATH" cython-lint cython
 # mypy does not see through the editable install's map of folders, so it gets the packages as a wheel has them.
 check-types: build
 	@rm -rf build/types && $(PY) setup.py -q build_py --build-lib build/types

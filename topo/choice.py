@@ -105,14 +105,14 @@ def choose(
 
     Notes
     -----
-    Of candidates within 3 % the first in the table is taken; where memory is not read in place, one with fewest messages:
-    it disturbs its peers less. Cost: some ten closed forms, about 30 us.
+    Of candidates within 3 % the first in the table is taken; where memory is not read in place, the one with fewest bytes
+    to handle, then with fewest messages: it disturbs its peers less. Cost: some ten closed forms, about 30 us.
     """
     pull = cost.pull if mapped is None else mapped
     if pull != cost.pull:
         cost = Cost(**{**cost.to_dict(), "pull": pull})
     found: list[tuple[str, int, float]] = []
-    messages: list[float] = []
+    burden: list[tuple[float, float]] = []
     for name, able in ALGORITHMS.items():
         if collective not in able.collectives or algorithm not in (None, name):
             continue
@@ -124,13 +124,13 @@ def choose(
         for cut in cuts:
             work = able.work(collective, size, nbytes, cut)
             found.append((name, cut, work.seconds(size, cost, cut)))
-            messages.append(0.0 if pull else work.messages)
+            burden.append((0.0, 0.0) if pull else (round(work.sent + work.reduced), work.messages))
     if not found:
         ordered = " in rank order" if deterministic else ""
         raise ValueError(f"algorithm {algorithm!r} cannot do {collective}{ordered}; known: {', '.join(ALGORITHMS)}")
     order = sorted(found, key=lambda candidate: candidate[2])
     equal = [i for i, candidate in enumerate(found) if candidate[2] <= order[0][2] * _TIE]
-    chosen = found[min(equal, key=messages.__getitem__)]
+    chosen = found[min(equal, key=burden.__getitem__)]
     found = [chosen, *(candidate for candidate in order if candidate is not chosen)]
     return Choice(collective, size, nbytes, deterministic, cost, tuple(found))
 

@@ -11,6 +11,7 @@
  *   sink.c      what providers tell: messages, completions, the end of connections
  *   match.c     order of arrival, posted receives, unexpected messages
  *   transfer.c  rendezvous: pull, push, segments
+ *   xfer.c      the table of transfers and their ids
  *   ledger.c    what a pulled message was read from had not been taken back
  *   request.c   isend, irecv, finish, abort
  *   comm.c      communicators: open, close, break

@@ -22,61 +22,6 @@
 
 #define XFER_COOKIE(x) ((void *)((uintptr_t)(x) | 1))
 
-struct hr_xfer *hr_xfer_new(struct hr_engine *engine, struct hr_request *req, struct hr_conn *conn, int mode) {
-    if (!engine->xfer_free) {
-        uint32_t old = engine->nxfers, n = old ? old * 2 : 64;
-        if (n > 1u << HR_ID_INDEX_BITS) return NULL;
-        struct hr_xfer **table = realloc(engine->xfers, n * sizeof *table);
-        if (!table) return NULL;
-        engine->xfers = table;
-        for (uint32_t i = old; i < n; i++) {
-            table[i] = calloc(1, sizeof **table);
-            if (!table[i]) return NULL;
-            engine->nxfers = i + 1;
-            table[i]->id = i + (1u << HR_ID_INDEX_BITS);
-            table[i]->remote = engine->xfer_free;
-            engine->xfer_free = i + 1;
-        }
-    }
-    struct hr_xfer *x = engine->xfers[engine->xfer_free - 1];
-    uint32_t id = x->id;
-    engine->xfer_free = x->remote;
-    memset(x, 0, sizeof *x);
-    x->id = id;
-    x->mode = (uint8_t)mode;
-    x->req = req;
-    x->conn = conn;
-    x->buf = req->buf;
-    x->len = req->len;
-    hr_list_init(&x->work.link);
-    req->xfer = x;
-    return x;
-}
-
-/* Off every list, memory let go, the id dead. */
-void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x) {
-    struct hr_conn *conn = x->conn;
-    hr_ledger_strike(engine, x->id);
-    if (!hr_list_empty(&x->work.link)) {
-        if (x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG) {
-            hr_list_remove(&x->work.link);
-            conn->nbulk--;
-        } else {
-            hr_work_remove(engine, &x->work);
-        }
-    }
-    if (x->has_rmem) conn->lanes[0].ep->domain->ops->mem_release(conn->lanes[0].ep, &x->rmem);
-    if (x->has_mem) conn->lanes[0].ep->domain->ops->mem_deregister(conn->lanes[0].ep->domain, &x->mem);
-    if (x->req && x->req->xfer == x) x->req->xfer = NULL;
-    x->mode = HR_XFER_FREE;
-    x->req = NULL;
-    x->has_mem = x->has_rmem = 0;
-    x->id += 1u << HR_ID_INDEX_BITS;
-    if (!(x->id >> HR_ID_INDEX_BITS)) x->id += 1u << HR_ID_INDEX_BITS; /* no id is 0 */
-    x->remote = engine->xfer_free;
-    engine->xfer_free = HR_ID_INDEX(x->id) + 1;
-}
-
 static struct hr_xfer *xfer_find(struct hr_conn *conn, uint32_t id) {
     struct hr_engine *engine = conn->engine;
     if (HR_ID_INDEX(id) >= engine->nxfers) return NULL;
@@ -276,6 +221,10 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     struct hr_ep *ep = conn->lanes[0].ep;
     uint64_t n = segment_size(conn, 0), left = x->len - x->posted;
     if (n > left) n = left;
+    if (!hr_ledger_stands(conn, x->remote)) { /* in the same process the memory may even be gone */
+        hr_work_remove(engine, work);
+        return 0;
+    }
     if (x->rmem.ptr) {
         hr_consume(x->req, (const char *)x->rmem.ptr + x->posted, x->posted, n);
     } else {
@@ -283,10 +232,7 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
             .local = x->buf + x->posted, .len = n, .remote = &x->rmem, .offset = x->posted, .cookie = XFER_COOKIE(x)};
         hr_status status = ep->domain->ops->post_read(ep, &rma);
         if (status == HR_AGAIN) return 1;
-        if (status == HR_ERR_ACCESS && !hr_ledger_stands(conn, x->remote)) {
-            hr_work_remove(engine, work);
-            return 0;
-        }
+        if (status == HR_ERR_ACCESS && !hr_ledger_stands(conn, x->remote)) return 1;
         if (hr_is_error(status)) {
             struct hr_request *req = x->req;
             send_fin(conn, req->comm->id, x->remote, status);
@@ -353,7 +299,7 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
             x->mode = HR_XFER_PULL;
             x->work.step = pull_step;
             HR_COUNT(engine, pull);
-            if (x->rmem.ptr && x->len <= HR_INLINE_WORK) {
+            if (x->rmem.ptr && x->len <= HR_INLINE_WORK && hr_ledger_stands(conn, x->remote)) {
                 hr_consume(req, x->rmem.ptr, 0, x->len);
                 conn->rx_bytes += x->len;
                 pull_finished(conn, x);

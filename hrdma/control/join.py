@@ -236,6 +236,10 @@ class Guest(_Meeting):
             self._loop.cancel("ask")
             self._loop.cancel("join")
             self._owner.joined(body, dialog, self._early)
+        elif kind is Kind.ABORT and body.get("kind") == "again":
+            self._loop.hang_up(dialog)
+            self._trouble = str(body.get("text"))
+            self._loop.at("redial", time.monotonic() + REDIAL, self._call)
         elif kind is Kind.ABORT:
             self._fail(failure(str(body.get("kind")), str(body.get("text")), int(body.get("rank", -1))))
         elif kind is Kind.MISSING:

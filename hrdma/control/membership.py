@@ -134,7 +134,9 @@ class Membership:
         gate, listener = self._loop.gate, self._loop.listener
         assert gate is not None and listener is not None
         purpose, job, rank = peer.hello.get("purpose"), peer.hello.get("job"), peer.rank
-        if purpose not in ("takeover", "probe") or job != self._job or not 0 <= rank < self.size or rank == self.rank:
+        if purpose == "join" and (rank in self.left or self._leaving):
+            gate.refuse(peer.identity, "the ranks of the job before are still leaving", kind="again")
+        elif purpose not in ("takeover", "probe") or job != self._job or not 0 <= rank < self.size or rank == self.rank:
             gate.note(peer.address, f"it claims to be rank {rank}, but this job has all its ranks")
             gate.refuse(
                 peer.identity,

@@ -152,3 +152,19 @@ def test_a_wrong_world_is_refused_on_all_ranks(start, change, text):
             assert raised["error"] == "ValueError" and text in raised["text"], job.shown()
         else:  # one of the two has the port; the other one says so
             assert raised["error"] in ("HrdmaError", "TimeoutError", "PeerError"), job.shown()
+
+
+def again_and_again(me: Me) -> int:
+    for number in range(6):
+        comm = hrdma.init()
+        comm.allreduce(np.ones(1))
+        if me.rank == number % 3:
+            time.sleep(0.05)
+        hrdma.finalize()
+    return 6
+
+
+def test_the_next_job_may_begin_while_the_last_one_ends(start):
+    """A rank that is quick to leave meets those who still do, at the same port."""
+    job = start(again_and_again, 3)
+    assert [rank.value() for rank in job] == [6, 6, 6]

@@ -84,6 +84,8 @@ def mismatched(me: Me, which: str, odd: int, count: int) -> None:
     side = comm.dup()
     arrays: list[tuple[np.ndarray, np.ndarray]] = []
     comm.barrier()
+    me.tell("ready")
+    me.hear()
     started = time.monotonic()
     found = {"error": None, "text": ""}
     try:
@@ -140,6 +142,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_every_rank_is_told_who_differs(start, which, odd, count, transport):
     job = start(mismatched, 3, transport=transport, which=which, odd=odd, count=count)
+    for rank in job:
+        rank.event("ready")
+    for rank in job:
+        rank.say("go")
     for rank in job:
         raised = rank.event("raised", seconds=10)
         assert raised["error"] == "CollectiveMismatchError", job.shown()
