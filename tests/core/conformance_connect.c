@@ -219,6 +219,32 @@ TEST(messages_sent_before_destroy_do_not_crash_the_peer) {
     CHECK(b->next_rx <= 50);
 }
 
+/* A peer that says what it has to say and goes: a sender who notices that first hears it all the same. */
+TEST(what_was_said_before_the_end_is_heard) {
+    enum { N = 50 };
+    RIG(rig);
+    PAIR(rig, a, b);
+    struct op *said = op_new(64), *late[20];
+    rig.side[0].paused = 1;
+    for (int i = 0; i < N; i++) {
+        CHECK_EQ(end_send(b, 64, said), HR_OK);
+        rig_pump(&rig);
+    }
+    WAIT(rig, b->side->domain->ops->ep_unsent(b->ep) == 0);
+    end_destroy(b);
+    for (int i = 0; i < 20; i++) {
+        CHECK(!hr_is_error(end_send(a, 64, late[i] = op_new(64))));
+        rig_pump_for(&rig, 1);
+    }
+    CHECK_EQ(a->next_rx, 0);
+    rig.side[0].paused = 0;
+    side_kick(&rig.side[0]);
+    WAIT(rig, a->losses);
+    CHECK_EQ(a->next_rx, N);
+    CHECK_EQ(a->loss, HR_ERR_PEER_LOST);
+    CHECK(hr_is_peer_error(end_send(a, 64, said)));
+}
+
 TEST(destroying_one_endpoint_leaves_the_others) {
     enum { N = 4 };
     RIG(rig);

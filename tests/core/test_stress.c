@@ -348,7 +348,7 @@ static void perform(const char *fault, int clean, int lose) {
     }
     for (int i = 0; i < c->n; i++) CHECK_EQ(pthread_create(&c->actors[i].thread, NULL, act, &c->actors[i]), 0);
     if (lose) {
-        nap_ms((int)(rnd(&random) % (uint64_t)(1000 * stress_seconds())));
+        nap_ms((int)(rnd(&random) % (uint64_t)(700 * stress_seconds())));
         hr_peer_lost(stage->w.ranks[0].engine, 2, HR_ERR_PEER_LOST, "lost on purpose");
     }
     for (int i = 0; i < c->n; i++) pthread_join(c->actors[i].thread, NULL);

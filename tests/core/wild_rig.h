@@ -202,6 +202,7 @@ static inline int wild_say(struct rig *r, int k, const void *hdr, size_t hdr_len
     while (!w->lost && hr_now() < until) {
         hr_status status = w->ops->post_send(w->ep, &msg);
         if (status != HR_AGAIN) return !hr_is_error(status);
+        if (w->deaf) w->ops->progress(w->domain, 1, NULL); /* what it says leaves in its turns only */
         turn(r);
     }
     return 0;

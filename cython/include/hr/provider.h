@@ -24,6 +24,8 @@
  *   HR_INPROGRESS  taken; exactly one sink->done with the cookie follows, unless the endpoint is aborted first
  *   HR_AGAIN       nothing was taken; the engine keeps the operation and tries again after progress
  *   error          nothing was taken; request errors concern this operation, peer errors the endpoint
+ * A send or write on an endpoint that has ended, but whose end was not told to sink->state yet, is HR_AGAIN: what the
+ * peer sent before it ended, a farewell perhaps, is told first, and decides whether the end is a failure.
  *
  * Order. Messages arrive in the order in which they were posted. A write is visible at the peer before any message or
  * notification posted after it on the same endpoint. Reads and writes are not ordered among each other.

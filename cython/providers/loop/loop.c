@@ -118,8 +118,8 @@ static int still_full(struct loop_ep *ep, size_t n) {
 /* Whether a record of n bytes can be posted now. */
 static hr_status room_for(struct loop_ep *ep, size_t n) {
     if (ep->phase == LOOP_IDLE || ep->phase == LOOP_CONNECTING) return HR_AGAIN;
-    if (ep->phase == LOOP_DEAD || atomic_load_explicit(&ep->link->closed[!ep->side], memory_order_relaxed))
-        return HR_ERR_PEER_LOST;
+    if (ep->phase == LOOP_DEAD) return HR_ERR_PEER_LOST;
+    if (atomic_load_explicit(&ep->link->closed[!ep->side], memory_order_relaxed)) return HR_AGAIN;
     if (!ring_fits(&ep->link->ring[!ep->side], n) && still_full(ep, n)) {
         ep->starved = n;
         return HR_AGAIN;

@@ -97,7 +97,7 @@ hr_status hr_loop_lock_remote(struct loop_ep *ep, uint64_t rkey, uint64_t addr, 
     pthread_mutex_lock(&shared->lock);
     if (atomic_load(&ep->link->closed[!ep->side])) {
         pthread_mutex_unlock(&shared->lock);
-        return HR_ERR_PEER_LOST;
+        return HR_AGAIN; /* it will be told */
     }
     region = i < shared->nregions ? &shared->regions[i] : NULL;
     if (region && region->addr && region->generation == rkey >> 32 && (region->access & access) == access) {

@@ -73,7 +73,8 @@ hr_status hr_shm_mem_export(struct hr_ep *ep, const struct hr_mem *mem, void *ad
     struct shm_desc desc = {.key = mem->rkey, .addr = (uintptr_t)addr, .len = len};
     enum shm_route route = SHM_ROUTE_NONE;
 
-    if (e->lost || e->state != SHM_UP) return e->lost ? e->lost : HR_ERR_PEER_LOST;
+    if (e->state != SHM_UP) return e->lost ? e->lost : HR_ERR_PEER_LOST;
+    if (e->lost) return HR_AGAIN;
     if (!mem->access || offset > mem->len || len > mem->len - offset) return HR_ERR_ACCESS;
     if (mem->access & HR_ACCESS_REMOTE_READ) {
         hr_status status = hr_shm_arena_give(e, addr, len, &desc.arena);

@@ -45,7 +45,7 @@ hr_status hr_shm_room(struct shm_ep *e, uint64_t n) {
         if (!ring_tx_look(&e->tx)) {
             hr_shm_lose(e, HR_ERR_PROTOCOL, "process %d damaged the ring: it says that it has read what was never sent",
                         (int)e->pid);
-            return HR_ERR_PROTOCOL;
+            return HR_AGAIN;
         }
         if (ring_tx_fits(&e->tx, n)) {
             if (n >= e->blocked) e->blocked = 0;
@@ -61,7 +61,8 @@ hr_status hr_shm_room(struct shm_ep *e, uint64_t n) {
 /* All that can keep an endpoint from sending; the usual case is none of it. */
 static hr_status may_send(struct shm_ep *e, uint64_t n) {
     hr_status status;
-    if (e->state == SHM_LOST || e->state == SHM_ABORTED || e->lost) return e->lost ? e->lost : HR_ERR_PEER_LOST;
+    if (e->state == SHM_LOST || e->state == SHM_ABORTED) return e->lost ? e->lost : HR_ERR_PEER_LOST;
+    if (e->lost) return HR_AGAIN;
     if (e->state != SHM_UP) return HR_ERR_INVALID;
     if (e->pushing == SHM_PUSHING && (status = hr_shm_push(e)) != HR_OK) return status;
     if (ring_tx_fits(&e->tx, n + SHM_RESERVE)) return HR_OK;

@@ -47,8 +47,9 @@ static hr_status reserve(struct shm_ep *e, uint64_t n) {
 
 /* Checks that hold for both. */
 static hr_status begin(struct shm_ep *e, const struct hr_rmem *remote, uint64_t offset, uint64_t len, uint32_t access) {
-    if (e->lost) return e->lost;
-    if (e->state != SHM_UP) return e->state == SHM_LOST || e->state == SHM_ABORTED ? HR_ERR_PEER_LOST : HR_ERR_INVALID;
+    if (e->state == SHM_LOST || e->state == SHM_ABORTED) return e->lost ? e->lost : HR_ERR_PEER_LOST;
+    if (e->state != SHM_UP) return HR_ERR_INVALID;
+    if (e->lost) return HR_AGAIN;
     if (!(shm_key_access(remote->rkey) & access)) return HR_ERR_ACCESS;
     if (offset > remote->len || len > remote->len - offset) return HR_ERR_ACCESS;
     return e->pushing == SHM_PUSHING ? hr_shm_push(e) : HR_OK;

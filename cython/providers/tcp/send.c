@@ -57,7 +57,7 @@ hr_status hr_tcp_push(struct hr_tcp_ep *ep, enum hr_tcp_op_kind kind, const stru
     uint8_t head[sizeof *frame + HR_MAX_HDR];
     size_t head_len = sizeof *frame + frame->hdr_len;
     ssize_t sent = 0;
-    if (ep->tx_errno) return HR_ERR_PEER_LOST;
+    if (ep->tx_errno) return HR_AGAIN; /* what the peer sent before is received first, then the end is told */
     if (ep->tx_count >= (posted ? HR_TCP_QUEUE : HR_TCP_RING)) return HR_AGAIN;
     struct hr_tcp_op *op = ring_add(ep);
     if (!op) return HR_ERR_NOMEM;
@@ -69,13 +69,13 @@ hr_status hr_tcp_push(struct hr_tcp_ep *ep, enum hr_tcp_op_kind kind, const stru
         if (sent < 0 && errno == EFAULT) return HR_ERR_INVALID;
         if (sent < 0 && errno != EAGAIN) {
             hr_tcp_tx_fail(ep, errno);
-            return HR_ERR_PEER_LOST;
+            return HR_AGAIN;
         }
         if (sent < 0) sent = 0;
     }
     if (hr_tcp_watch(hr_tcp_domain_of(&ep->base), &ep->source, EPOLLIN | EPOLLOUT)) {
         hr_tcp_tx_fail(ep, errno);
-        return HR_ERR_PEER_LOST;
+        return HR_AGAIN;
     }
     op->kind = kind;
     op->head_len = (uint32_t)head_len;
@@ -194,7 +194,7 @@ static hr_status usable(const struct hr_tcp_ep *ep) {
     case HR_TCP_UP: return HR_OK;
     case HR_TCP_WAITING:
     case HR_TCP_DIALING: return HR_AGAIN;
-    case HR_TCP_LOST:
+    case HR_TCP_LOST: return ep->told ? HR_AGAIN : HR_ERR_PEER_LOST;
     case HR_TCP_CLOSED: return HR_ERR_PEER_LOST;
     default: return HR_ERR_INVALID;
     }
