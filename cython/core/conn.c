@@ -69,10 +69,11 @@ void hr_conn_activate(struct hr_conn *conn) {
     if (hr_list_empty(&conn->active)) hr_list_push(&conn->engine->active, &conn->active);
 }
 
-/* Nothing queued here and nothing left in the host's buffers. */
-int hr_conn_idle(struct hr_conn *conn) {
+/* Nothing is queued here, and with `delivered` nothing is on its way either. */
+int hr_conn_idle(struct hr_conn *conn, int delivered) {
     if (conn->state != HR_CONN_UP) return 1;
     if (conn->nqueued || conn->nbulk || !hr_list_empty(&conn->ctl)) return 0;
+    if (!delivered) return 1;
     for (int i = 0; i < conn->nlanes; i++)
         if (conn->lanes[i].ep->domain->ops->ep_unsent(conn->lanes[i].ep)) return 0;
     return 1;

@@ -12,6 +12,7 @@
 
 #define SPIN_NS 200000
 #define SPIN_SHARED_NS 100000
+#define QUIET_NS 2000000
 
 extern const struct hr_provider hr_provider_fault;
 
@@ -136,16 +137,23 @@ void hr_engine_set_locality(struct hr_engine *engine, int local_ranks, int cores
     hr_unlock(engine);
 }
 
+/* *arg: whether it must have been delivered, too. */
 static int all_quiet(struct hr_engine *engine, void *arg) {
-    (void)arg;
     for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next)
-        if (!hr_conn_idle(hr_container(l, struct hr_conn, link))) return 0;
+        if (!hr_conn_idle(hr_container(l, struct hr_conn, link), *(int *)arg)) return 0;
     return 1;
+}
+
+/* Not all that is waited for makes an event, the confirmation by a peer's host for one. */
+static void wait_quiet(struct hr_engine *engine, int delivered, int64_t deadline) {
+    int64_t now;
+    while (!all_quiet(engine, &delivered) && (now = hr_now()) < deadline)
+        hr_drive_until(engine, all_quiet, &delivered, deadline - now < QUIET_NS ? deadline : now + QUIET_NS);
 }
 
 void hr_engine_close(struct hr_engine *engine, int64_t deadline) {
     hr_lock(engine);
-    hr_drive_until(engine, all_quiet, NULL, deadline);
+    wait_quiet(engine, 0, deadline);
     while (!hr_list_empty(&engine->comms)) {
         struct hr_comm *comm = hr_container(engine->comms.next, struct hr_comm, link);
         hr_comm_break_locked(comm, HR_ERR_BROKEN, comm->rank, HR_PHASE_CLOSE, NULL, "the engine was closed", 0);
@@ -156,7 +164,7 @@ void hr_engine_close(struct hr_engine *engine, int64_t deadline) {
         hr_conn_send_ctl(hr_container(l, struct hr_conn, link), &h, sizeof h);
     }
     hr_settle(engine);
-    hr_drive_until(engine, all_quiet, NULL, deadline);
+    wait_quiet(engine, 1, deadline);
     hr_unlock(engine);
     hr_bg_stop(engine);
     engine_free(engine);

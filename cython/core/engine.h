@@ -307,7 +307,7 @@ int hr_conn_charge(struct hr_conn *conn, uint64_t cost); /* 0: over the peer's c
 void hr_conn_activate(struct hr_conn *conn);
 hr_status hr_conn_send(struct hr_conn *conn, struct hr_request *req);
 void hr_conn_unqueue_send(struct hr_conn *conn, struct hr_request *req);
-int hr_conn_idle(struct hr_conn *conn);
+int hr_conn_idle(struct hr_conn *conn, int delivered);
 void hr_conn_free(struct hr_conn *conn);
 
 uint64_t hr_credit_max(struct hr_engine *engine);

@@ -198,7 +198,7 @@ struct hr_conn *hr_match_stray(struct hr_comm *comm, uint64_t seq) {
 
 /* The place stays empty. */
 static void match_skipped(struct hr_conn *conn, const struct hr_hdr *h) {
-    hr_conn_owe(conn, HR_EAGER_COST + (uint32_t)h->aux, (uint32_t)h->aux);
+    hr_conn_owe(conn, HR_EAGER_COST + (uint32_t)h->aux, 0);
 }
 
 /* Whether the message in whose place this SKIP stands has come. */
@@ -268,8 +268,10 @@ void hr_match_arrived(struct hr_conn *conn, const struct hr_hdr *h, const void *
 void hr_match_skip(struct hr_conn *conn, const struct hr_hdr *h) {
     if (h->bucket >= HR_BUCKETS || h->aux > UINT32_MAX)
         match_out_of_order(conn);
-    else if (!match_has_come(conn, h) && hr_conn_charge(conn, HR_EAGER_COST + h->aux))
+    else if (!match_has_come(conn, h) && hr_conn_charge(conn, HR_EAGER_COST + h->aux)) {
+        hr_conn_owe(conn, 0, (uint32_t)h->aux); /* now, as of a message: a probe may come before its turn */
         match_turn(conn, h, NULL, 0);
+    }
 }
 
 /* The sender withdrew a rendezvous that nobody had matched. */

@@ -47,6 +47,9 @@ void hr_conns_bury(struct hr_engine *engine) {
 /* The peer has nothing more to say: what still waits for it can only fail. */
 static void conn_bye(struct hr_conn *conn) {
     struct hr_engine *engine = conn->engine;
+    struct hr_hdr h = {.kind = HR_MSG_CREDIT}; /* so that it learns at once that all has arrived */
+    hr_conn_send_ctl(conn, &h, sizeof h);
+    if (conn->state == HR_CONN_LOST) return;
     conn->state = HR_CONN_CLOSED;
     conn->why = HR_ERR_CLOSED;
     snprintf(conn->detail, sizeof conn->detail, "the peer has closed its communicator or ended");

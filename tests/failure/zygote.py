@@ -122,6 +122,7 @@ def be_rank(zygote: Zygote, request: dict[str, Any]) -> int:
     os.close(log)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     for name in [name for name in os.environ if name.startswith("HRDMA_")]:
         del os.environ[name]
     os.environ.update(request["env"])

@@ -208,7 +208,8 @@ struct hr_provider {
     /* Traffic class: DSCP 0..63 and priority 0..7 (0 most urgent) for what leaves from now on; HR_ERR_UNSUPPORTED where
      * it has no meaning. */
     hr_status (*ep_set_class)(struct hr_ep *ep, int dscp, int priority);
-    /* Bytes accepted by post_* that have not left the host's send buffers; for the engine's bound on bulk in flight. */
+    /* Bytes accepted by post_* of which the peer's host has not confirmed yet that it has them: what ep_destroy might
+     * still lose. */
     uint64_t (*ep_unsent)(struct hr_ep *ep);
 
     /* Never block. See Completion above. */

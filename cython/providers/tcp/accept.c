@@ -113,7 +113,6 @@ void hr_tcp_accept(struct hr_tcp_domain *d, struct hr_tcp_listener *listener) {
             continue;
         }
         caller->source = (struct hr_tcp_source){.kind = HR_TCP_CALLER, .fd = fd};
-        caller->local = local;
         caller->from = from;
         caller->deadline = hr_tcp_now() + PROVE_TIME;
         hr_handshake_start(&caller->hs, d->auth, 0, d->self_id, 0);
@@ -138,7 +137,7 @@ static void give(struct hr_tcp_domain *d, struct hr_tcp_caller *caller, struct h
     }
     hr_tcp_forget(d, &caller->source);
     caller->source.fd = -1;
-    hr_tcp_ep_up(ep, fd, caller->local, &caller->from);
+    hr_tcp_ep_up(ep, fd, &caller->from);
     caller_free(d, caller);
 }
 

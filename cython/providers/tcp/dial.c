@@ -168,7 +168,6 @@ static void proving(struct hr_tcp_ep *ep) {
 
 static void opening(struct hr_tcp_ep *ep) {
     struct hr_tcp_dial *dial = ep->dial;
-    struct hr_tcp_domain *d = hr_tcp_domain_of(&ep->base);
     struct hr_tcp_open want = {HR_TCP_OPEN_MAGIC, HR_TCP_OPEN_VERSION, ep->stream};
     ssize_t n = recv(ep->source.fd, (uint8_t *)&dial->open + dial->have, sizeof dial->open - dial->have, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
@@ -183,7 +182,7 @@ static void opening(struct hr_tcp_ep *ep) {
         return;
     }
     union hr_tcp_sockaddr peer = ep->peer;
-    hr_tcp_ep_up(ep, ep->source.fd, hr_tcp_is_own_address(d, &peer), &peer);
+    hr_tcp_ep_up(ep, ep->source.fd, &peer);
 }
 
 void hr_tcp_dial_event(struct hr_tcp_ep *ep) {

@@ -49,10 +49,9 @@ static void drop(struct hr_tcp_ep *ep) {
     memset(&ep->body, 0, sizeof ep->body);
 }
 
-hr_status hr_tcp_ep_up(struct hr_tcp_ep *ep, int fd, int local, const union hr_tcp_sockaddr *peer) {
+hr_status hr_tcp_ep_up(struct hr_tcp_ep *ep, int fd, const union hr_tcp_sockaddr *peer) {
     struct hr_tcp_domain *d = hr_tcp_domain_of(&ep->base);
     ep->source.fd = fd;
-    ep->local = local;
     ep->peer = *peer;
     ep->rx = malloc(RX_FIRST);
     ep->rx_cap = RX_FIRST;
@@ -113,15 +112,12 @@ hr_status hr_tcp_ep_set_class(struct hr_ep *base, int dscp, int priority) {
     return status;
 }
 
-/*
- * Between hosts a byte has left when the peer acknowledged it: until then it may sit in a queue of this host. On one
- * host there is no such queue: a byte that was sent is in the peer's receive buffer, and its acknowledgement may be
- * delayed by 40 ms, which would hold back the next segment for nothing.
- */
+/* On one host, too, a byte that was sent may be overtaken by the reset that a closed socket answers with: the packets may
+ * lie in the queues of different cores. */
 uint64_t hr_tcp_ep_unsent(struct hr_ep *base) {
     struct hr_tcp_ep *ep = (struct hr_tcp_ep *)base;
     int queued = 0;
     if (ep->state != HR_TCP_UP) return 0;
-    if (ioctl(ep->source.fd, ep->local ? SIOCOUTQNSD : SIOCOUTQ, &queued) || queued < 0) queued = 0;
+    if (ioctl(ep->source.fd, SIOCOUTQ, &queued) || queued < 0) queued = 0;
     return ep->tx_bytes + (uint64_t)queued;
 }

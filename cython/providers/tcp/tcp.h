@@ -70,7 +70,6 @@ struct hr_tcp_caller {
     struct hr_handshake hs;
     struct hr_tcp_open open;
     uint32_t have; /* bytes of open */
-    int local;
     int64_t deadline; /* until parked */
     union hr_tcp_sockaddr from;
 };
@@ -178,7 +177,6 @@ struct hr_tcp_ep {
     struct hr_tcp_link link, ready;
     int active;
     uint32_t stream;    /* which of the endpoints to that peer; see dial.c */
-    int local;          /* the peer is on this host */
     int dscp, priority; /* -1: as the kernel has it */
     struct hr_tcp_dial *dial;
     union hr_tcp_sockaddr peer;
@@ -211,7 +209,7 @@ void hr_tcp_ep_destroy(struct hr_ep *base);
 hr_status hr_tcp_ep_set_class(struct hr_ep *base, int dscp, int priority);
 uint64_t hr_tcp_ep_unsent(struct hr_ep *base);
 /* Connected: takes over fd (its own already, for a caller). The engine is told from progress. */
-hr_status hr_tcp_ep_up(struct hr_tcp_ep *ep, int fd, int local, const union hr_tcp_sockaddr *peer);
+hr_status hr_tcp_ep_up(struct hr_tcp_ep *ep, int fd, const union hr_tcp_sockaddr *peer);
 /* The endpoint is over; the engine is told from progress. `what` is text, error (an errno) may be 0. */
 void hr_tcp_ep_fail(struct hr_tcp_ep *ep, hr_status status, const char *what, int error);
 void hr_tcp_ep_tell(struct hr_tcp_ep *ep, hr_status status);
