@@ -160,7 +160,7 @@ struct hr_conn {
     uint32_t nqueued, nbulk, bucket_queued[HR_BUCKETS];
     int64_t credit; /* eager bytes that we may send */
     uint64_t inflight, window;
-    uint64_t tx_bulk, tx_bulk_lost; /* posted so far, and what of it will never be acknowledged */
+    uint64_t tx_bulk, tx_bulk_acked, tx_bulk_lost; /* posted so far; what of it has, and what never will be heard of */
     uint32_t order_tx[HR_BUCKETS];
     /* receiving */
     uint32_t order_rx[HR_BUCKETS];

@@ -17,6 +17,12 @@ static void conn_round(struct hr_conn *conn, int64_t now) {
     conn->round_mark = conn->inflight;
 }
 
+/* The three sums are told or counted on their own, in any order: a probe can find less than what is on its way still. */
+static void conn_inflight(struct hr_conn *conn) {
+    int64_t left = (int64_t)(conn->tx_bulk - conn->tx_bulk_acked - conn->tx_bulk_lost);
+    conn->inflight = left > 0 ? (uint64_t)left : 0;
+}
+
 /* Both ends count what is at least HR_BULK_MIN: small messages need no clock and no acknowledgement. */
 void hr_window_sent(struct hr_conn *conn, uint64_t nbytes) {
     if (!conn->caps->window || nbytes < HR_BULK_MIN) return;
@@ -24,15 +30,15 @@ void hr_window_sent(struct hr_conn *conn, uint64_t nbytes) {
         conn->busy_since = conn->alone_since = hr_now();
         conn_round(conn, conn->busy_since);
     }
-    conn->inflight += nbytes;
     conn->tx_bulk += nbytes;
+    conn_inflight(conn);
 }
 
 /* A round lasts until all that was in flight at its beginning has been acknowledged, and a millisecond at least:
  * acknowledgements that were only read late cannot pass for a fast network for long. */
 void hr_window_acked(struct hr_conn *conn, uint64_t nbytes) {
-    if (nbytes > conn->inflight) nbytes = conn->inflight;
-    conn->inflight -= nbytes;
+    conn->tx_bulk_acked += nbytes;
+    conn_inflight(conn);
     conn->round_bytes += nbytes;
     int64_t now = hr_now(), elapsed = now - conn->round_since;
     if (conn->alone_since) { /* the first answer since nothing was in flight: the round trip, with as little queue as
@@ -70,9 +76,8 @@ void hr_window_probed(struct hr_conn *conn, const struct hr_hdr *probe) {
 }
 
 void hr_window_echoed(struct hr_conn *conn, const struct hr_hdr *echo) {
-    uint64_t lost = echo->aux - conn->tx_bulk_lost;
     conn->tx_bulk_lost = echo->aux;
-    conn->inflight = lost < conn->inflight ? conn->inflight - lost : 0;
+    conn_inflight(conn);
     conn_round(conn, hr_now());
     if (conn->nqueued || conn->nbulk) hr_conn_activate(conn);
 }
