@@ -103,7 +103,7 @@ TEST(withdrawn_in_the_queue) {
             CHECK_EQ(recv_from(b, &x, 4, 0, (uint32_t)tag, NULL), HR_OK);
             CHECK_EQ(x, i);
         }
-    for (int i = 0; i < WAITING; i++) CHECK_EQ(waiting[i].status, i % 10 ? HR_ERR_CANCELED : HR_OK);
+    for (int i = 0; i < WAITING; i++) CHECK_EQ(finish(a, &waiting[i], 5), i % 10 ? HR_ERR_CANCELED : HR_OK);
     check_rest(&w, full);
     world_close(&w);
 }
