@@ -248,7 +248,7 @@ TEST(the_role_is_handed_on) {
     for (int i = 0; i < TIMES; i++) {
         struct sleeper s[4];
         pthread_t threads[4];
-        uint32_t x[4];
+        uint32_t x[4], last = 3;
         for (uint32_t k = 0; k < 4; k++) {
             sleep_on(&s[k], &threads[k], &w.ranks[0], &x[k], 1, k);
             nap_ms(3);
@@ -259,7 +259,7 @@ TEST(the_role_is_handed_on) {
         }
         nap_ms(5);
         int64_t since = hr_now();
-        CHECK_EQ(send_to(&w.ranks[1], &x[3], 4, 0, 3), HR_OK);
+        CHECK_EQ(send_to(&w.ranks[1], &last, 4, 0, last), HR_OK);
         for (int k = 0; k < 4; k++) {
             pthread_join(threads[k], NULL);
             CHECK_EQ(s[k].status, HR_OK);
