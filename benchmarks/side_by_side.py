@@ -22,7 +22,7 @@ from beside.cells import Cell, Selection
 from beside.environments import ROOT, Unavailable, environment, run
 from beside.job import Failure, Job, Program
 from beside.report import Table, document, markdown
-from beside.roster import ROWS, Row
+from beside.roster import QUICK_ROWS, ROWS, Row
 
 REPETITIONS = 5
 PICTURE_SECONDS = 60
@@ -34,7 +34,9 @@ EXIT_INTERRUPTED = 130
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """The command line, checked; a wrong one ends the process with status 2."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="the short selection: shm, 2 and 4 ranks, three cases")
+    parser.add_argument(
+        "--quick", action="store_true", help="the short selection: shm, 2 and 4 ranks, three cases, the MPIs"
+    )
     parser.add_argument("--transport", type=asked.parse_list, help=f"of {','.join(asked.TRANSPORTS)}")
     parser.add_argument("--world", type=asked.parse_list, help="numbers of ranks, such as 2,4,8")
     parser.add_argument("--cases", type=asked.parse_list, help=f"of {','.join(asked.CASES)}")
@@ -59,7 +61,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
             options.sizes or (),
         )
         options.selection.validate()
-        options.rows = [ROWS[name] for name in options.peers or ROWS]
+        options.rows = [ROWS[name] for name in options.peers or (QUICK_ROWS if options.quick else ROWS)]
         if options.rounds < 1 or (options.seconds or 1) <= 0 or options.limit <= 0:
             raise ValueError("--rounds, --seconds and --limit must be positive")
     except KeyError as error:

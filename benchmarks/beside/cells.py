@@ -9,7 +9,8 @@ from hrdma.bench.sizes import parse_size, show_size
 
 __all__ = ["CASES", "FULL", "QUICK", "TRANSPORTS", "Cell", "Selection", "cells"]
 
-TRANSPORTS = ("shm", "tcp")
+TRANSPORTS = ("shm", "tcp", "tcp-cubic")  # after the dash: the congestion control, where it is not the system's
+ELEMENT = 4  # bytes of a float32
 K, M = 1 << 10, 1 << 20
 
 
@@ -81,14 +82,15 @@ class Selection:
         for world in self.worlds:
             if not 2 <= world <= 64:
                 raise ValueError(f"{world} ranks: choose 2 to 64")
-        for size in self.sizes:
-            if size < 8:
-                raise ValueError(f"a size of {size} bytes: choose 8 or more")
-        if not any(True for _ in cells(self)):
+        selected = list(cells(self))
+        if not selected:
             raise ValueError("nothing to measure: pingpong and bandwidth are between 2 ranks")
+        for cell in selected:
+            if cell.nbytes < ELEMENT * cell.world:
+                raise ValueError(f"{cell}: choose a size with an element of {ELEMENT} bytes for each rank")
 
 
-FULL = Selection(("shm", "tcp"), (2, 4, 8), tuple(CASES))
+FULL = Selection(TRANSPORTS, (2, 4, 8), tuple(CASES))
 QUICK = Selection(("shm",), (2, 4), ("pingpong", "bandwidth", "allreduce"))
 
 

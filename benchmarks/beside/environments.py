@@ -86,8 +86,8 @@ def environment(name: str, packages: Sequence[str], say: Callable[[str], None]) 
     return folder
 
 
-def compiled(name: str) -> Path:
-    """A program of benchmarks/core, compiled for this machine where its source is younger.
+def compiled(name: str, *flags: str) -> Path:
+    """A program or, with flags for one, a library of benchmarks/core, compiled for this machine where its source is younger.
 
     Raises
     ------
@@ -99,5 +99,5 @@ def compiled(name: str) -> Path:
     youngest = max(path.stat().st_mtime for path in (source, *folder.glob("*.h")))
     if not program.exists() or program.stat().st_mtime < youngest:
         program.parent.mkdir(parents=True, exist_ok=True)
-        run(["cc", *FLAGS, source, "-lm", "-o", program], 60)
+        run(["cc", *FLAGS, *flags, source, "-lm", "-o", program], 60)
     return program

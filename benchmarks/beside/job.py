@@ -50,6 +50,7 @@ class Found:
 
     seconds: list[float]
     wrong: int
+    operations: int = 0
 
 
 def combine(answers: Sequence[dict[str, Any]]) -> Found:
@@ -66,7 +67,32 @@ def combine(answers: Sequence[dict[str, Any]]) -> Found:
     lists = [answer["seconds"] for answer in answers]
     if len({len(found) for found in lists}) != 1 or not lists[0]:
         raise Failure(f"ranks made different numbers of repetitions: {[len(found) for found in lists]}")
-    return Found([max(of_one) for of_one in zip(*lists)], sum(answer["wrong"] for answer in answers))
+    wrong = sum(answer["wrong"] for answer in answers)
+    return Found([max(of_one) for of_one in zip(*lists)], wrong, answers[0].get("operations", 0))
+
+
+def loopback_bytes() -> int:
+    """What this machine's loopback has carried."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == "lo":
+            return int(counters.split()[0])
+    return 0
+
+
+def refuse_shortcut(cell: Cell, operations: int, carried: int) -> None:
+    """Holds what loopback carried against what a TCP transport must have sent: a peer may have shared memory left somewhere.
+
+    Raises
+    ------
+    Failure
+        It carried less than the whole buffer for each operation, which every case sends at least.
+    """
+    if cell.transport != "shm" and carried < 0.9 * operations * cell.nbytes:
+        least = operations * cell.nbytes
+        raise Failure(
+            f"not over TCP: loopback carried {carried} bytes for {operations} operations of {least} bytes in all"
+        )
 
 
 class Job:
@@ -136,6 +162,7 @@ class Job:
             It failed or took longer than the limit, in seconds. The job is of no use afterwards.
         """
         deadline = time.monotonic() + limit
+        before = loopback_bytes()
         ask = {"case": cell.case, "nbytes": cell.nbytes, "seconds": seconds, "repetitions": repetitions}
         try:
             self._tell(ask)
@@ -145,7 +172,9 @@ class Job:
             raise Failure(f"a rank hung up: {error.strerror}; {self._said()}") from None
         except TimeoutError:
             raise Failure(f"no figure within {limit:g} s") from None
-        return combine(answers)
+        found = combine(answers)
+        refuse_shortcut(cell, found.operations, loopback_bytes() - before)
+        return found
 
     def _tell(self, value: object) -> None:
         for line in self._lines:

@@ -157,7 +157,9 @@ def markdown(table: Table, how: str) -> str:
     for (transport, world, case), group in blocks:
         lines += ["", f"## {transport}, {world} ranks: {case}, {CASES[case].unit}", "", *_table(table, list(group))]
     lines += ["", "## What took part", ""]
-    lines += [f"- {ROWS[name].title}: {version}" for name, version in table.versions.items()]
+    lines += [
+        f"- {ROWS[name].title}: {version}" for name, version in table.versions.items() if ROWS[name].kind != "limit"
+    ]
     lines += [f"- {ROWS[name].title}: left out: {why}" for name, why in table.absent.items()]
     lines += [f"- {ROWS[name].title} failed at {cell}: {why}" for (name, cell), why in table.failures.items()]
     return "\n".join(lines) + "\n"

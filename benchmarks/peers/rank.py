@@ -8,7 +8,7 @@ between two cells, so that a job that waits for its turn costs the others nothin
                                                  <- {"case": "allreduce", "nbytes": 4096, "seconds": 0.1, "repetitions": 5}
     {"most": 0.002}                              ->    any number of times: what the ranks must agree on
                                                  <- 0.003       the largest of all ranks
-    {"seconds": [...], "wrong": 0}               ->    or {"error": "..."}
+    {"seconds": [...], "wrong": 0, "operations": 500} ->    or {"error": "..."}
 
 The method is that of `hrdma bench`: between two clock readings, which follow a barrier of the peer, there is nothing but the
 peer's calls; the slowest rank counts; one more operation on known values is compared with numpy's result, to the bit.
@@ -97,22 +97,37 @@ class Line:
 
 def serve(make: Callable[[], Peer]) -> None:
     """Joins the peer's job and measures until the benchmark hangs up; argv[1] is the path of its socket."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    line = Line(sys.argv[1])
+    end_with_parent()
+    line = Line(sys.argv[1])  # first, so that the benchmark can end a rank that hangs as it joins
     peer = make()
     line.say({"rank": peer.rank, "size": peer.size, "version": peer.version, "pid": os.getpid()})
     while (asked := line.hear()) is not None:
         try:
-            seconds, wrong = measure(peer, line.most, **asked)
+            answer = measure(peer, line.most, **asked)
         except Exception as error:
             line.say({"error": f"rank {peer.rank}: {type(error).__name__}: {error}"})
             raise
-        line.say({"seconds": seconds, "wrong": wrong})
+        line.say(answer)
+
+
+def pair() -> tuple[int, socket.socket]:
+    """Makes two ranks of this process, for a peer that has no launcher; the rank, and a socket to tell the other an address."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    rank = 0 if os.fork() else 1
+    if rank:
+        end_with_parent()
+    ends[1 - rank].close()
+    return rank, ends[rank]
+
+
+def end_with_parent() -> None:
+    """Has the kernel end this process when the one that started it is gone."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def measure(
     peer: Peer, most: Callable[[float], float], case: str, nbytes: int, seconds: float, repetitions: int
-) -> tuple[list[float], int]:
+) -> dict[str, Any]:
     """Measures one cell.
 
     Parameters
@@ -128,10 +143,9 @@ def measure(
 
     Returns
     -------
-    list of float
-        Seconds of one operation on this rank, for each repetition.
-    int
-        Wrong elements on this rank.
+    dict
+        "seconds": of one operation on this rank, for each repetition; "wrong": elements of this rank; "operations": how
+        many the repetitions made.
     """
     pattern = CASES[case]
     count = nbytes // 4
@@ -146,7 +160,8 @@ def measure(
     repetitions = max(2, min(repetitions, math.ceil(seconds / (calls * once))))
     burst = pattern.burst(nbytes)
     found = [_time(peer, call, calls) / calls / burst for _ in range(repetitions)]
-    return found, check(pattern, call, at, x, out)
+    wrong = check(pattern, call, at, x, out)
+    return {"seconds": found, "wrong": wrong, "operations": repetitions * calls * burst}
 
 
 def _buffers(peer: Peer, case: Case, at: Situation) -> tuple[np.ndarray, np.ndarray]:

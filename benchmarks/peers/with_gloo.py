@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
+from datetime import timedelta
 
 import numpy as np
 import torch
@@ -11,10 +14,14 @@ from rank import ROOT, Call, Peer, serve
 
 from hrdma.bench.cases import Case
 
+PATIENCE = timedelta(seconds=60)
+
 
 class Gloo(Peer):
     def __init__(self) -> None:
-        dist.init_process_group("gloo")
+        meet = f"file://{sys.argv[1]}.store"
+        ranks = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+        dist.init_process_group("gloo", init_method=meet, timeout=PATIENCE, **ranks)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.version = f"torch {torch.__version__}"
 

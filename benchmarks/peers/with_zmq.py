@@ -1,50 +1,54 @@
-"""pyzmq: a pair of sockets, messages that are not copied where pyzmq can avoid it; two ranks, no collectives.
+"""pyzmq: a pair of sockets; large messages are not copied by pyzmq, but into the target, as in the other rows. No collectives.
 
-The address and the rank follow on the command line. A received message is copied into the target, as the other rows have it.
+`tcp` on the command line: over loopback TCP, otherwise over a Unix socket.
 """
 
 from __future__ import annotations
 
+import socket
 import sys
+from functools import partial
 
 import numpy as np
 import zmq
-from rank import Call, Peer, serve
+from rank import Call, Peer, pair, serve
 
 from hrdma.bench.cases import Case
 
-SMALL = 1 << 16  # bytes up to which copying a message is cheaper than tracking it
+SMALL = 1 << 16  # bytes below which copying a message is cheaper than tracking it
 PATIENCE_MS = 60_000
+MOST_ADDRESS = 1 << 10
 
 
 class Zmq(Peer):
     size = 2
 
-    def __init__(self) -> None:
-        address, self.rank = sys.argv[2], int(sys.argv[3])
+    def __init__(self, rank: int, other: socket.socket) -> None:
+        self.rank = rank
         self.version = f"pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}"
-        self.socket = zmq.Context().socket(zmq.PAIR)
-        self.socket.sndtimeo = self.socket.rcvtimeo = PATIENCE_MS
-        self.socket.linger = 0
+        self.pair = zmq.Context().socket(zmq.PAIR)
+        self.pair.sndtimeo = self.pair.rcvtimeo = PATIENCE_MS
+        self.pair.linger = 0
         if self.rank == 0:
-            self.socket.bind(address)
+            self.pair.bind("tcp://127.0.0.1:*" if sys.argv[2] == "tcp" else "ipc://*")
+            other.send(self.pair.last_endpoint)
         else:
-            self.socket.connect(address)
+            self.pair.connect(other.recv(MOST_ADDRESS).decode())
 
     def barrier(self) -> None:
-        self.socket.send(b"")
-        self.socket.recv()
+        self.pair.send(b"")
+        self.pair.recv()
 
     def bind(self, case: Case, x: np.ndarray, out: np.ndarray) -> Call:
-        socket, copy = self.socket, max(x.nbytes, out.nbytes) < SMALL
+        link, copy = self.pair, max(x.nbytes, out.nbytes) < SMALL
         source, target = x.view(np.uint8), out.view(np.uint8)
         window = range(case.burst(max(x.nbytes, out.nbytes)))
 
         def send() -> None:
-            socket.send(source, copy=copy)
+            link.send(source, copy=copy)
 
         def recv() -> None:
-            got = socket.recv(copy=copy)
+            got = link.recv(copy=copy)
             target[:] = np.frombuffer(got if copy else got.buffer, np.uint8)
 
         def ping() -> None:
@@ -64,4 +68,4 @@ class Zmq(Peer):
 
 
 if __name__ == "__main__":
-    serve(Zmq)
+    serve(partial(Zmq, *pair()))
