@@ -37,11 +37,11 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="the short selection: shm, 2 and 4 ranks, three cases, the MPIs"
     )
-    parser.add_argument("--transport", type=asked.parse_list, help=f"of {','.join(asked.TRANSPORTS)}")
-    parser.add_argument("--world", type=asked.parse_list, help="numbers of ranks, such as 2,4,8")
-    parser.add_argument("--cases", type=asked.parse_list, help=f"of {','.join(asked.CASES)}")
-    parser.add_argument("--sizes", type=asked.parse_sizes, help="such as 4K,256K,64M; the table's own where not given")
-    parser.add_argument("--peers", type=asked.parse_list, help=f"rows, of {','.join(ROWS)}")
+    parser.add_argument("--transport", help=f"of {','.join(asked.TRANSPORTS)}")
+    parser.add_argument("--world", help="numbers of ranks, such as 2,4,8")
+    parser.add_argument("--cases", help=f"of {','.join(asked.CASES)}")
+    parser.add_argument("--sizes", help="such as 4K,256K,64M; the table's own where not given")
+    parser.add_argument("--peers", help=f"rows, of {','.join(ROWS)}")
     parser.add_argument("--rounds", type=int, default=3, help="how often each cell is measured, in turn (default: 3)")
     parser.add_argument("--seconds", type=float, help="time of one cell in one round (default: 0.2, quick 0.06)")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds after which a cell counts as hung")
@@ -53,22 +53,22 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {what}")
     options = parser.parse_args(words)
     base = asked.QUICK if options.quick else asked.FULL
+    if options.seconds is None:
+        options.seconds = 0.06 if options.quick else 0.2
     try:
         options.selection = Selection(
-            options.transport or base.transports,
-            tuple(int(world) for world in options.world) if options.world else base.worlds,
-            options.cases or base.cases,
-            options.sizes or (),
+            asked.parse_list(options.transport) if options.transport else base.transports,
+            tuple(int(world) for world in asked.parse_list(options.world)) if options.world else base.worlds,
+            asked.parse_list(options.cases) if options.cases else base.cases,
+            asked.parse_sizes(options.sizes) if options.sizes else (),
         )
         options.selection.validate()
-        options.rows = [ROWS[name] for name in options.peers or (QUICK_ROWS if options.quick else ROWS)]
-        if options.rounds < 1 or (options.seconds or 1) <= 0 or options.limit <= 0:
+        named = asked.parse_list(options.peers, ROWS) if options.peers else QUICK_ROWS if options.quick else ROWS
+        options.rows = [ROWS[name] for name in named]
+        if options.rounds < 1 or options.seconds <= 0 or options.limit <= 0:
             raise ValueError("--rounds, --seconds and --limit must be positive")
-    except KeyError as error:
-        parser.error(f"no row {error}; there are: {', '.join(ROWS)}")
     except ValueError as error:
         parser.error(str(error))
-    options.seconds = options.seconds or (0.06 if options.quick else 0.2)
     return options
 
 
