@@ -132,8 +132,8 @@ class Bench:
             table.absent[row.name] = str(error)
             self._progress.say(f"{row.title} is left out: {error}")
         except Failure as error:
-            if job := self._jobs.pop(row.name, None):
-                job.end()
+            if failing := self._jobs.pop(row.name, None):
+                failing.end()
                 failed = [cell]
             else:  # it will not start for its other cells either
                 failed = [other for other in self._block if row.has(other)]

@@ -80,8 +80,8 @@ def environment(name: str, packages: Sequence[str], say: Callable[[str], None]) 
     say(f"installing {' '.join(packages)} into {folder.relative_to(ROOT)}")
     shutil.rmtree(folder, ignore_errors=True)
     run([sys.executable, "-m", "venv", folder], INSTALL_SECONDS)
-    pip = [folder / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
-    run([*pip, *packages], INSTALL_SECONDS)
+    pip = ["-m", "pip", "--quiet", "--disable-pip-version-check", "install", *packages]
+    run([folder / "bin" / "python", *pip], INSTALL_SECONDS)
     stamp.write_text(holds)
     return folder
 

@@ -15,7 +15,7 @@ from rank import Call, Peer, pair, serve
 
 from hrdma.bench.cases import Case
 
-SMALL = 1 << 16  # bytes below which copying a message is cheaper than tracking it
+LARGE = 1 << 16  # bytes from which tracking a message is cheaper than copying it
 PATIENCE_MS = 60_000
 MOST_ADDRESS = 1 << 10
 
@@ -40,16 +40,13 @@ class Zmq(Peer):
         self.pair.recv()
 
     def bind(self, case: Case, x: np.ndarray, out: np.ndarray) -> Call:
-        link, copy = self.pair, max(x.nbytes, out.nbytes) < SMALL
+        link, large = self.pair, max(x.nbytes, out.nbytes) >= LARGE
         source, target = x.view(np.uint8), out.view(np.uint8)
         window = range(case.burst(max(x.nbytes, out.nbytes)))
-
-        def send() -> None:
-            link.send(source, copy=copy)
+        send = partial(link.send, source, copy=False) if large else partial(link.send, source)
 
         def recv() -> None:
-            got = link.recv(copy=copy)
-            target[:] = np.frombuffer(got if copy else got.buffer, np.uint8)
+            target[:] = np.frombuffer(link.recv(copy=False).buffer if large else link.recv(), np.uint8)
 
         def ping() -> None:
             send()
