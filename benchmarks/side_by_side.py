@@ -21,11 +21,12 @@ from beside import cells as asked
 from beside.cells import Cell, Selection
 from beside.environments import ROOT, Unavailable, environment, run
 from beside.job import Failure, Job, Program
-from beside.report import Table, document, markdown
+from beside.report import Table, busy_cores, document, markdown
 from beside.roster import QUICK_ROWS, ROWS, Row
 
 REPETITIONS = 5
 PICTURE_SECONDS = 60
+BUSY = 0.2  # cores; less is what a machine does on its own
 EXIT_WRONG = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
@@ -176,13 +177,17 @@ def main(words: list[str] | None = None) -> int:
     progress = Progress()
     bench = Bench(options, progress)
     interrupted = False
+    before = busy_cores()
+    if before > BUSY:
+        progress.say(f"other work keeps {before:.1f} cores busy: the figures will say so too")
     try:
         bench.run()
     except KeyboardInterrupt:
         interrupted = True
     how = (
         f"{options.rounds} rounds, the rows in turn in each; a cell takes about {options.seconds:g} s in a round"
-        f"{'; interrupted' if interrupted else ''}."
+        f"{'; interrupted' if interrupted else ''}. Other work kept {before:.1f} cores busy as it began and "
+        f"{busy_cores():.1f} as it ended."
     )
     try:
         write(options, bench.table, how, progress.say)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -19,7 +20,7 @@ from beside.cells import CASES, Cell
 from beside.roster import ROWS, Row
 from hrdma.bench.sizes import show_size
 
-__all__ = ["Figure", "Table", "document", "markdown"]
+__all__ = ["Figure", "Table", "busy_cores", "document", "markdown"]
 
 
 @dataclass
@@ -173,6 +174,19 @@ def machine() -> str:
         f"{os.cpu_count()} cores, {platform.system()} {platform.release()} {platform.machine()}, "
         f"Python {platform.python_version()}, the system's congestion control: {congestion}"
     )
+
+
+def busy_cores(seconds: float = 0.5) -> float:
+    """How many cores other work keeps busy; asked while nothing is measured. A busy machine is no place to measure."""
+
+    def ticks() -> tuple[int, int]:
+        numbers = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        return sum(numbers[:8]), numbers[3] + numbers[4]  # all; idle, also while something waits for a disk
+
+    total, idle = ticks()
+    time.sleep(seconds)
+    total, idle = (after - before for after, before in zip(ticks(), (total, idle)))
+    return (os.cpu_count() or 1) * (1 - idle / max(total, 1))
 
 
 def document(table: Table, how: str) -> dict[str, Any]:

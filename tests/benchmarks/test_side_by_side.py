@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 
 import pytest
 import side_by_side
+from beside import report
 from beside.cells import CASES, FULL, QUICK, Cell, Selection, cells, parse_list, parse_sizes
 from beside.job import Failure, Found
 from beside.report import Table, document, markdown, scaled, short
@@ -143,6 +145,14 @@ def test_figures_are_in_the_unit_of_their_case():
     assert scaled(1e-6, Cell("shm", 2, "pingpong", 8)) == pytest.approx(1.0)
     assert scaled((1 << 20) / 5e9, STREAM) == pytest.approx(5.0)
     assert [short(value) for value in (1234.6, 12.345, 0.012345, 0.000123)] == ["1235", "12.3", "0.0123", "0.00012"]
+
+
+@pytest.mark.parametrize(("idle", "busy"), [(100, 0.0), (50, 0.5), (0, 1.0)])
+def test_other_work_is_noticed(monkeypatch, idle, busy):
+    """Between two looks all cores together have 100 ticks; the ninth and tenth number are part of the first two."""
+    texts = iter(("cpu 0 0 0 0 0 0 0 0 0 0\ncpu0 1", f"cpu {100 - idle} 0 0 {idle} 0 0 0 0 50 50\ncpu0 1"))
+    monkeypatch.setattr(report.Path, "read_text", lambda path: next(texts))
+    assert report.busy_cores(0.0) == pytest.approx(busy * (os.cpu_count() or 1))
 
 
 # -- rows in turn --
