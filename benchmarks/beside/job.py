@@ -14,7 +14,6 @@ import signal
 import socket
 import struct
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Start:
-    """Commands, each started once with its environment added to this one's; {socket} stands for the path to connect to."""
+    """Commands, each started once with its environment added to this one's; {socket} stands for where to connect to."""
 
     commands: Sequence[Sequence[str]]
     env: dict[str, str] = field(default_factory=dict)
@@ -122,15 +121,15 @@ class Job:
             raise
 
     def _begin(self, start: Start, size: int) -> None:
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="hrdma-bench-")))
-        self._output = self._stack.enter_context((folder / "output").open("w+b"))
+        self._output = self._stack.enter_context(os.fdopen(os.memfd_create("output"), "w+b"))
         listener = self._stack.enter_context(socket.socket(socket.AF_UNIX))
-        listener.bind(str(folder / "socket"))
+        listener.bind("")  # the kernel gives it a name that is in no folder, so that no file is left, whatever happens
+        name = "@" + listener.getsockname()[1:].decode()
         listener.listen(size)
         for command, own in zip(start.commands, start.envs or [{}] * len(start.commands)):
             self._processes.append(
                 subprocess.Popen(
-                    [word.replace("{socket}", str(folder / "socket")) for word in command],
+                    [word.replace("{socket}", name) for word in command],
                     env={**os.environ, **start.env, **own},
                     stdin=subprocess.DEVNULL,
                     stdout=self._output,
@@ -142,7 +141,8 @@ class Job:
         while len(self._lines) < size:
             listener.settimeout(0.2)  # so that a launcher that failed is seen soon
             try:
-                self._lines.append(_Line(listener.accept()[0]))
+                if line := _Line.of_own_user(listener.accept()[0]):
+                    self._lines.append(line)
             except TimeoutError:
                 if any(process.poll() is not None for process in self._processes):
                     raise Failure(f"its launcher ended: {self._said()}") from None
@@ -243,11 +243,19 @@ class Job:
 class _Line:
     """The socket to one rank, and a handle on its process."""
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, pid: int) -> None:
         self.socket = connected
         self._text = b""
-        pid = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         self._process = os.pidfd_open(pid)
+
+    @classmethod
+    def of_own_user(cls, connected: socket.socket) -> _Line | None:
+        """None where somebody else's process has connected."""
+        pid, user, _ = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if user == os.getuid():
+            return cls(connected, pid)
+        connected.close()
+        return None
 
     def receive(self) -> dict[str, Any] | None:
         """What has come: an object, nothing yet (None), or the end (an empty one)."""

@@ -6,6 +6,7 @@ To add a peer: its rank program in benchmarks/peers (or a C program in benchmark
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -90,7 +91,10 @@ class _Mpi:
 def _gloo(transport: str, ranks: int, say: Say) -> Job:
     folder = environment("gloo", ["numpy", "torch==2.13.*"], say)
     command = [str(folder / "bin" / "python"), str(PEERS / "with_gloo.py"), "{socket}"]
-    env = _environ(folder, transport) | {"GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(ranks)}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+    env = _environ(folder, transport) | meeting | {"GLOO_SOCKET_IFNAME": "lo"}
     return Job(Start([command] * ranks, env, [{"RANK": str(rank)} for rank in range(ranks)]), ranks)
 
 

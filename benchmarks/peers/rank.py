@@ -73,9 +73,9 @@ class Peer(ABC):
 class Line:
     """The socket to the benchmark."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, name: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(path)
+        self._socket.connect(name.replace("@", "\0", 1))  # "@" as in /proc/net/unix: it is in no folder
         self._file = self._socket.makefile("r")
 
     def say(self, value: dict[str, Any]) -> None:
@@ -96,7 +96,7 @@ class Line:
 
 
 def serve(make: Callable[[], Peer]) -> None:
-    """Joins the peer's job and measures until the benchmark hangs up; argv[1] is the path of its socket."""
+    """Joins the peer's job and measures until the benchmark hangs up; argv[1] is the name of its socket."""
     end_with_parent()
     line = Line(sys.argv[1])  # first, so that the benchmark can end a rank that hangs as it joins
     peer = make()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -19,9 +17,7 @@ PATIENCE = timedelta(seconds=60)
 
 class Gloo(Peer):
     def __init__(self) -> None:
-        meet = f"file://{sys.argv[1]}.store"
-        ranks = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
-        dist.init_process_group("gloo", init_method=meet, timeout=PATIENCE, **ranks)
+        dist.init_process_group("gloo", timeout=PATIENCE)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.version = f"torch {torch.__version__}"
 
