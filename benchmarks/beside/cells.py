@@ -9,7 +9,6 @@ from hrdma.bench.sizes import parse_size, show_size
 
 __all__ = ["CASES", "FULL", "QUICK", "TRANSPORTS", "Cell", "Selection", "cells"]
 
-TRANSPORTS = ("shm", "tcp", "tcp-cubic")  # after the dash: the congestion control, where it is not the system's
 ELEMENT = 4  # bytes of a float32
 K, M = 1 << 10, 1 << 20
 
@@ -46,6 +45,22 @@ CASES = {
 
 
 @dataclass(frozen=True)
+class Carrier:
+    """A transport in the table: the numbers of ranks and the cases that are shown on it."""
+
+    worlds: tuple[int, ...]
+    cases: tuple[str, ...]
+
+
+MAIN = ("pingpong", "bandwidth", "allreduce")
+TRANSPORTS = {
+    "shm": Carrier((2, 4, 8), tuple(CASES)),
+    "tcp": Carrier((2, 4), tuple(CASES)),
+    "tcp-cubic": Carrier((2,), MAIN),  # after the dash: the congestion control, where it is not the system's
+}
+
+
+@dataclass(frozen=True)
 class Cell:
     """One figure of a peer."""
 
@@ -60,11 +75,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a run measures; sizes in bytes, none: those of the table."""
+    """What a run measures; sizes in bytes. Where worlds, cases or sizes are none: those of the table."""
 
     transports: tuple[str, ...]
-    worlds: tuple[int, ...]
-    cases: tuple[str, ...]
+    worlds: tuple[int, ...] = ()
+    cases: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
 
     def validate(self) -> None:
@@ -75,7 +90,10 @@ class Selection:
         ValueError
             Says the wrong value and what there is.
         """
-        for name, found, known in (("transport", self.transports, TRANSPORTS), ("case", self.cases, tuple(CASES))):
+        for name, found, known in (
+            ("transport", self.transports, tuple(TRANSPORTS)),
+            ("case", self.cases, tuple(CASES)),
+        ):
             for value in found:
                 if value not in known:
                     raise ValueError(f"no {name} {value!r}; there are: {', '.join(known)}")
@@ -90,15 +108,16 @@ class Selection:
                 raise ValueError(f"{cell}: choose a size with an element of {ELEMENT} bytes for each rank")
 
 
-FULL = Selection(TRANSPORTS, (2, 4, 8), tuple(CASES))
-QUICK = Selection(("shm",), (2, 4), ("pingpong", "bandwidth", "allreduce"))
+FULL = Selection(tuple(TRANSPORTS))
+QUICK = Selection(("shm",), (2, 4), MAIN)
 
 
 def cells(selection: Selection) -> Iterator[Cell]:
     """The cells of a selection, those of one job of ranks together."""
     for transport in selection.transports:
-        for world in selection.worlds:
-            for name in selection.cases:
+        table = TRANSPORTS[transport]
+        for world in selection.worlds or table.worlds:
+            for name in selection.cases or table.cases:
                 case = CASES[name]
                 if case.pair and world != 2:
                     continue

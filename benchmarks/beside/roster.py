@@ -43,7 +43,7 @@ class Row:
     title: str
     kind: str
     open: Callable[[str, int, Say], Job | Program]
-    transports: tuple[str, ...] = TRANSPORTS
+    transports: tuple[str, ...] = tuple(TRANSPORTS)
     cases: tuple[str, ...] = tuple(CASES)
     bound: bool = False
 

@@ -34,6 +34,13 @@ def test_sizes_are_those_of_the_case_where_none_are_given():
     assert found == {name: len(case.sizes) for name, case in CASES.items()}
 
 
+def test_ranks_and_cases_are_those_of_the_transport_where_none_are_given():
+    found = {(cell.world, cell.case) for cell in cells(Selection(("tcp-cubic",)))}
+    assert found == {(2, "pingpong"), (2, "bandwidth"), (2, "allreduce")}
+    assert {cell.world for cell in cells(Selection(("shm",)))} == {2, 4, 8}
+    assert {cell.world for cell in cells(Selection(("tcp-cubic",), (3,)))} == {3}
+
+
 @pytest.mark.parametrize("selection", [FULL, QUICK])
 def test_what_make_asks_for_is_valid(selection):
     selection.validate()
