@@ -61,6 +61,14 @@ def test_a_wrong_element_of_a_result_is_counted():
         assert ranks.measure(CELL, 0.01, 2, 30).wrong == 1
 
 
+def test_a_changed_input_is_wrong_but_where_the_peer_may_change_it():
+    with toy() as ranks:
+        assert ranks.measure(Cell("shm", 1, "allgather", 4096), 0.01, 2, 30).wrong == 0
+    with toy("spoils") as ranks:
+        assert ranks.measure(Cell("shm", 1, "allgather", 4096), 0.01, 2, 30).wrong == 1
+        assert ranks.measure(Cell("shm", 1, "alltoall", 4096), 0.01, 2, 30).wrong == 0
+
+
 def test_an_error_on_a_rank_is_told():
     with toy("raises") as ranks, pytest.raises(Failure, match="rank 0: OSError: the cable is out"):
         ranks.measure(CELL, 0.01, 2, 30)

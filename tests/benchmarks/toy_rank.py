@@ -18,6 +18,7 @@ class Toy(Peer):
 
     size = 1
     version = "toy 1"
+    spoils = ("alltoall",)
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -40,6 +41,10 @@ class Toy(Peer):
                 raise OSError("the cable is out")
             if self.fault == "wrong":
                 out[-1] += 1
+            if x is not out:
+                out[:] = x
+            if self.fault == "spoils":
+                x[0] += 1
 
         return call
 
