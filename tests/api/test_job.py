@@ -58,6 +58,7 @@ def one_deadline(comm):
     else:
         time.sleep(1.5)  # the first half takes this long, the second never ends
         comm.recv(x, 0, tag=1)
+    comm.barrier()  # nobody leaves before
 
 
 @pytest.mark.parametrize("transport", harness.transports())
