@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from hrdma.bench.cases import CASES, NONE, SHARE, Case, Situation
+from hrdma.bench.cases import CASES, NONE, SHARE, WHOLE, Case, Situation
 from hrdma.bench.values import Values
 
 Call = Callable[[], object]
@@ -169,11 +169,13 @@ def measure(
 
 def _buffers(peer: Peer, case: Case, at: Situation) -> tuple[np.ndarray, np.ndarray]:
     """The two buffers of this rank; without elements where the case has none here."""
-    x, out = (
-        peer.buffer((at.share if kind == SHARE else at.count) if case.has(which, at.rank, at.root) else 0)
-        for which, kind in (("x", case.x), ("out", case.out))
-    )
-    return (x, x) if case.name in IN_PLACE and out.size else (x, out)
+    kinds = {
+        which: kind if case.has(which, at.rank, at.root) else NONE for which, kind in (("x", case.x), ("out", case.out))
+    }
+    counts = {NONE: 0, SHARE: at.share, WHOLE: at.count}
+    x = peer.buffer(counts[kinds["x"]])
+    in_place = case.name in IN_PLACE and kinds["out"] != NONE
+    return x, x if in_place else peer.buffer(counts[kinds["out"]])
 
 
 def _time(peer: Peer, call: Call, calls: int) -> float:
