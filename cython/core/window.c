@@ -17,7 +17,8 @@ static void conn_round(struct hr_conn *conn, int64_t now) {
     conn->round_mark = conn->inflight;
 }
 
-/* The three sums are told or counted on their own, in any order: a probe can find less than what is on its way still. */
+/* The three sums are told or counted on their own, in any order: a probe can find less than what is on its way still.
+ */
 static void conn_inflight(struct hr_conn *conn) {
     int64_t left = (int64_t)(conn->tx_bulk - conn->tx_bulk_acked - conn->tx_bulk_lost);
     conn->inflight = left > 0 ? (uint64_t)left : 0;

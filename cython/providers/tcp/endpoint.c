@@ -112,8 +112,8 @@ hr_status hr_tcp_ep_set_class(struct hr_ep *base, int dscp, int priority) {
     return status;
 }
 
-/* On one host, too, a byte that was sent may be overtaken by the reset that a closed socket answers with: the packets may
- * lie in the queues of different cores. */
+/* On one host, too, a byte that was sent may be overtaken by the reset that a closed socket answers with: the packets
+ * may lie in the queues of different cores. */
 uint64_t hr_tcp_ep_unsent(struct hr_ep *base) {
     struct hr_tcp_ep *ep = (struct hr_tcp_ep *)base;
     int queued = 0;

@@ -69,7 +69,7 @@ struct hr_tcp_caller {
     enum hr_tcp_caller_step step;
     struct hr_handshake hs;
     struct hr_tcp_open open;
-    uint32_t have; /* bytes of open */
+    uint32_t have;    /* bytes of open */
     int64_t deadline; /* until parked */
     union hr_tcp_sockaddr from;
 };
