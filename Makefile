@@ -71,6 +71,7 @@ BENCHMARKS := $(patsubst benchmarks/core/%.c,build/c/plain/%,$(wildcard benchmar
 bench: build ## latency, bandwidth, priority, planning: beside the bare machine where that can be
 	@$(MAKE) -s -f tests/core/Makefile FLAVOUR=plain benchmarks
 	@set -e; for program in $(BENCHMARKS) "$(PY) benchmarks/bench_planning.py --times" \
+		"$(PY) benchmarks/bench_topo.py --quick" \
 		".venv/bin/hrdma run -n 2 benchmarks/bench_priority.py"; do echo; echo "$$program"; $$program; done
 
 clean: ## what was built; .venv stays

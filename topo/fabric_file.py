@@ -24,6 +24,7 @@ an array, numbers, strings, and arrays of them on one line.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -132,7 +133,7 @@ def _compare(fabric: Fabric) -> None:
 def read_toml(text: str) -> dict[str, Any]:
     """The data of a TOML text."""
     try:
-        import tomllib
+        tomllib = importlib.import_module("tomllib")
     except ImportError:
         return read_simple_toml(text)
     return tomllib.loads(text)  # its error is a ValueError, with line and column

@@ -186,8 +186,8 @@ def _rank(schedule: Schedule, rank: int) -> tuple[list[_Block], int]:
             landed = out.add(number, _Step("r", aside, aside, row[SPAN]), set())
             kind = "re" if row[OP] == REDUCE else "cpy"
             later.append((number, _Step(kind, aside, place, row[SPAN]), chunks, landed))
-        for number, step, chunks, landed in later:
-            out.written(chunks, out.add(number, step, {landed} | out.before_write(chunks)))
+        for number, last, chunks, landed in later:
+            out.written(chunks, out.add(number, last, {landed} | out.before_write(chunks)))
     return out.blocks, scratch
 
 

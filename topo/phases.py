@@ -62,14 +62,16 @@ def assemble(
     if collective == "allreduce":
         gather[:, ROUND] += rounds
         table = join(scatter, gather)
-    elif collective == "reduce":
+    elif collective in ROOTED:
+        if inward is None:
+            raise ValueError(f"{name} cannot do {collective}: it does not say which of its transfers lead to a root")
         gather[:, ROUND] += rounds
-        table = join(scatter, gather[inward])
-    elif collective == "broadcast":
-        out = scatter[inward]  # whoever sends there keeps what it had
-        out[:, OP] = COPY
-        gather[:, ROUND] += rounds
-        table = join(out, gather[~inward])
+        if collective == "reduce":
+            table = join(scatter, gather[inward])
+        else:
+            out = scatter[inward]  # whoever sends there keeps what it had
+            out[:, OP] = COPY
+            table = join(out, gather[~inward])
     else:
         split //= size
         table = join(_renumbered(gather if collective == "allgather" else scatter, owner, size))

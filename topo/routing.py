@@ -93,7 +93,7 @@ class Routes:
                 base = 2 * len(fabric.links)
                 self._known[key] = (base + 2 * src, base + 2 * dst + 1)
             else:
-                way = ()
+                way: tuple[int, ...] = ()
                 if self._regular:
                     way = (self._corrected if fabric.kind == "bcube" else self._ordered)(a, b, lane)
                 if not way or any(directed >> 1 in self.failed for directed in way):

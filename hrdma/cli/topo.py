@@ -145,7 +145,8 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    console, lines, tenth = Console(stderr=True), sys.stderr, {}
+    console, lines = Console(stderr=True), sys.stderr
+    tenth: dict[str, int] = {}
     if console.is_terminal:
         with Progress(console=console, transient=True) as bar:
             tasks: dict[str, Any] = {}

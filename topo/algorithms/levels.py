@@ -101,9 +101,11 @@ def write(
                 first + step, ranks, ranks + (other - digit) * strides[level],
                 number * size + base + share * sub, REDUCE, span * sub,
             )  # fmt: skip
-            ends = np.broadcast_arrays(digit, other, ranks, step)
-            away = _away(root, shape, strides, thread, stage, scheme, *ends, share) if root is not None else None
-            lane, back = lanes(level, ends[0].ravel(), ends[1].ravel(), ends[2].ravel(), number)
+            here, there, sources, _ = np.broadcast_arrays(digit, other, ranks, step)
+            away = None
+            if root is not None:
+                away = _away(root, shape, strides, thread, stage, scheme, here, there, sources, share)
+            lane, back = lanes(level, here.ravel(), there.ravel(), sources.ravel(), number)
             table[:, 6] = lane
             keep = np.ones(len(table), bool) if rank is None else (table[:, SRC] == rank) | (table[:, DST] == rank)
             tables.append(table[keep])
@@ -182,7 +184,7 @@ def work(
     return Work(phases * steps, phases * messages, phases * shared, copied, reduced, 1.0, effort(operands), rails)
 
 
-def _away(root, shape, strides, thread, stage, scheme, digit, other, ranks, step, share) -> np.ndarray:
+def _away(root, shape, strides, thread, stage, scheme, digit, other, ranks, share) -> np.ndarray:
     """Whether a row is on a way out of the root: its source has the root's digits at all levels still to come but this,
     and on this level it is, as the row's share travels from the root's digit to its owner, one of those that it passes."""
     on = np.ones(digit.shape, bool)
