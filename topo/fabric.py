@@ -236,7 +236,11 @@ class Fabric:
         )
 
     def digest(self) -> str:
-        """A hash of everything but the name: equal on all ranks that mean the same fabric."""
+        """A hash of everything but the name: equal on all ranks that mean the same fabric. Remembered."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         told = (self.hosts, self.switches, self.links, self.kind, self.shape, self.ranks_per_host)
         return hashlib.sha256(repr((*told, self.memory_rate, self.memory_latency)).encode()).hexdigest()[:16]
 

@@ -56,7 +56,9 @@ def _with_collective(function: Callable) -> Callable:
     """The options that say what is to be done on it."""
     for option in (
         click.option(
-            "--message", type=QUANTITY, help="Core time of a message, such as 7us (default: of TCP at 10 Gbit/s)."
+            "--message",
+            type=QUANTITY,
+            help="Core time of a message, such as 7us; 0s: links alone. By default that of TCP.",
         ),
         click.option("--root", default=0, show_default=True, help="Of broadcast, reduce, gather and scatter."),
         click.option(
@@ -106,7 +108,6 @@ def _schedule(
 
     if plan is not None:
         return _read(Path(plan))
-    assert fabric is not None
     if algorithm is None:
         return planned(collective, fabric, nbytes, cost, root=root).schedule()
     if why := refusal(algorithm, collective, fabric):
