@@ -96,7 +96,7 @@ def _schedule(
     algorithm: str | None,
     plan: str | None,
     collective: str,
-    fabric: Fabric | None,
+    fabric: Fabric,
     nbytes: float,
     root: int,
     parts: int,
