@@ -79,6 +79,7 @@ bench-quick: build ## the same in three minutes: shared memory, 2 and 4 ranks, t
 bench-parts: build ## providers below the engine, planning and priority, beside the bare machine where that can be
 	@$(MAKE) -s -f tests/core/Makefile FLAVOUR=plain benchmarks
 	@set -e; for program in $(BENCHMARKS) "$(PY) benchmarks/bench_planning.py --times" \
+		"$(PY) benchmarks/bench_topo.py --quick" \
 		".venv/bin/hrdma run -n 2 benchmarks/bench_priority.py"; do echo; echo "$$program"; $$program; done
 
 clean: ## what was built; .venv stays

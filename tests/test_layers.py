@@ -52,7 +52,7 @@ RULES = {
     "hrdma.objects": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma.control", "numpy"),
     "hrdma.launch": Rule(f"{BASE} {SETTINGS}", "click rich"),
     "hrdma.bench": Rule(f"{BASE} {SETTINGS} {API} hrdma", "numpy ml_dtypes"),
-    "hrdma.cli": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.bench hrdma.launch", "click rich"),
+    "hrdma.cli": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.bench hrdma.launch hrdma.topo", "click rich"),
     "hrdma.__main__": Rule("hrdma.cli"),
     "hrdma.examples": Rule(f"{BASE} hrdma", "numpy sklearn rich"),
     "hrdma.integrations": Rule(f"{BASE} {API} hrdma hrdma.objects", "numpy torch ray dask distributed"),

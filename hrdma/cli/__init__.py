@@ -1,4 +1,4 @@
-"""The `hrdma` command: info, run, bench. Each is a file of its own, imported when it is called."""
+"""The `hrdma` command: info, run, bench, topo. Each is a file of its own, imported when it is called."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ COMMANDS = {
     "info": ("hrdma.cli.info", "Providers, why one is not available, the effective configuration."),
     "run": ("hrdma.launch", "Start the ranks of a job on this host."),
     "bench": ("hrdma.cli.bench", "Measure and verify a collective or a point-to-point pattern."),
+    "topo": ("hrdma.cli.topo", "Plan collectives for a fabric: compare, prove, predict, draw."),
 }
 
 
