@@ -1,4 +1,4 @@
-"""The `hrdma` command: info, run, bench. Each is a file of its own, imported when it is called."""
+"""The `hrdma` command: info, run, bench, lab. Each is a file of its own, imported when it is called."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ COMMANDS = {
     "info": ("hrdma.cli.info", "Providers, why one is not available, the effective configuration."),
     "run": ("hrdma.launch", "Start the ranks of a job on this host."),
     "bench": ("hrdma.cli.bench", "Measure and verify a collective or a point-to-point pattern."),
+    "lab": ("hrdma.cli.lab", "A network of any fabric on this machine: up, run, status, exec, down."),
 }
 
 
@@ -45,6 +46,7 @@ def command() -> None:
         1  the command failed
         2  wrong usage: an option, or an HRDMA_* setting
       124  run, bench: the time of --timeout was over
+      126  lab: not root
       127  run: no such command
       128 + n  run, bench: a rank, or the command itself, was ended by signal n
     `hrdma run` gives the exit code of the first rank that failed.
