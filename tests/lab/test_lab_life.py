@@ -94,6 +94,23 @@ def test_a_lab_whose_namespaces_are_gone_is_removed(name):
     assert traces(name) == []
 
 
+def test_a_namespace_of_which_only_the_name_was_made_is_removed(name):
+    file = namespaces.path(name, "h0")
+    os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0))
+    assert name in labs.labs()
+    assert labs.down(name) is True
+    assert traces(name) == []
+
+
+def test_of_two_that_want_a_name_at_once_one_gets_it(name):
+    command = [sys.executable, "-m", "hrdma", "lab", "up", "ring:3", "--name", name]
+    both = [
+        subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in "ab"
+    ]
+    assert sorted(process.wait(30) for process in both) == [0, 1]
+    assert Lab.find(name).hosts == 3
+
+
 def test_a_failure_on_the_way_leaves_nothing(name, monkeypatch):
     from hrdma.lab import wiring
 
@@ -165,6 +182,16 @@ def test_processes_end_with_their_lab(name, lab, started_in):
     assert (plain.wait(1), deaf.wait(1), stopped.wait(1)) == (-signal.SIGTERM, -signal.SIGKILL, -signal.SIGTERM)
     assert not ended(other)
     assert traces(name) == []
+
+
+def test_a_job_ends_with_its_lab(name):
+    own = Lab.up(TWO, name)
+    command = [sys.executable, "-m", "hrdma", "lab", "run", "--name", name, "--", "sleep", "60"]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as job:
+        wait_for(lambda: sum(len(node["pids"]) for node in own.status()["nodes"]) == 2)
+        own.down()
+        assert job.wait(10) == 128 + signal.SIGTERM
+        assert "SIGTERM" in job.stderr.read()
 
 
 def test_a_lab_is_not_removed_from_inside(lab, hrdma):

@@ -14,6 +14,7 @@ import pytest
 from lab_jobs import environment
 
 from hrdma.lab.lab import Lab
+from hrdma.topo.fabrics import parse
 
 JOB = str(Path(__file__).with_name("lab_jobs.py"))
 SHOW = """
@@ -57,6 +58,12 @@ def test_several_ranks_on_each_host(lab, hrdma):
     found = values(done.stdout)
     assert [one[0] for one in found] == [inode(lab, rank // 2) for rank in range(8)]
     assert [one[1:5] for one in found] == [[str(rank), "8", str(rank % 2), "2"] for rank in range(8)]
+
+
+def test_a_cluster_has_its_own_number_of_ranks_on_each_host(name, hrdma):
+    with Lab.up(parse("cluster:2,3,1", rate="100mbit", latency=0), name) as own:
+        found = values(hrdma("run", "--name", name, "--", sys.executable, "-c", SHOW).stdout)
+        assert [one[0] for one in found] == [inode(own, rank // 3) for rank in range(6)]
 
 
 def test_when_one_rank_fails_all_are_stopped(lab, hrdma):
