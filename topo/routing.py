@@ -18,6 +18,8 @@ Guo et al.: BCube, SIGCOMM, 2009 (BCubeRouting). Hopps: Analysis of an Equal-Cos
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from hrdma.errors import ScheduleError
@@ -46,14 +48,29 @@ def toward(fabric: Fabric, host: int, other: int) -> int:
 class Routes:
     """Routes of a fabric, remembered.
 
+    Parameters
+    ----------
+    fabric : Fabric
+    failed : iterable of int
+        Links (by index) that carry nothing: what would cross one takes a shortest way round them.
+
     Attributes
     ----------
     rates, latencies : ndarray of float, shape (directed links,)
         bit/s and seconds.
+
+    Raises
+    ------
+    ValueError
+        No such link; from `path`: without the failed links there is no way.
     """
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, failed: Iterable[int] = ()) -> None:
         self.fabric = fabric
+        self.failed = frozenset(failed)
+        for link in sorted(self.failed):
+            if not 0 <= link < len(fabric.links):
+                raise ValueError(f"{fabric.name} has no link {link}; it has {len(fabric.links)}")
         memory = 2 * fabric.ranks if fabric.ranks_per_host > 1 else 0
         wires = [(link.rate, link.latency) for link in fabric.links for _ in range(2)]
         table = np.array([*wires, *[(fabric.memory_rate, fabric.memory_latency / 2)] * memory], float).reshape(-1, 2)
@@ -75,12 +92,13 @@ class Routes:
             if a == b:
                 base = 2 * len(fabric.links)
                 self._known[key] = (base + 2 * src, base + 2 * dst + 1)
-            elif fabric.kind == "bcube":
-                self._known[key] = self._corrected(a, b, lane)
-            elif fabric.kind in _GRIDS:
-                self._known[key] = self._ordered(a, b, lane)
             else:
-                self._known[key] = self._shortest(a, b, lane)
+                way = ()
+                if self._regular:
+                    way = (self._corrected if fabric.kind == "bcube" else self._ordered)(a, b, lane)
+                if not way or any(directed >> 1 in self.failed for directed in way):
+                    way = self._shortest(a, b, lane)
+                self._known[key] = way
         return self._known[key]
 
     def _corrected(self, a: int, b: int, lane: int) -> tuple[int, ...]:
@@ -119,8 +137,8 @@ class Routes:
             away = [-1] * self.fabric.nodes
             away[host], todo = 0, [host]
             for node in todo:
-                for _, other, _ in self.fabric.around[node]:
-                    if away[other] < 0:
+                for directed, other, _ in self.fabric.around[node]:
+                    if away[other] < 0 and directed >> 1 not in self.failed:
                         away[other] = away[node] + 1
                         todo.append(other)
             self._away[host] = away
@@ -128,8 +146,13 @@ class Routes:
 
     def _shortest(self, a: int, b: int, lane: int) -> tuple[int, ...]:
         fabric, away, found, node = self.fabric, self._distances(b), [], a
+        if away[a] < 0:
+            raise ValueError(f"{fabric.name}: no way from host {a} to host {b} without links {sorted(self.failed)}")
         while node != b:
-            ways = [way for way in fabric.around[node] if away[way[1]] == away[node] - 1]
+            ways = [
+                way for way in fabric.around[node]
+                if away[way[1]] == away[node] - 1 and way[0] >> 1 not in self.failed
+            ]  # fmt: skip
             chosen = next((way for way in ways if node == a and way[2] == lane), None)
             chosen = chosen or ways[_mixed(a, b, lane, node) % len(ways)]
             found.append(chosen[0])

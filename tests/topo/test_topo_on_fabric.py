@@ -171,7 +171,7 @@ def test_uneven_alltoall_cannot_be_relayed() -> None:
     schedule = lookup("relay").build("alltoall", parse("bcube:2,2"), 1, 0, None)
     counts = counts_of("alltoall", 4, "odd")
     for rank in range(4):
-        with pytest.raises(ScheduleError, match="relays chunk .* give one count for all blocks"):
+        with pytest.raises(ScheduleError, match=r"relays chunk .* give one count for all blocks"):
             lower(schedule, rank, counts[rank], 8)
 
 

@@ -127,9 +127,8 @@ def build(
 
 
 def work(name: str, collective: str, fabric: Fabric, nbytes: float, parts: int = 1) -> Work | None:
-    """Closed form of allreduce, reduce-scatter and allgather, in bytes of the slowest NIC; None: there is none."""
+    """Closed form of allreduce, reduce-scatter and allgather; None: there is none."""
     shape, size = shape_of(fabric), fabric.ranks
-    phases = 2 if collective == "allreduce" else 1
     if HIERARCHIES[name][1] == "server":
         spent = sum(n - 1 for n in shape)
         return Work(2 * len(shape), 2 * spent, 2 * nbytes * spent, nbytes, nbytes * spent, 1 / size)
@@ -138,17 +137,12 @@ def work(name: str, collective: str, fabric: Fabric, nbytes: float, parts: int =
     threads = _threads(name, fabric, parts)
     if fabric.kind in _GRIDS and HIERARCHIES[name][1] in ("mesh", "halving") and max(shape) > 2:
         return None  # members of a group are several hops apart and share links
-    if fabric.kind == "cluster" and fabric.ranks_per_host > 1:
-        found = levels.work(shape, threads, nbytes, lambda level, thread: level, phases)
-        inside = nbytes * (1 - 1 / fabric.ranks_per_host) * phases * fabric.nic_rate / fabric.memory_rate
-        across = nbytes * (1 - 1 / fabric.hosts) * phases / fabric.rails
-        return found._replace(
-            sent=inside + across, copied=0.0, reduced=0.0 if collective == "allgather" else found.reduced
-        )
-    if fabric.kind == "cluster":
-        found = levels.work(shape, threads, nbytes, lambda level, thread: level, phases)
-        return found._replace(sent=found.sent / fabric.rails)
-    return levels.work(shape, threads, nbytes, lambda level, thread: _nic(fabric, level, thread), phases)
+    if fabric.kind != "cluster":
+        return levels.work(shape, threads, nbytes, lambda level, thread: _nic(fabric, level, thread), collective)
+    found = levels.work(shape, threads, nbytes, lambda level, thread: level, collective)
+    across = (1 - 1 / fabric.hosts) / fabric.rails
+    inside = (1 - 1 / fabric.ranks_per_host) * fabric.nic_rate / fabric.memory_rate
+    return found._replace(rails=(1 - 1 / size) / (inside + across))
 
 
 def _nic(fabric: Fabric, level: int, thread: Thread) -> object:

@@ -152,12 +152,13 @@ def served(shape: tuple[int, ...], lanes: Lanes, name: str, rank: int | None = N
 
 
 def work(
-    shape: tuple[int, ...], threads: list[Thread], nbytes: float, nic: Callable[[int, Thread], object], phases: int = 2
+    shape: tuple[int, ...], threads: list[Thread], nbytes: float, nic: Callable[[int, Thread], object], collective: str
 ) -> Work:
-    """The closed form; `sent` are the bytes of the busiest NIC, or of a thread where one uses its NICs in turn.
+    """The closed form of allreduce, reduce-scatter or allgather.
 
     `nic` names the NIC that a thread uses on a level. Exact where every group of a round carries as much.
     """
+    phases = 2 if collective == "allreduce" else 1
     size, part = prod(shape), nbytes / len(threads)
     loads: dict[object, float] = {}
     steps, messages, busiest, operands = 0, 0, 0.0, 2
@@ -175,9 +176,10 @@ def work(
         steps, busiest = max(steps, rounds), max(busiest, moved)
     busiest = max(busiest, *loads.values())
     shared = nbytes * (size - 1) / size
-    return Work(
-        phases * steps, phases * messages, phases * busiest, (phases - 1) * shared, shared, effort=effort(operands)
-    )
+    copied = 0.0 if collective == "reduce_scatter" else shared
+    reduced = 0.0 if collective == "allgather" else shared
+    rails = shared / busiest if busiest else 1.0
+    return Work(phases * steps, phases * messages, phases * shared, copied, reduced, 1.0, effort(operands), rails)
 
 
 def _away(root, shape, strides, thread, stage, scheme, digit, other, ranks, step, share) -> np.ndarray:

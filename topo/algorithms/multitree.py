@@ -123,11 +123,12 @@ def build(collective: str, fabric: Fabric, parts: int = 1, root: int = 0, rank: 
 
 
 def work(collective: str, fabric: Fabric, nbytes: float, parts: int = 1) -> Work:
-    """Closed form, once the trees are grown; `sent`: bytes of a link that is used in every step."""
+    """Closed form, once the trees are grown. Exact where links join hosts: at a switch steps do not stay apart."""
     edges = grow(fabric)
     steps = edges[-1][0] + 1 if edges else 0
     phases = 2 if collective == "allreduce" else 1
     shared = nbytes * (1 - 1 / fabric.hosts)
+    copied = 0.0 if collective == "reduce_scatter" else shared
     reduced = 0.0 if collective == "allgather" else shared
-    messages = phases * steps * fabric.rails
-    return Work(phases * steps, messages, phases * steps * nbytes / fabric.hosts, 0.0, reduced)
+    rails = (fabric.hosts - 1) / steps if steps else 1.0
+    return Work(phases * steps, phases * (fabric.hosts - 1), phases * shared, copied, reduced, rails=rails)

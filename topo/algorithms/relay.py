@@ -72,4 +72,5 @@ def work(collective: str, fabric: Fabric, nbytes: float, parts: int = 1) -> Work
         return None
     n, levels = fabric.shape[0], len(fabric.shape)
     moved = nbytes * (n - 1) / n
-    return Work(levels, moved and (n - 1) * fabric.hosts // n * levels * levels, moved, moved * levels, 0.0)
+    messages = (n - 1) * fabric.hosts // n * levels * levels
+    return Work(levels, messages, moved * levels, moved * levels, 0.0, rails=levels)
