@@ -94,7 +94,7 @@ class Lab:
 
         Notes
         -----
-        Time: 9 hosts at 6 switches 0.7 s, 16 hosts of a fat-tree at 20 switches 1.5 s.
+        Time: 9 hosts at 6 switches 0.6 s of a processor, 16 hosts of a fat-tree at 20 switches 1 s.
         """
         from hrdma.lab.wiring import build
 
