@@ -29,7 +29,7 @@ $(STAMPS)/hrdma: $(EXTENSION) setup.py pyproject.toml $(PACKAGES) $(STAMPS)/buil
 		$(PY) setup.py -q build_ext --inplace --build-temp build/extension)
 	@touch $@
 
-.PHONY: build fast demo test check san bench bench-quick bench-parts clean help
+.PHONY: build fast demo lab test check san bench bench-quick bench-parts clean help
 build: $(STAMPS)/hrdma
 
 # --- what users call ---
@@ -39,6 +39,9 @@ fast: build $(STAMPS)/test.pip ## build, and run the fast tests (plain `make`)
 
 demo: build $(STAMPS)/demo.pip ## data-parallel training on four ranks
 	.venv/bin/hrdma run -n 4 -m hrdma.examples.train_digits
+
+lab: build ## a network of 9 hosts with 2 NICs each on this machine, to measure in (root)
+	.venv/bin/hrdma lab up bcube --n 3 --levels 2 --rate 200mbit
 
 test: build $(STAMPS)/test.pip ## every test that this machine can run; ends with what was skipped and why
 	$(PY) -m pytest --durations=10 --durations-min=2

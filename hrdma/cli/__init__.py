@@ -1,4 +1,4 @@
-"""The `hrdma` command: info, run, bench, topo. Each is a file of its own, imported when it is called."""
+"""The `hrdma` command: info, run, bench, topo, lab, qos. Each is a file of its own, imported when it is called."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ COMMANDS = {
     "run": ("hrdma.launch", "Start the ranks of a job on this host."),
     "bench": ("hrdma.cli.bench", "Measure and verify a collective or a point-to-point pattern."),
     "topo": ("hrdma.cli.topo", "Plan collectives for a fabric: compare, prove, predict, draw."),
+    "lab": ("hrdma.cli.lab", "A network of any fabric on this machine: up, run, status, exec, down."),
 }
 
 
@@ -46,6 +47,7 @@ def command() -> None:
         1  the command failed
         2  wrong usage: an option, or an HRDMA_* setting
       124  run, bench: the time of --timeout was over
+      126  lab: not root
       127  run: no such command
       128 + n  run, bench: a rank, or the command itself, was ended by signal n
     `hrdma run` gives the exit code of the first rank that failed.
