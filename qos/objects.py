@@ -10,7 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-__all__ = ["INGRESS", "ROOT", "TC_H_CLSACT", "Filter", "Link", "Object", "Qdisc", "TClass", "handle_text", "of_json", "to_json"]
+__all__ = [
+    "INGRESS",
+    "ROOT",
+    "TC_H_CLSACT",
+    "Filter",
+    "Link",
+    "Object",
+    "Qdisc",
+    "TClass",
+    "handle_text",
+    "of_json",
+    "to_json",
+]
 
 ROOT = 0xFFFFFFFF  #: TC_H_ROOT
 INGRESS = TC_H_CLSACT = 0xFFFFFFF1  #: TC_H_INGRESS, of qdiscs ``ingress`` and ``clsact`` alike
@@ -29,6 +41,7 @@ class Link:
     """A device that is made for a tree: an IFB."""
 
     name: str
+    index: int = 0  #: asked for, so that filters can name it before it is there
     kind: str = "ifb"
 
 
@@ -43,7 +56,9 @@ class Qdisc:
     options: bytes = b""
     blocks: tuple[int, int] = (0, 0)  #: shared filter blocks of ingress and egress; 0 is none
     offloaded: bool = False
-    extras: tuple[str, ...] = ()  #: attributes that a dump shows but nobody can recreate from it: a size table, an estimator
+    extras: tuple[
+        str, ...
+    ] = ()  #: attributes that a dump shows but nobody can recreate from it: a size table, an estimator
 
 
 @dataclass(frozen=True)
@@ -88,7 +103,9 @@ def to_json(thing: Object) -> dict[str, Any]:
 
 def of_json(values: Mapping[str, Any]) -> Object:
     """What `to_json` wrote."""
-    rest = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name != "type"}
+    rest = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name != "type"
+    }
     if "options" in rest:
         rest["options"] = bytes.fromhex(rest["options"])
     return _TYPES[values["type"]](**rest)

@@ -76,7 +76,8 @@ class Match:
         if keys != theirs.keys() - {"proto"} or len({mine.get("proto"), theirs.get("proto")} - {None}) == 2:
             return False
         return all(
-            _networks_meet(mine[key], theirs[key]) if key in ("src", "dst") else mine[key] == theirs[key] for key in keys
+            _networks_meet(mine[key], theirs[key]) if key in ("src", "dst") else mine[key] == theirs[key]
+            for key in keys
         )
 
 
@@ -278,16 +279,25 @@ def _check(policy: Policy, lines: Mapping[str, int]) -> None:
     def whole(value: object, low: int, high: int) -> bool:
         return number(value, low, high) and isinstance(value, int)
 
-    for key, choices in (("policy", POLICIES), ("kind", KINDS), ("leaf", ("pfifo", "fq")), ("direction", ("egress", "ingress"))):
+    for key, choices in (
+        ("policy", POLICIES),
+        ("kind", KINDS),
+        ("leaf", ("pfifo", "fq")),
+        ("direction", ("egress", "ingress")),
+    ):
         value = getattr(policy, key)
         need(value in choices, f"qos.{key}", f"{value!r} is none of {', '.join(choices)}")
     need(whole(policy.rate, 0, 1 << 40), "qos.rate", f"{policy.rate!r} bytes per second is not the rate of a link")
     need(whole(policy.floor, 0, 1 << 40), "qos.floor", f"{policy.floor!r} bytes per second is not a rate")
     need(number(policy.interval, 0.1, 86_400), "qos.interval", f"{policy.interval!r} s is not between 100 ms and 24 h")
-    need(whole(policy.most_jobs, 1, MOST_JOBS), "qos.most_jobs", f"{policy.most_jobs!r} is not between 1 and {MOST_JOBS}")
+    need(
+        whole(policy.most_jobs, 1, MOST_JOBS), "qos.most_jobs", f"{policy.most_jobs!r} is not between 1 and {MOST_JOBS}"
+    )
     for code in policy.dscp_pool:
         need(whole(code, 0, 63), "qos.dscp_pool", _not_dscp(code))
-    need(len(policy.jobs) <= policy.most_jobs, "job", f"{len(policy.jobs)} jobs; at most {policy.most_jobs} are possible")
+    need(
+        len(policy.jobs) <= policy.most_jobs, "job", f"{len(policy.jobs)} jobs; at most {policy.most_jobs} are possible"
+    )
     names: dict[str, int] = {}
     for i, job in enumerate(policy.jobs):
         at = f"job[{i}]"
@@ -298,10 +308,24 @@ def _check(policy: Policy, lines: Mapping[str, int]) -> None:
         need(isinstance(job.model, str), f"{at}.model", f"{job.model!r} is not a name")
         need(whole(job.size, 0, 1 << 50), f"{at}.size", f"{job.size!r} is not a size in bytes")
         need(number(job.weight, 0.01, 100), f"{at}.weight", f"{job.weight!r} is not between 0.01 and 100")
-        need(whole(job.best_band, 0, BANDS - 1), f"{at}.best_band", f"{job.best_band!r} is not a band, 0 to {BANDS - 1}")
-        need(job.band is None or whole(job.band, 0, BANDS - 1), f"{at}.band", f"{job.band!r} is not a band, 0 to {BANDS - 1}")
-        need(job.band is not None or policy.policy != "strict", f"{at}.band", "policy 'strict' needs a band for every job")
-        need(len(job.match) <= MOST_MATCHES, f"{at}.match", f"{len(job.match)} matches; at most {MOST_MATCHES} are possible")
+        need(
+            whole(job.best_band, 0, BANDS - 1), f"{at}.best_band", f"{job.best_band!r} is not a band, 0 to {BANDS - 1}"
+        )
+        need(
+            job.band is None or whole(job.band, 0, BANDS - 1),
+            f"{at}.band",
+            f"{job.band!r} is not a band, 0 to {BANDS - 1}",
+        )
+        need(
+            job.band is not None or policy.policy != "strict",
+            f"{at}.band",
+            "policy 'strict' needs a band for every job",
+        )
+        need(
+            len(job.match) <= MOST_MATCHES,
+            f"{at}.match",
+            f"{len(job.match)} matches; at most {MOST_MATCHES} are possible",
+        )
         for k, match in enumerate(job.match):
             _check_match(match, f"{at}.match[{k}]", need)
     _check_overlaps(policy, need)
@@ -332,7 +356,11 @@ def _check_match(match: Match, at: str, need: Any) -> None:
             need(False, f"{at}.{key}", f"{given[key]!r} is not an address or network: {error}")
     need(len(versions) < 2, at, "src and dst are of different IP versions: no packet has both")
     if match.cgroup is not None:
-        need(len(given) == 1, f"{at}.cgroup", "stands alone in its match: it is known when a socket is opened, not by packet")
+        need(
+            len(given) == 1,
+            f"{at}.cgroup",
+            "stands alone in its match: it is known when a socket is opened, not by packet",
+        )
         path = match.cgroup
         safe = isinstance(path, str) and path.strip("/") and ".." not in path.split("/")
         need(bool(safe), f"{at}.cgroup", f"{path!r} is not a path below the mount point of cgroup2")

@@ -11,17 +11,19 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pyroute2.netlink import (
     NETLINK_ROUTE,
+    NLA_F_NESTED,
     NLM_F_ACK,
     NLM_F_CREATE,
     NLM_F_DUMP,
     NLM_F_EXCL,
     NLM_F_REPLACE,
-    NLA_F_NESTED,
     NLM_F_REQUEST,
     NLMSG_DONE,
     NLMSG_ERROR,
@@ -50,27 +52,23 @@ from pyroute2.netlink.rtnl.tcmsg import tcmsg
 from hrdma.errors import DeviceError, NetlinkError, RefusedError
 from hrdma.qos.objects import Filter, Link, Object, Qdisc, TClass, handle_text
 
-__all__ = ["DUMPS", "Wire", "has_net_admin", "message", "pack", "rawtc", "unpack"]
+__all__ = ["DUMPS", "Entry", "Wire", "attribute", "attributes", "has_net_admin", "message", "pack", "rawtc", "unpack"]
 
 TIMEOUT = 5.0  # seconds for the kernel's answer
 SOL_NETLINK, NETLINK_EXT_ACK, NLM_F_CAPPED, NLM_F_ACK_TLVS = 270, 11, 0x100, 0x200
 CAP_NET_ADMIN = 12
 NESTED_KINDS = ("ets",)  # the kernel parses their options strictly, and wants the nested flag
 DUMPS = {"qdisc": RTM_GETQDISC, "class": RTM_GETTCLASS, "filter": RTM_GETTFILTER}
-_RAW = ("TCA_OPTIONS", "TCA_STATS", "TCA_STATS2", "TCA_XSTATS", "TCA_STAB")
 
 
 class rawtc(tcmsg):
-    """`tcmsg` with options and counters as bytes, and with the attributes that came after it."""
+    """`tcmsg` with options as bytes, and with an attribute that came after it."""
 
     nla_map = (
-        *((name, "cdata" if name in _RAW else kind) for name, kind in tcmsg.nla_map),
+        *((name, "cdata" if name == "TCA_OPTIONS" else kind) for name, kind in tcmsg.nla_map),
         ("TCA_PAD", "hex"),
         ("TCA_DUMP_INVISIBLE", "flag"),
         ("TCA_CHAIN", "uint32"),
-        ("TCA_HW_OFFLOAD", "uint8"),
-        ("TCA_INGRESS_BLOCK", "uint32"),
-        ("TCA_EGRESS_BLOCK", "uint32"),
     )
 
 
@@ -124,6 +122,7 @@ def message(verb: str, thing: Object, ifindex: int) -> tuple[nlmsg, int, int]:
         link["attrs"] = [("IFLA_IFNAME", thing.name)]
         if verb == "delete":
             return link, RTM_DELLINK, flags
+        link["index"] = thing.index
         link["flags"] = link["change"] = 1  # IFF_UP
         link["attrs"].append(("IFLA_LINKINFO", {"attrs": [("IFLA_INFO_KIND", thing.kind)]}))
         return link, RTM_NEWLINK, flags
@@ -150,6 +149,40 @@ def _describe(verb: str, thing: Object) -> str:
         return f"{verb} filter {thing.kind} pref {thing.pref} of {handle_text(thing.parent)} on {thing.dev}"
     what = "qdisc" if isinstance(thing, Qdisc) else "class"
     return f"{verb} {what} {thing.kind} {handle_text(thing.handle)} on {thing.dev}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of a dump. Split by hand: pyroute2's decoder takes a millisecond for each, and a host has a thousand."""
+
+    kind: int  #: of the message
+    index: int
+    handle: int
+    parent: int
+    info: int
+    attrs: Mapping[int, bytes]
+
+    def number(self, attr: int) -> int:
+        """A number of any width; 0 where there is none."""
+        return int.from_bytes(self.attrs.get(attr, b""), sys.byteorder)
+
+
+_TCMSG = struct.Struct("=4xiIII")
+
+
+def attributes(data: bytes, offset: int = 0) -> dict[int, bytes]:
+    """Attributes by number, without the flags in it; the last one counts."""
+    found = {}
+    while offset + 4 <= len(data):
+        length, kind = struct.unpack_from("=HH", data, offset)
+        found[kind & 0x3FFF] = data[offset + 4 : offset + length]
+        offset += max(4, (length + 3) & ~3)
+    return found
+
+
+def attribute(number: int, value: bytes) -> bytes:
+    """One attribute with its header and padding."""
+    return struct.pack("=HH", len(value) + 4, number) + value + bytes(-len(value) % 4)
 
 
 class Wire:
@@ -234,7 +267,11 @@ class Wire:
         if error.errno == errno.ENODEV:
             return DeviceError(f"cannot {what}: the device is gone")
         message = f"cannot {what}: {error.strerror}{f': {words}' if words else ''}"
-        if error.errno in (errno.ENOENT, errno.EOPNOTSUPP) and "kind is unknown" in words and not isinstance(thing, Link):
+        if (
+            error.errno in (errno.ENOENT, errno.EOPNOTSUPP)
+            and "kind is unknown" in words
+            and not isinstance(thing, Link)
+        ):
             from hrdma.qos.kinds import missing
 
             message = f"cannot {what}: {missing(thing.kind)}"
@@ -248,17 +285,13 @@ class Wire:
             names = ", ".join(name for _, name in socket.if_nameindex())
             raise DeviceError(f"no device {name!r} in this network namespace; there are: {names}") from None
 
-    def dump(self, what: str, ifindex: int, parent: int = 0) -> list[rawtc]:
+    def dump(self, what: str, ifindex: int, parent: int = 0) -> list[Entry]:
         """Every qdisc, class or filter of a device; of filters those of one parent."""
         msg = rawtc()
         msg["index"], msg["parent"] = ifindex, parent
-        found = []
-        for _, data in self.send(msg, DUMPS[what], NLM_F_REQUEST | NLM_F_DUMP):
-            entry = rawtc(data)
-            entry.decode()
-            if entry["index"] == ifindex:
-                found.append(entry)
-        return found
+        answers = self.send(msg, DUMPS[what], NLM_F_REQUEST | NLM_F_DUMP)
+        entries = [Entry(kind, *_TCMSG.unpack_from(data, 16), attributes(data, 36)) for kind, data in answers]
+        return [entry for entry in entries if entry.index == ifindex]
 
     def link(self, name: str) -> ifinfmsg:
         """A device's flags, MTU, queues and kind."""

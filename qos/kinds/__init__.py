@@ -19,9 +19,7 @@ from hrdma.qos.kinds import ets, flower, fq, htb, mqprio, pfifo, prio, u32
 
 __all__ = ["TABLE", "missing"]
 
-TABLE: dict[str, ModuleType] = {
-    module.KIND: module for module in (ets, flower, fq, htb, mqprio, pfifo, prio, u32)
-}
+TABLE: dict[str, ModuleType] = {module.KIND: module for module in (ets, flower, fq, htb, mqprio, pfifo, prio, u32)}
 
 
 def missing(kind: str) -> str:

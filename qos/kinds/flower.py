@@ -61,7 +61,9 @@ def of_match(match: Match, classid: int) -> list[Flower]:
     ported = match.sport is not None or match.dport is not None
     protos = [match.proto] if match.proto else ["tcp", "udp"] if ported else [None]
     return [
-        Flower(IPV4 if version == 4 else IPV6, proto, match.sport, match.dport, match.src, match.dst, match.dscp, classid)
+        Flower(
+            IPV4 if version == 4 else IPV6, proto, match.sport, match.dport, match.src, match.dst, match.dscp, classid
+        )
         for version in sorted(versions)
         for proto in protos
     ]
@@ -112,5 +114,3 @@ def explain(spec: Flower) -> str:
     words += [f"src_port {spec.sport}"] if spec.sport else []
     words += [f"dst_port {spec.dport}"] if spec.dport else []
     return " ".join([*words, f"classid {handle_text(spec.classid)}"])
-
-

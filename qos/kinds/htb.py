@@ -8,6 +8,7 @@ time has passed that its last packets cost at the rate of then.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pyroute2.netlink.rtnl.tcmsg import sched_htb
 
@@ -40,6 +41,7 @@ class HtbClass:
     overhead: int = 0  #: bytes that every packet costs beyond its length
 
 
+@lru_cache(4096)
 def encode(spec: HtbQdisc | HtbClass) -> bytes:
     if isinstance(spec, HtbQdisc):
         head = {"version": 3, "rate2quantum": spec.r2q, "defcls": spec.default, "debug": 0, "direct_pkts": 0}

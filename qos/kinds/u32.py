@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pyroute2.netlink import NLA_F_NESTED, nla
 from pyroute2.netlink.rtnl.tcmsg import act_mirred, act_skbedit
@@ -27,6 +28,8 @@ PROTOCOLS = {"tcp": 6, "udp": 17}
 TERMINAL = 1  # TC_U32_TERMINAL
 EVERYTHING = ((0, 0, 0),)
 STOLEN, PIPE, EGRESS_REDIR = 4, 3, 1
+HASH, LINK, DIVISOR, SEL = 2, 3, 4, 5  # numbers of attributes
+COUNTED = (HASH, 9, 11, 12)  # ... of those that the kernel hands out or counts: table, counters, flags, padding
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,12 @@ class options(nla):
                 nla_map = tuple((f"{i}", "cdata") for i in range(12))
 
 
+@lru_cache(1 << 14)
 def encode(spec: U32) -> bytes:
     attrs: list[tuple[str, object]] = [("TCA_U32_CLASSID", spec.classid)] if spec.classid else []
+    head = struct.pack("=BBBxHHhhI", TERMINAL, 0, len(spec.keys), 0, 0, 0, 0, 0)
+    keys = (struct.pack("!II", mask, value) + struct.pack("=ii", offset, 0) for value, mask, offset in spec.keys)
+    attrs.append(("TCA_U32_SEL", head + b"".join(keys)))
     action: tuple[str, bytes] | None = None
     if spec.redirect:
         action = "mirred", pack(act_mirred.options, [("TCA_MIRRED_PARMS", {
@@ -79,8 +86,6 @@ def encode(spec: U32) -> bytes:
         kind, parms = action
         attrs.append(("TCA_U32_ACT", {"attrs": [("TCA_ACT_1", {"attrs": [
             ("TCA_ACT_KIND", kind), ("TCA_ACT_OPTIONS", {"attrs": _blobs(parms)})]})]}))  # fmt: skip
-    attrs.append(("TCA_U32_SEL", struct.pack("=BBBxHHhhI", TERMINAL, 0, len(spec.keys), 0, 0, 0, 0, 0) + b"".join(
-        struct.pack("!II", mask, value) + struct.pack("=ii", offset, 0) for value, mask, offset in spec.keys)))  # fmt: skip
     return pack(options, attrs)
 
 
