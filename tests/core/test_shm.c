@@ -170,7 +170,8 @@ TEST(options_and_hosts) {
 enum { BOUNCES = 4000 };
 struct sleeper {
     struct side s;
-    int first, lost_wakeups, sleeps;
+    int first, lost_wakeups;
+    atomic_int sleeps;
 };
 
 static void *sleep_and_bounce(void *arg) {
@@ -205,7 +206,7 @@ TEST(no_wake_up_is_lost) {
     pthread_join(ta, NULL);
     pthread_join(tb, NULL);
     CHECK_EQ(a.lost_wakeups + b.lost_wakeups, 0);
-    CHECK(a.sleeps + b.sleeps > BOUNCES / 4);
+    CHECK(a.sleeps + b.sleeps > BOUNCES / 40); /* how often depends on the machine; never is a fault */
     side_close(&a.s), side_close(&b.s);
 }
 
@@ -246,10 +247,14 @@ TEST(room_wakes) {
     pair_open(&a.s, &b, "ring=131072");
     b.check_pattern = 1;
     pthread_create(&thread, NULL, fill_and_sleep, &a);
-    UNTIL(60, b.received == 3000, (turn(&b), b.received % 100 ? 0 : usleep(200)));
+    /* The ring holds 26: between two batches the sender fills it, and sleeps. */
+    for (int batch = 1; batch <= 30; batch++) {
+        UNTIL(30, atomic_load(&a.sleeps) >= batch, usleep(100));
+        UNTIL(30, b.received >= 100 * (uint64_t)batch, turn(&b));
+    }
     pthread_join(thread, NULL);
     CHECK_EQ(a.lost_wakeups, 0);
-    CHECK(a.sleeps > 5);
+    CHECK_EQ(b.received, 3000);
     CHECK_EQ(b.bad, 0);
     side_close(&a.s), side_close(&b);
 }

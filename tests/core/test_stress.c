@@ -381,4 +381,4 @@ static void perform_with(const char *fault, int clean) {
 }
 TEST(everything_late) { perform_with("delay=0.02:500us", 1); }
 TEST(everything_until_an_operation_fails) { perform_with("error=0.005,delay=0.01:300us", 0); }
-TEST(everything_until_an_endpoint_dies) { perform_with("kill=after:800", 0); }
+TEST(everything_until_an_endpoint_dies) { perform_with("kill=after:100", 0); }

@@ -158,13 +158,13 @@ ATTACK(a_message_into_the_communicator_of_others) {
     CHECK_EQ(hr_irecv(r->e.comm, &x, sizeof x, HR_ANY_SOURCE, 9, &req), HR_OK);
     CHECK(say_in_order(r, 0, &m, 4));
     passed_over(r);
-    CHECK(!req.done);
+    CHECK(!is_done(&req));
     CHECK_EQ(send_to(&r->decent, &y, sizeof y, 0, 9), HR_OK);
     CHECK_EQ(finish(&r->e, &req, 5), HR_OK);
     CHECK_EQ(req.peer, 1);
     CHECK_EQ(x, 4711);
     CHECK_EQ(hr_irecv(r->e.comm, &x, sizeof x, HR_ANY_SOURCE, 9, &req), HR_OK); /* nor from where it lies */
-    CHECK(!req.done);
+    CHECK(!is_done(&req));
     hr_cancel(r->e.engine, &req, HR_ERR_CANCELED);
 }
 

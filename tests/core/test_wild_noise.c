@@ -179,7 +179,7 @@ TEST(noise) {
                 struct deed *d = &deeds[k][i];
                 if (d->buf && !__atomic_load_n(&d->req.done, __ATOMIC_ACQUIRE))
                     hr_cancel(r.e.engine, &d->req, HR_ERR_TIMEOUT);
-                if (d->buf) CHECK(d->req.done);
+                if (d->buf) CHECK(is_done(&d->req));
                 deed_watch(d);
             }
         }

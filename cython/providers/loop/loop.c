@@ -263,8 +263,6 @@ static int poll_ep(struct loop_ep *ep, int budget) {
         /* closed was read before the ring, so nothing that was sent is lost. */
         n = report(ep, HR_ERR_PEER_LOST, "the peer closed the endpoint");
     }
-    if (ep->starved && ep->phase == LOOP_OPEN && ring_fits(&ep->link->ring[!ep->side], ep->starved))
-        ep->starved = 0; /* the engine tries again after every progress() */
     return n;
 }
 
@@ -288,8 +286,10 @@ static int loop_event_fd(struct hr_domain *domain) { return ((struct loop_domain
 static int has_work(struct loop_ep *ep) {
     if (ep->phase == LOOP_CONNECTING) return atomic_load(&ep->verdict) != HR_INPROGRESS;
     if (ep->phase != LOOP_OPEN) return 0;
-    return ring_peek(&ep->link->ring[ep->side]) || atomic_load(&ep->link->closed[!ep->side]) ||
-           (ep->starved && !still_full(ep, ep->starved));
+    if (ring_peek(&ep->link->ring[ep->side]) || atomic_load(&ep->link->closed[!ep->side])) return 1;
+    if (!ep->starved || still_full(ep, ep->starved)) return 0;
+    ep->starved = 0; /* said once: the engine may have dropped what waited */
+    return 1;
 }
 
 static void loop_event_disarm(struct hr_domain *base) {
