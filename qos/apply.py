@@ -11,19 +11,20 @@ import errno
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hrdma.errors import DeviceError, HrdmaError, NetlinkError, RefusedError
-from hrdma.qos import guard
+from hrdma.qos import cgroup, guard
 from hrdma.qos.objects import INGRESS, Link, Object, Qdisc
 from hrdma.qos.order import Live, assign
-from hrdma.qos.plan import Op, back, is_ours, plan
+from hrdma.qos.plan import Op, back, beside, is_ours, plan
 from hrdma.qos.policy import Policy
-from hrdma.qos.record import DIRECTORY, Lock, Record, Wish
+from hrdma.qos.record import DIRECTORY, Lock, Record, Wish, start_keeper, stem
 from hrdma.qos.state import State, differences, read
 from hrdma.qos.tree import Device, check_kind, ifb_name
 from hrdma.qos.wire import Wire
 
-__all__ = ["Control", "candidates", "look", "slots_of", "wish_of"]
+__all__ = ["Control", "candidates", "forget", "look", "slots_of", "wish_of"]
 
 log = logging.getLogger("hrdma")
 
@@ -77,6 +78,18 @@ def wish_of(
     return Wish(policy, kind, device, slots, assign(policy, rotation, live), rotation)
 
 
+def forget(dev: str, directory: str = DIRECTORY) -> bool:
+    """Leaves a device as it is and drops its record; whether there was one. For when somebody else has taken over."""
+    lock = Lock(directory, dev)
+    try:
+        record = Record.load(directory, dev)
+        if record:
+            record.drop(directory)
+        return record is not None
+    finally:
+        lock.release()
+
+
 class Control:
     """The right to change one device, in the network namespace of the thread that opens it.
 
@@ -127,7 +140,8 @@ class Control:
             record.drop(self.directory)
             return None
         if record.settled is None or record.expired:
-            return self._leave(record)
+            self._leave(record)
+            return None
         if record.pending is not None:
             self._run(plan(look(self.wire, self.dev)[1], record.settled.tree.objects))
             return self._save(replace(record, pending=None))
@@ -220,20 +234,17 @@ class Control:
         settled = self.installed
         return self.install(settled.policy, rotation=settled.rotation + steps, live=live)
 
-    def revert(self, forget: bool = False) -> bool:
+    def revert(self) -> bool:
         """Puts back what was there before the first `install`; whether there was anything to do.
 
-        Parameters
-        ----------
-        forget : bool, optional
-            Where somebody else has replaced the root qdisc meanwhile: leave that, and drop the record.
+        Raises
+        ------
+        RefusedError
+            Somebody else has replaced the root qdisc meanwhile. Nothing was changed; `forget` drops the record.
         """
         if self.record is None:
             return False
-        if forget:
-            self.record.drop(self.directory)
-        else:
-            self._leave(self.record)
+        self._leave(self.record)
         self.record = None
         return True
 
@@ -241,6 +252,11 @@ class Control:
         """Starts the lease anew."""
         if self.record:
             self.record = self._save(self.record.renewed())
+
+    def remember(self, members: tuple[dict[str, Any], ...]) -> None:
+        """Puts into the record who has registered, for the next controller."""
+        if self.record:
+            self.record = self._save(replace(self.record, members=members))
 
     @property
     def installed(self) -> Wish:
@@ -280,16 +296,24 @@ class Control:
         if not ops and record.settled:
             self.record = self._save(replace(record, settled=wish).renewed())
             return 0
+        marks = wish.tree.marks(wish.policy)
+        record = replace(record, marked=tuple({**dict.fromkeys(record.marked), **marks}))
         self._save(replace(record, pending=wish))
+        if record.lease:
+            start_keeper(self.dev, self.directory)
         try:
             self._run(ops)
+            for path, priority in marks.items():
+                cgroup.mark(path, priority)
             _, after = look(self.wire, self.dev)
             if left := plan(after, want):
                 raise NetlinkError(f"the kernel took every change, yet {self.dev} is not as planned: {left[0]}")
         except BaseException:
             self._undo(record)
             raise
-        self.record = self._save(replace(record, settled=wish, pending=None).renewed())
+        for path in set(record.marked) - marks.keys():
+            cgroup.unmark(path)
+        self.record = self._save(replace(record, settled=wish, pending=None, marked=tuple(marks)).renewed())
         return len(ops)
 
     def _undo(self, record: Record) -> None:
@@ -306,12 +330,21 @@ class Control:
 
     def _leave(self, record: Record) -> None:
         """Goes back to what was there before us, and checks it; the record is dropped."""
-        record = self._save(replace(record, settled=None, pending=None))
         _, have = look(self.wire, self.dev, every_class=True)
-        self._run(back(have, record.before))
+        ops = back(have, record.before)
+        self._save(replace(record, settled=None, pending=None))
+        for path in record.marked:
+            cgroup.unmark(path)
+        self._run(ops)
         _, after = look(self.wire, self.dev, every_class=True)
-        if wrong := differences(record.before, after):
+        # Filters of somebody's ingress hook are not ours to change, and what they do counts packets.
+        kept, found = (
+            [thing for thing in things if isinstance(thing, Link) or not beside(thing)]
+            for things in (record.before, after)
+        )
+        if wrong := differences(kept, found):
             raise NetlinkError(f"{self.dev} is not as it was before: {wrong[0]}")
+        cgroup.sweep(f"{stem(self.dev)}-")
         record.drop(self.directory)
 
     def _run(self, ops: Sequence[Op]) -> None:

@@ -31,11 +31,12 @@ from hrdma.qos.objects import ROOT, Object, Qdisc, TClass
 from hrdma.qos.order import Place
 from hrdma.qos.policy import BANDS
 
-__all__ = ["DEFAULT_CLASS", "INNER", "OUTER", "floor_of", "job_classes", "leaf_of", "queue_handle", "trunk"]
+__all__ = ["DEFAULT_CLASS", "INNER", "OUTER", "SHAPER", "floor_of", "job_classes", "leaf_of", "queue_handle", "trunk"]
 
 OUTER, INNER = 0x4852, 0x4853  #: major numbers
 QUEUES = 0x6000  # major number of the queue of slot 0
 DEFAULT_CLASS = INNER << 16 | 1
+SHAPER = OUTER << 16 | 1  # the class that everything passes
 DEFAULT_ROW = 7  # of HTB: the last
 SETTLE = 0.2  # seconds that the costliest packet keeps a rung in debt
 LONGEST, TYPICAL = (
@@ -45,7 +46,7 @@ LONGEST, TYPICAL = (
 MOST_OVERHEAD = 0xFFFF
 ENDLESS = 125 * 10**9  # bytes per second: 1 Tbit/s, more than any link has
 SAVED = round(1e-3 / TICK)  # ticks of burst where there is no shortage
-QUANTUM = 1 << 16  # bytes in a turn: at least the longest packet, or weights would not count
+TURN = 2e-3  # seconds of the link in the lightest job's turn
 
 
 def leaf_of(slot: int) -> int:
@@ -78,14 +79,25 @@ def floor_of(floor: int) -> tuple[int, int]:
     return max(round((LONGEST + whole) / SETTLE), round(floor * (TYPICAL + whole) / TYPICAL)), whole
 
 
-_ON = HtbClass(ENDLESS, ENDLESS, SAVED, SAVED, QUANTUM)
+_ON = HtbClass(ENDLESS, ENDLESS, SAVED, SAVED, LONGEST)
+
+
+def turn_of(rate: int) -> int:
+    """Bytes of the lightest job's turn among its equals, by the link's bytes per second.
+
+    Notes
+    -----
+    Weights count where a turn holds the longest packet and is held by what a socket keeps waiting. TCP makes its packets as long as
+    it sends in 1 ms, so twice that is enough, and no more than the longest packet there is.
+    """
+    return min(LONGEST, max(2 * TYPICAL, round(rate * TURN)))
 
 
 def trunk(dev: str, rate: int, floor: int) -> list[Object]:
     """What all jobs share: both qdiscs, the shaping class and the default class."""
     burst = round((TYPICAL / rate + 1e-3) / TICK)
     slow, overhead = floor_of(floor)
-    shaping = HtbClass(rate, rate, burst, burst, QUANTUM)
+    shaping = HtbClass(rate, rate, burst, burst, LONGEST)
     last = replace(_ON, rate=slow, overhead=overhead, burst=0, prio=DEFAULT_ROW)
     root, inner = OUTER << 16, INNER << 16
     return [
@@ -97,13 +109,13 @@ def trunk(dev: str, rate: int, floor: int) -> list[Object]:
     ]
 
 
-def job_classes(dev: str, slot: int, place: Place, floor: int, lightest: float) -> list[TClass]:
+def job_classes(dev: str, slot: int, place: Place, floor: int, turn: float) -> list[TClass]:
     """The rungs and the leaf of one job, from the root down.
 
     Parameters
     ----------
-    lightest : float
-        Smallest weight of all jobs; it gets one longest packet in a turn, and the others in proportion.
+    turn : float
+        Bytes in a turn of a job of weight 1.
     """
     slow, overhead = floor_of(floor)
     off = replace(_ON, rate=slow, overhead=overhead, burst=0)
@@ -113,5 +125,5 @@ def job_classes(dev: str, slot: int, place: Place, floor: int, lightest: float) 
         spec = _ON if level > place.band else off
         found.append(TClass(dev, "htb", leaf + level, parent, htb.encode(spec)))
         parent = leaf + level
-    weighed = replace(off, quantum=round(QUANTUM * place.weight / lightest))
+    weighed = replace(off, quantum=round(turn * place.weight))
     return [*found, TClass(dev, "htb", leaf, parent, htb.encode(weighed))]

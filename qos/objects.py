@@ -107,5 +107,5 @@ def of_json(values: Mapping[str, Any]) -> Object:
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name != "type"
     }
     if "options" in rest:
-        rest["options"] = bytes.fromhex(rest["options"])
+        rest["options"] = bytes.fromhex(str(rest["options"]))
     return _TYPES[values["type"]](**rest)

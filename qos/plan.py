@@ -19,7 +19,7 @@ from hrdma.qos.kinds import TABLE
 from hrdma.qos.objects import INGRESS, ROOT, Filter, Link, Object, Qdisc, TClass, handle_text
 from hrdma.qos.state import chosen, same, unrecreatable
 
-__all__ = ["Op", "back", "command", "is_ours", "plan"]
+__all__ = ["Op", "back", "beside", "command", "is_ours", "plan"]
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def plan(have: Sequence[Object], want: Sequence[Object], replace: bool = False) 
 
 
 def _below_root(thing: Object, dev: str) -> bool:
-    return not isinstance(thing, Link) and thing.dev == dev and not _beside(thing)
+    return not isinstance(thing, Link) and thing.dev == dev and not beside(thing)
 
 
 def _qdisc(thing: Qdisc, old: Object | None, have: Sequence[Object], replace: bool) -> list[Op]:
@@ -121,8 +121,8 @@ def _removal(left: Sequence[Object], want: Sequence[Object]) -> list[Op]:
     majors = {(thing.dev, thing.handle >> 16) for thing in want if isinstance(thing, Qdisc)}
     gone = [thing for thing in left if not isinstance(thing, Link) and _inside(thing, majors)]
     filters = [thing for thing in gone if isinstance(thing, Filter)]
-    rest = [thing for thing in reversed(gone) if isinstance(thing, TClass)]
-    return [Op("delete", thing) for thing in (*filters, *rest)]
+    classes = [thing for thing in reversed(gone) if isinstance(thing, TClass)]
+    return [*(Op("delete", thing) for thing in filters), *(Op("delete", thing) for thing in classes)]
 
 
 def _inside(thing: Qdisc | TClass | Filter, majors: set[tuple[str, int]]) -> bool:
@@ -159,7 +159,7 @@ def back(have: Sequence[Object], before: Sequence[Object]) -> tuple[Op, ...]:
     kept = {thing.parent for thing in then if isinstance(thing, Qdisc)}
     ops = [Op("delete", thing) for thing in hooks if thing.parent not in kept]
     ops += [Op("delete", link) for link in links]
-    tree_now, tree_then = ([thing for thing in things if not _beside(thing)] for things in (now, then))
+    tree_now, tree_then = ([thing for thing in things if not beside(thing)] for things in (now, then))
     if set(tree_now) == set(tree_then):
         return tuple(ops)
     root, wanted = _root(tree_now), _root(tree_then)
@@ -178,7 +178,7 @@ def _root(things: Sequence[Object]) -> Qdisc | None:
     return next((thing for thing in things if isinstance(thing, Qdisc) and thing.parent == ROOT), None)
 
 
-def _beside(thing: Qdisc | TClass | Filter) -> bool:
+def beside(thing: Qdisc | TClass | Filter) -> bool:
     """What hangs on the ingress hook is no part of the root's tree."""
     return thing.parent != ROOT and thing.parent >> 16 == INGRESS >> 16
 

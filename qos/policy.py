@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -22,9 +23,9 @@ from typing import Any
 from hrdma.errors import PolicyError
 from hrdma.qos.units import rate_value, seconds_value, size_value
 
-try:
+if sys.version_info >= (3, 11):
     import tomllib
-except ModuleNotFoundError:  # Python 3.10
+else:
     import tomli as tomllib
 
 __all__ = ["BANDS", "DEFAULT_BAND", "KINDS", "POLICIES", "Job", "Match", "Policy", "load", "parse"]
@@ -83,7 +84,7 @@ class Match:
 
 def _networks_meet(one: str, other: str) -> bool:
     first, second = ipaddress.ip_network(one), ipaddress.ip_network(other)
-    return first.version == second.version and first.overlaps(second)  # type: ignore[arg-type]
+    return first.version == second.version and first.overlaps(second)
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,8 @@ class Policy:
         Registrations beyond the jobs named here are refused when there are so many jobs.
     dscp_pool : tuple of int, optional
         Code points given to jobs that register.
+    guest_band : int, optional
+        No job that registers without being named here is put above this band.
     """
 
     policy: str
@@ -154,6 +157,7 @@ class Policy:
     direction: str = "egress"
     most_jobs: int = MOST_JOBS
     dscp_pool: tuple[int, ...] = field(default=tuple(range(32, 46)))
+    guest_band: int = 0
 
     def __post_init__(self) -> None:
         _check(self, {})
@@ -292,6 +296,11 @@ def _check(policy: Policy, lines: Mapping[str, int]) -> None:
     need(number(policy.interval, 0.1, 86_400), "qos.interval", f"{policy.interval!r} s is not between 100 ms and 24 h")
     need(
         whole(policy.most_jobs, 1, MOST_JOBS), "qos.most_jobs", f"{policy.most_jobs!r} is not between 1 and {MOST_JOBS}"
+    )
+    need(
+        whole(policy.guest_band, 0, BANDS - 1),
+        "qos.guest_band",
+        f"{policy.guest_band!r} is not a band, 0 to {BANDS - 1}",
     )
     for code in policy.dscp_pool:
         need(whole(code, 0, 63), "qos.dscp_pool", _not_dscp(code))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -21,7 +23,7 @@ from hrdma.qos.objects import Object, of_json, to_json
 from hrdma.qos.order import Place
 from hrdma.qos.policy import Job, Match, Policy
 
-__all__ = ["DIRECTORY", "Lock", "Record", "Wish", "holder", "now"]
+__all__ = ["DIRECTORY", "Lock", "Record", "Wish", "holder", "now", "start_keeper", "stem"]
 
 DIRECTORY = "/run/hrdma-qos"
 
@@ -29,6 +31,13 @@ DIRECTORY = "/run/hrdma-qos"
 def now() -> float:
     """Seconds since the machine was started, its sleep included: a clock that all processes share and nobody sets."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def start_keeper(dev: str, directory: str) -> None:
+    """Starts the keeper of a device's lease, in this network namespace; a second one ends by itself."""
+    command = [sys.executable, "-m", "hrdma.qos.lease", dev, directory]
+    null = subprocess.DEVNULL
+    subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True, cwd="/")
 
 
 def boot_id() -> str:
@@ -50,6 +59,11 @@ class Wish:
     slots: Mapping[str, int]
     places: Mapping[str, Place]
     rotation: int = 0
+
+    @property
+    def carrier(self) -> str:
+        """The device whose classes the packets pass."""
+        return tree.ifb_name(self.device.index) if self.policy.direction == "ingress" else self.device.name
 
     @property
     def tree(self) -> tree.Tree:
@@ -74,6 +88,7 @@ class Record:
     lease: float = 0.0  #: seconds that the installation lasts unless it is renewed; 0: for ever
     expires: float = 0.0  #: when, on the clock of `now`
     members: tuple[dict[str, Any], ...] = field(default=())  #: processes that registered with a controller
+    marked: tuple[str, ...] = ()  #: cgroups whose sockets are given a priority
     boot: str = field(default_factory=boot_id)
 
     @property
@@ -108,7 +123,7 @@ class Record:
 
 
 def _plain(record: Record) -> dict[str, Any]:
-    values = {name: getattr(record, name) for name in ("dev", "index", "lease", "expires", "members", "boot")}
+    values = {name: getattr(record, name) for name in ("dev", "index", "lease", "expires", "members", "marked", "boot")}
     values["before"] = [to_json(thing) for thing in record.before]
     for name in ("settled", "pending"):
         wish = getattr(record, name)
@@ -119,7 +134,9 @@ def _plain(record: Record) -> dict[str, Any]:
 def _record(values: dict[str, Any]) -> Record:
     wishes = {name: _wish(values[name]) if values[name] else None for name in ("settled", "pending")}
     before = tuple(of_json(thing) for thing in values["before"])
-    return Record(**{**values, **wishes, "before": before, "members": tuple(values["members"])})
+    return Record(
+        **{**values, **wishes, "before": before, "members": tuple(values["members"]), "marked": tuple(values["marked"])}
+    )
 
 
 def _wish(values: dict[str, Any]) -> Wish:

@@ -25,7 +25,6 @@ ETH_P_ALL = 3
 IFB_INDEX = 0x48520000  # of an IFB: this and the index of the device whose ingress it orders
 ANY = tuple([DEFAULT_BAND] * 16)
 MARKED = 8  # skb->priority of band 0 under mqprio; smaller ones are what everybody uses
-TURN = 1 << 16  # bytes of the lightest job's turn under ets
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,11 @@ class Tree:
     kind: str
     objects: tuple[Object, ...]
     classes: Mapping[str, int]  #: of each job; several share one where the back end has only bands
+
+    def marks(self, policy: Policy) -> dict[str, int]:
+        """`SO_PRIORITY` of the sockets that each matched cgroup opens."""
+        paths = ((match.cgroup, job.name) for job in policy.jobs for match in job.match if match.cgroup)
+        return {path: self.classes[name] for path, name in paths if name in self.classes}
 
 
 def ifb_name(index: int) -> str:
@@ -120,10 +124,10 @@ def _htb(
     default = _queue(policy, dev, ladder.queue_handle(-1), ladder.DEFAULT_CLASS)
     found: list[Object] = [*trunk, default]
     classes = {}
-    lightest = min((place.weight for place in places.values()), default=1.0)
+    turn = ladder.turn_of(device.rate) / min((place.weight for place in places.values()), default=1.0)
     for job in policy.jobs:
         slot = slots[job.name]
-        found += ladder.job_classes(dev, slot, places[job.name], policy.floor, lightest)
+        found += ladder.job_classes(dev, slot, places[job.name], policy.floor, turn)
         found.append(_queue(policy, dev, ladder.queue_handle(slot), ladder.leaf_of(slot)))
         classes[job.name] = ladder.leaf_of(slot)
     return found, classes
@@ -152,8 +156,9 @@ def _ets(
         spec = ets.Ets(BANDS + 1, BANDS + 1, (), ANY)
         classes = {job.name: ROOT_HANDLE | places[job.name].band + 1 for job in policy.jobs}
     else:
+        turn = ladder.turn_of(device.rate)
         lightest = min((job.weight for job in policy.jobs), default=1.0)
-        quanta = (*(round(TURN * job.weight / lightest) for job in policy.jobs), TURN)
+        quanta = (*(round(turn * job.weight / lightest) for job in policy.jobs), turn)
         spec = ets.Ets(len(quanta), 0, quanta, (len(quanta) - 1,) * 16)
         classes = {job.name: ROOT_HANDLE | i + 1 for i, job in enumerate(policy.jobs)}
     root = Qdisc(dev, "ets", ROOT_HANDLE, ROOT, ets.encode(spec))

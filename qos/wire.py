@@ -290,8 +290,12 @@ class Wire:
         msg = rawtc()
         msg["index"], msg["parent"] = ifindex, parent
         answers = self.send(msg, DUMPS[what], NLM_F_REQUEST | NLM_F_DUMP)
-        entries = [Entry(kind, *_TCMSG.unpack_from(data, 16), attributes(data, 36)) for kind, data in answers]
-        return [entry for entry in entries if entry.index == ifindex]
+        found = []
+        for kind, data in answers:
+            index, handle, above, info = _TCMSG.unpack_from(data, 16)
+            if index == ifindex:
+                found.append(Entry(kind, index, handle, above, info, attributes(data, 36)))
+        return found
 
     def link(self, name: str) -> ifinfmsg:
         """A device's flags, MTU, queues and kind."""

@@ -1,4 +1,4 @@
-"""The `hrdma` command: info, run, bench. Each is a file of its own, imported when it is called."""
+"""The `hrdma` command: info, run, qos, bench. Each is a file of its own, imported when it is called."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ EXIT_USAGE = 2
 COMMANDS = {
     "info": ("hrdma.cli.info", "Providers, why one is not available, the effective configuration."),
     "run": ("hrdma.launch", "Start the ranks of a job on this host."),
+    "qos": ("hrdma.qos.cli", "NIC priorities: which job's bytes leave this host first."),
     "bench": ("hrdma.cli.bench", "Measure and verify a collective or a point-to-point pattern."),
 }
 
