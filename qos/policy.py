@@ -305,7 +305,9 @@ def _check(policy: Policy, lines: Mapping[str, int]) -> None:
     for code in policy.dscp_pool:
         need(whole(code, 0, 63), "qos.dscp_pool", _not_dscp(code))
     need(
-        len(policy.jobs) <= policy.most_jobs, "job", f"{len(policy.jobs)} jobs; at most {policy.most_jobs} are possible"
+        len(policy.jobs) <= policy.most_jobs,
+        f"job[{policy.most_jobs}]",
+        f"{len(policy.jobs)} jobs; at most {policy.most_jobs} are possible",
     )
     names: dict[str, int] = {}
     for i, job in enumerate(policy.jobs):
