@@ -14,14 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from hrdma.errors import DeviceError, HrdmaError, NetlinkError, RefusedError
-from hrdma.qos import cgroup, guard
-from hrdma.qos.objects import INGRESS, Link, Object, Qdisc
+from hrdma.qos import cgroup, dcb, guard
+from hrdma.qos.objects import INGRESS, Dcb, Link, Object, Qdisc
 from hrdma.qos.order import Live, assign
 from hrdma.qos.plan import Op, back, beside, is_ours, plan
 from hrdma.qos.policy import Policy
 from hrdma.qos.record import DIRECTORY, Lock, Record, Wish, start_keeper, stem
 from hrdma.qos.state import State, differences, read
-from hrdma.qos.tree import Device, check_kind, ifb_name
+from hrdma.qos.tree import Device, Tree, check_kind, ifb_name
 from hrdma.qos.wire import Wire
 
 __all__ = ["Control", "candidates", "forget", "look", "slots_of", "wish_of"]
@@ -71,7 +71,8 @@ def wish_of(
     live: Mapping[str, Live] | None = None,
 ) -> Wish:
     """What a policy means on a device; slots and rotation go on from the wish before."""
-    device = Device(state.dev, state.index, guard.rate_of(policy, state.dev), state.queues)
+    own = before.device.dcb if before else state.dcb
+    device = Device(state.dev, state.index, guard.rate_of(policy, state.dev), state.queues, own)
     if rotation is None:
         rotation = before.rotation if before else 0
     slots = slots_of(policy, before.slots if before else {})
@@ -143,7 +144,7 @@ class Control:
             self._leave(record)
             return None
         if record.pending is not None:
-            self._run(plan(look(self.wire, self.dev)[1], record.settled.tree.objects))
+            self._go(record.settled.tree, record)
             return self._save(replace(record, pending=None))
         return record
 
@@ -270,7 +271,8 @@ class Control:
     # --- how ---
 
     def _settle(self, wish: Wish, have: Sequence[Object], replace_root: bool, lease: float | None) -> int:
-        want = wish.tree.objects
+        tree = wish.tree
+        want = tree.objects
         if self.record is None:
             _, have = look(self.wire, self.dev, every_class=True)
             orphan = next(
@@ -290,19 +292,23 @@ class Control:
                 )
         # Planned before the record is written: what is refused leaves no trace.
         ops = plan(have, want, replace_root)
-        record = self.record or Record(self.dev, wish.device.index, tuple(have))
+        record = self.record or Record(
+            self.dev, wish.device.index, tuple(have), dcb=wish.device.dcb if tree.dcb else None
+        )
         if lease is not None:
             record = replace(record, lease=lease)
-        if not ops and record.settled:
+        if not ops and record.settled and tree.dcb == record.settled.tree.dcb:
             self.record = self._save(replace(record, settled=wish).renewed())
             return 0
         marks = wish.tree.marks(wish.policy)
         record = replace(record, marked=tuple({**dict.fromkeys(record.marked), **marks}))
         self._save(replace(record, pending=wish))
-        if record.lease:
-            start_keeper(self.dev, self.directory)
         try:
+            if record.lease:
+                start_keeper(self.dev, self.directory)
             self._run(ops)
+            if tree.dcb:
+                self._set_dcb(tree.dcb)
             for path, priority in marks.items():
                 cgroup.mark(path, priority)
             _, after = look(self.wire, self.dev)
@@ -314,7 +320,7 @@ class Control:
         for path in set(record.marked) - marks.keys():
             cgroup.unmark(path)
         self.record = self._save(replace(record, settled=wish, pending=None, marked=tuple(marks)).renewed())
-        return len(ops)
+        return len(ops) + bool(tree.dcb)
 
     def _undo(self, record: Record) -> None:
         """After a failure: to what was settled, or to what was there before."""
@@ -323,7 +329,7 @@ class Control:
                 self._leave(record)
                 self.record = None
             else:
-                self._run(plan(look(self.wire, self.dev)[1], record.settled.tree.objects))
+                self._go(record.settled.tree, record)
                 self.record = self._save(record)
         except (HrdmaError, OSError) as error:
             log.error("%s: cannot undo: %s; the record stays, and the next command tries again", self.dev, error)
@@ -336,6 +342,8 @@ class Control:
         for path in record.marked:
             cgroup.unmark(path)
         self._run(ops)
+        if record.dcb:
+            self._set_dcb(record.dcb)
         _, after = look(self.wire, self.dev, every_class=True)
         # Filters of somebody's ingress hook are not ours to change, and what they do counts packets.
         kept, found = (
@@ -346,6 +354,21 @@ class Control:
             raise NetlinkError(f"{self.dev} is not as it was before: {wrong[0]}")
         cgroup.sweep(f"{stem(self.dev)}-")
         record.drop(self.directory)
+
+    def _go(self, tree: Tree, record: Record) -> None:
+        """To a tree that is known to be possible, from wherever the device is now."""
+        self._run(plan(look(self.wire, self.dev)[1], tree.objects))
+        if wanted := tree.dcb or record.dcb:
+            self._set_dcb(wanted)
+
+    def _set_dcb(self, want: Dcb) -> None:
+        have = dcb.read(self.wire, self.dev)
+        if have is None:
+            raise DeviceError(f"{self.dev} has no DCB any more")
+        dcb.write(self.wire, want, have)
+        shown = dcb.read(self.wire, self.dev)
+        if shown != want:
+            raise NetlinkError(f"the driver of {self.dev} took the priorities, and does not show them: {shown}")
 
     def _run(self, ops: Sequence[Op]) -> None:
         for op in ops:

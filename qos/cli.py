@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hrdma.errors import HrdmaError, RefusedError, RequestError
-from hrdma.qos import cgroup
+from hrdma.qos import cgroup, dcb
 from hrdma.qos.apply import Control, candidates, forget, look, wish_of
 from hrdma.qos.client import Client
 from hrdma.qos.controller import Controller
@@ -147,8 +147,8 @@ def show(dev: str, directory: str, as_json: bool) -> None:
         click.echo(f"# in the hands of process {pid}")
 
 
-def _proposal(policy: Policy, dev: str, directory: str, replace_root: bool) -> tuple[str, list[Op]]:
-    """Back end and operations of an install, without doing any."""
+def _proposal(policy: Policy, dev: str, directory: str, replace_root: bool) -> tuple[str, list[str]]:
+    """Back end and commands of an install, without doing any."""
     record = Record.load(directory, dev)
     settled = record.settled if record else None
     kinds = candidates(policy)
@@ -160,12 +160,13 @@ def _proposal(policy: Policy, dev: str, directory: str, replace_root: bool) -> t
         ops += back(have, record.before)
         have, settled = list(record.before), None
     wish = wish_of(policy, kind, state, settled)
-    return kind, [*ops, *plan(have, wish.tree.objects, replace_root)]
+    tree = wish.tree
+    lines = [tc_command(op) for op in (*ops, *plan(have, tree.objects, replace_root))]
+    return kind, lines + (dcb.commands(tree.dcb) if tree.dcb and tree.dcb != state.dcb else [])
 
 
 def _print_plan(policy: Policy, dev: str, directory: str, replace_root: bool, as_json: bool) -> None:
-    kind, ops = _proposal(policy, dev, directory, replace_root)
-    lines = [tc_command(op) for op in ops]
+    kind, lines = _proposal(policy, dev, directory, replace_root)
     if as_json:
         click.echo(json.dumps({"dev": dev, "kind": kind, "commands": lines}))
         return

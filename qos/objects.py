@@ -14,6 +14,7 @@ __all__ = [
     "INGRESS",
     "ROOT",
     "TC_H_CLSACT",
+    "Dcb",
     "Filter",
     "Link",
     "Object",
@@ -85,6 +86,20 @@ class Filter:
     handle: int = 0
     options: bytes = b""
     chain: int = 0
+
+
+@dataclass(frozen=True)
+class Dcb:
+    """A NIC's own priorities; `hrdma.qos.dcb` reads and writes them."""
+
+    dev: str
+    classes: int  #: traffic classes that it has
+    class_of: tuple[int, ...]  #: of each of the 8 priorities
+    selection: tuple[int, ...]  #: of each of 8 classes: 0 strict, 2 a share
+    shares: tuple[int, ...]  #: of each of 8 classes: percent
+    lossless: int  #: priorities with PFC, a bit each
+    apps: tuple[tuple[int, int], ...]  #: DSCP and priority
+    trust: tuple[int, ...] | None  #: order of selectors; None where the driver does not tell
 
 
 Object = Link | Qdisc | TClass | Filter

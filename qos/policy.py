@@ -33,7 +33,7 @@ __all__ = ["BANDS", "DEFAULT_BAND", "KINDS", "POLICIES", "Job", "Match", "Policy
 BANDS = 7  #: bands of jobs, 0 first
 DEFAULT_BAND = 7  #: of everything that belongs to no job
 POLICIES = ("fifo", "tls-one", "tls-rr", "strict", "weighted", "smallest-first", "least-attained")
-KINDS = ("auto", "htb", "prio", "ets", "mqprio")
+KINDS = ("auto", "htb", "prio", "ets", "mqprio", "dcb")
 MOST_MATCHES = 16  # of one job; the numbers of its filters leave room for so many
 MOST_JOBS = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -143,6 +143,8 @@ class Policy:
         Registrations beyond the jobs named here are refused when there are so many jobs.
     dscp_pool : tuple of int, optional
         Code points given to jobs that register.
+    lossless : bool, optional
+        Under kind ``dcb``: PFC for the priorities of jobs.
     guest_band : int, optional
         No job that registers without being named here is put above this band.
     """
@@ -157,6 +159,7 @@ class Policy:
     direction: str = "egress"
     most_jobs: int = MOST_JOBS
     dscp_pool: tuple[int, ...] = field(default=tuple(range(32, 46)))
+    lossless: bool = False
     guest_band: int = 0
 
     def __post_init__(self) -> None:
@@ -297,6 +300,8 @@ def _check(policy: Policy, lines: Mapping[str, int]) -> None:
     need(
         whole(policy.most_jobs, 1, MOST_JOBS), "qos.most_jobs", f"{policy.most_jobs!r} is not between 1 and {MOST_JOBS}"
     )
+    need(isinstance(policy.lossless, bool), "qos.lossless", f"{policy.lossless!r} is neither true nor false")
+    need(policy.kind == "dcb" or not policy.lossless, "qos.lossless", "is about kind = 'dcb' alone")
     need(
         whole(policy.guest_band, 0, BANDS - 1),
         "qos.guest_band",

@@ -19,7 +19,7 @@ from typing import Any
 
 from hrdma.errors import RefusedError
 from hrdma.qos import tree
-from hrdma.qos.objects import Object, of_json, to_json
+from hrdma.qos.objects import Dcb, Object, of_json, to_json
 from hrdma.qos.order import Place
 from hrdma.qos.policy import Job, Match, Policy
 
@@ -87,6 +87,7 @@ class Record:
     pending: Wish | None = None
     lease: float = 0.0  #: seconds that the installation lasts unless it is renewed; 0: for ever
     expires: float = 0.0  #: when, on the clock of `now`
+    dcb: Dcb | None = None  #: the NIC's own priorities before; None where they were not touched
     members: tuple[dict[str, Any], ...] = field(default=())  #: processes that registered with a controller
     marked: tuple[str, ...] = ()  #: cgroups whose sockets are given a priority
     boot: str = field(default_factory=boot_id)
@@ -124,6 +125,7 @@ class Record:
 
 def _plain(record: Record) -> dict[str, Any]:
     values = {name: getattr(record, name) for name in ("dev", "index", "lease", "expires", "members", "marked", "boot")}
+    values["dcb"] = asdict(record.dcb) if record.dcb else None
     values["before"] = [to_json(thing) for thing in record.before]
     for name in ("settled", "pending"):
         wish = getattr(record, name)
@@ -135,8 +137,25 @@ def _record(values: dict[str, Any]) -> Record:
     wishes = {name: _wish(values[name]) if values[name] else None for name in ("settled", "pending")}
     before = tuple(of_json(thing) for thing in values["before"])
     return Record(
-        **{**values, **wishes, "before": before, "members": tuple(values["members"]), "marked": tuple(values["marked"])}
+        **{
+            **values,
+            **wishes,
+            "before": before,
+            "dcb": _dcb(values["dcb"]),
+            "members": tuple(values["members"]),
+            "marked": tuple(values["marked"]),
+        }
     )
+
+
+def _dcb(values: dict[str, Any] | None) -> Dcb | None:
+    """JSON has no tuples."""
+    if values is None:
+        return None
+    apps = tuple((code, priority) for code, priority in values["apps"])
+    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    plain["apps"] = apps
+    return Dcb(**plain)
 
 
 def _wish(values: dict[str, Any]) -> Wish:
@@ -145,7 +164,7 @@ def _wish(values: dict[str, Any]) -> Wish:
     return Wish(
         Policy(**{**policy, "jobs": jobs, "dscp_pool": tuple(policy["dscp_pool"])}),
         values["kind"],
-        tree.Device(**values["device"]),
+        tree.Device(**{**values["device"], "dcb": _dcb(values["device"]["dcb"])}),
         values["slots"],
         {name: Place(**place) for name, place in values["places"].items()},
         values["rotation"],

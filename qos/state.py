@@ -15,8 +15,9 @@ from functools import lru_cache
 
 from pyroute2.netlink.rtnl.tcmsg import sched_htb
 
+from hrdma.qos import dcb
 from hrdma.qos.kinds import TABLE, htb, u32
-from hrdma.qos.objects import INGRESS, ROOT, Filter, Link, Object, Qdisc, TClass, handle_text
+from hrdma.qos.objects import INGRESS, ROOT, Dcb, Filter, Link, Object, Qdisc, TClass, handle_text
 from hrdma.qos.wire import Entry, Wire, attribute, attributes, unpack
 
 __all__ = ["Counter", "State", "chosen", "counters", "differences", "link_rate", "read", "same", "unrecreatable"]
@@ -41,6 +42,7 @@ class State:
     loopback: bool
     queues: int  #: for transmission
     objects: tuple[Object, ...]  #: parents first
+    dcb: Dcb | None = None  #: its own priorities, where it has any
 
     @property
     def root(self) -> Qdisc | None:
@@ -88,7 +90,7 @@ def read(wire: Wire, dev: str, every_class: bool = False) -> State:
     filters = [filter for parent in parents for filter in _filters(wire, dev, index, parent)]
     objects = [*_parents_first([*qdiscs, *classes]), *dict.fromkeys(filters)]
     queues = link.get_attr("IFLA_NUM_TX_QUEUES") or 1
-    return State(dev, index, bool(link["flags"] & 8), queues, tuple(objects))
+    return State(dev, index, bool(link["flags"] & 8), queues, tuple(objects), dcb.read(wire, dev))
 
 
 def _kind(entry: Entry) -> str:

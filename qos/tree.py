@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hrdma.errors import PolicyError
-from hrdma.qos import ladder
+from hrdma.errors import PolicyError, RefusedError
+from hrdma.qos import dcb, ladder
 from hrdma.qos.kinds import ets, fq, mqprio, pfifo, prio, u32
-from hrdma.qos.objects import INGRESS, ROOT, Filter, Link, Object, Qdisc
+from hrdma.qos.objects import INGRESS, ROOT, Dcb, Filter, Link, Object, Qdisc
 from hrdma.qos.order import Place
 from hrdma.qos.policy import BANDS, DEFAULT_BAND, Policy
 
@@ -35,6 +35,7 @@ class Device:
     index: int
     rate: int  #: bytes per second
     queues: int = 1  #: for transmission
+    dcb: Dcb | None = None  #: what its own priorities were before; for kind ``dcb``
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Tree:
     kind: str
     objects: tuple[Object, ...]
     classes: Mapping[str, int]  #: of each job; several share one where the back end has only bands
+    dcb: Dcb | None = None  #: the NIC's own priorities
 
     def marks(self, policy: Policy) -> dict[str, int]:
         """`SO_PRIORITY` of the sockets that each matched cgroup opens."""
@@ -59,15 +61,19 @@ def check_kind(policy: Policy, kind: str) -> None:
     """Raises PolicyError where a back end cannot do what a policy asks for."""
     if kind == "htb":
         return
+    if kind == "dcb" and (policy.direction == "ingress" or policy.policy == "fifo"):
+        raise PolicyError(
+            "kind 'dcb' is about order among jobs, at egress; for other wishes take kind = 'htb'", key="qos.kind"
+        )
     if policy.rotates:
         raise PolicyError(
             f"kind {kind!r} cannot do {policy.policy!r}: its queues have a fixed order, and moving a job to another one"
             " would reorder its packets; kind = 'htb' can",
             key="qos.kind",
         )
-    if policy.policy == "weighted" and kind != "ets":
+    if policy.policy == "weighted" and kind not in ("ets", "dcb"):
         raise PolicyError(f"kind {kind!r} has no weights; kind = 'htb' and kind = 'ets' have", key="qos.kind")
-    if policy.policy == "weighted" and len(policy.jobs) >= ets.MOST_BANDS:
+    if kind == "ets" and policy.policy == "weighted" and len(policy.jobs) >= ets.MOST_BANDS:
         raise PolicyError(f"kind 'ets' has turns for {ets.MOST_BANDS - 1} jobs; kind = 'htb' for more", key="qos.kind")
     if kind == "mqprio" and policy.direction == "ingress":
         raise PolicyError("kind 'mqprio' is about transmit queues; for ingress take kind = 'htb'", key="qos.kind")
@@ -95,6 +101,12 @@ def build(policy: Policy, kind: str, device: Device, slots: Mapping[str, int], p
     Cost: nine objects per job under ``htb``, and one for each of its filters.
     """
     check_kind(policy, kind)
+    if kind == "dcb":
+        if device.dcb is None:
+            raise RefusedError(
+                f"{device.name} has no DCB, by its driver or by the kernel: {dcb.OPTION[0]}; {dcb.OPTION[1]}"
+            )
+        return Tree(kind, (), {}, dcb.wanted(policy, places, device.dcb))
     ingress = policy.direction == "ingress"
     dev = ifb_name(device.index) if ingress else device.name
     head: list[Object] = []

@@ -255,9 +255,10 @@ class Wire:
         except OSError as error:
             if error.errno is None:  # a deadline
                 raise
-            raise self._refusal(_describe(verb, thing), thing, error) from None
+            raise self.refusal(_describe(verb, thing), thing, error) from None
 
-    def _refusal(self, what: str, thing: Object, error: OSError) -> Exception:
+    def refusal(self, what: str, thing: Object | None, error: OSError) -> Exception:
+        """The error of this package that an error of the kernel means."""
         words = error.filename or ""
         if error.errno in (errno.EPERM, errno.EACCES):
             return RefusedError(
@@ -270,9 +271,9 @@ class Wire:
         if (
             error.errno in (errno.ENOENT, errno.EOPNOTSUPP)
             and "kind is unknown" in words
-            and not isinstance(thing, Link)
+            and isinstance(thing, (Qdisc, TClass, Filter))
         ):
-            from hrdma.qos.kinds import missing
+            from hrdma.qos.kinds import missing  # here, since every kind imports this module
 
             message = f"cannot {what}: {missing(thing.kind)}"
         return NetlinkError(message, errno=error.errno or 0, words=words)

@@ -16,6 +16,7 @@ import functools
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import struct
@@ -30,6 +31,9 @@ from pathlib import Path
 import pytest
 from pyroute2 import IPRoute
 
+from hrdma.errors import NetlinkError
+from hrdma.qos.kinds import htb
+from hrdma.qos.objects import ROOT, Qdisc
 from hrdma.qos.wire import Wire
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
@@ -96,7 +100,19 @@ def _namespaces(directory: str) -> Net:
         _up(kernel, "v0", HERE)
     with net.other(), IPRoute() as kernel:
         _up(kernel, "v1", THERE)
+    _need_htb()
     return net
+
+
+def _need_htb() -> None:
+    """Without root a module that is not loaded yet is as good as none."""
+    root = Qdisc("v0", "htb", 0x10000, ROOT, htb.encode(htb.HtbQdisc()))
+    with Wire() as wire:
+        try:
+            wire.request("add", root)
+        except NetlinkError as error:
+            pytest.skip(f"this kernel does not have what is tested: {error}")
+        wire.request("delete", root)
 
 
 def _up(kernel: IPRoute, dev: str, address: str) -> None:
@@ -109,6 +125,8 @@ def _up(kernel: IPRoute, dev: str, address: str) -> None:
 @functools.cache
 def reason_not() -> str:
     """Why there can be no namespaces here; empty where there can."""
+    if shutil.which("tc") is None:
+        return "tc is not installed, with which states are compared: apt install iproute2"
     pid = os.fork()
     if not pid:
         try:
@@ -186,13 +204,13 @@ class Stream:
 
 
 class Traffic:
-    """Streams that never run empty, and their rates. Sending blocks when a socket's 64 KiB wait, so no queue overflows."""
+    """Streams that never run empty, and their rates. Sending blocks when a socket's 256 KiB wait, so no queue overflows."""
 
     def __init__(self, net: Net, ports: list[int]) -> None:
         self.streams = [Stream(port) for port in ports]
         for stream in self.streams:
             stream.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+            stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
             stream.sock.settimeout(1)
             stream.sock.connect((THERE, stream.port))
             with net.other():

@@ -176,8 +176,8 @@ def test_sigterm_ends_it_and_what_is_installed_stays(net):
 
 @lab.isolated
 def test_a_lease_is_renewed_while_it_lives(net):
-    with serving(net, lease=0.6):
-        time.sleep(2)
+    with serving(net, lease=1.5):
+        time.sleep(4)
         assert "htb 4852:" in lab.dump()
     eventually(lambda: "htb" not in lab.dump())
     time.sleep(1.2)  # the keeper ends

@@ -204,7 +204,7 @@ def test_a_lease_gives_the_device_back_when_its_holder_is_killed(net):
     pid = os.fork()
     if not pid:
         with Control("v0", net.directory) as control:
-            control.install(POLICY, lease=1.0)
+            control.install(POLICY, lease=3.0)
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     assert lab.dump() != before
