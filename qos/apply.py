@@ -117,6 +117,8 @@ class Control:
         self.dev, self.directory = dev, directory
         self.wire = Wire()
         try:
+            if Record.load(directory, dev) is None:
+                self.wire.ifindex(dev)  # a name that is none leaves no lock behind
             self._lock = Lock(directory, dev, patience)
         except BaseException:
             self.wire.close()
@@ -130,7 +132,6 @@ class Control:
     def _opened(self) -> Record | None:
         record = Record.load(self.directory, self.dev)
         if record is None:
-            self.wire.ifindex(self.dev)
             return None
         try:
             index = self.wire.ifindex(self.dev)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hrdma.errors import RefusedError
+from hrdma.errors import DeviceError, RefusedError
 from hrdma.qos import tree
 from hrdma.qos.objects import Dcb, Object, of_json, to_json
 from hrdma.qos.order import Place
@@ -46,6 +46,8 @@ def boot_id() -> str:
 
 def stem(dev: str) -> str:
     """Name of a device's files; devices of two network namespaces may have one name."""
+    if "/" in dev:
+        raise DeviceError(f"{dev!r} is not the name of a device")
     return f"{dev}@{os.stat('/proc/thread-self/ns/net').st_ino}"
 
 

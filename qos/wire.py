@@ -57,6 +57,11 @@ __all__ = ["DUMPS", "Entry", "Wire", "attribute", "attributes", "has_net_admin",
 TIMEOUT = 5.0  # seconds for the kernel's answer
 SOL_NETLINK, NETLINK_EXT_ACK, NLM_F_CAPPED, NLM_F_ACK_TLVS = 270, 11, 0x100, 0x200
 CAP_NET_ADMIN = 12
+UNKNOWN = (
+    "kind is unknown",
+    "classifier not found",
+    "Unknown device type",
+)  # the kernel's words for what it does not have
 NESTED_KINDS = ("ets",)  # the kernel parses their options strictly, and wants the nested flag
 DUMPS = {"qdisc": RTM_GETQDISC, "class": RTM_GETTCLASS, "filter": RTM_GETTFILTER}
 
@@ -268,11 +273,12 @@ class Wire:
         if error.errno == errno.ENODEV:
             return DeviceError(f"cannot {what}: the device is gone")
         message = f"cannot {what}: {error.strerror}{f': {words}' if words else ''}"
-        if (
-            error.errno in (errno.ENOENT, errno.EOPNOTSUPP)
-            and "kind is unknown" in words
-            and isinstance(thing, (Qdisc, TClass, Filter))
-        ):
+        unknown = error.errno in (errno.ENOENT, errno.EOPNOTSUPP) and any(text in words for text in UNKNOWN)
+        if unknown and isinstance(thing, Link):
+            message = (
+                f"cannot {what}: this kernel does not have {thing.kind} (CONFIG_IFB); direction = 'egress' does without"
+            )
+        elif unknown and thing:
             from hrdma.qos.kinds import missing  # here, since every kind imports this module
 
             message = f"cannot {what}: {missing(thing.kind)}"
