@@ -42,11 +42,16 @@ def foreign() -> str:
     return lab.dump()
 
 
+def token_bucket() -> str:
+    lab.tc("qdisc replace dev v0 root handle 8: tbf rate 3mbit burst 12k limit 30k")
+    return lab.dump()
+
+
 @pytest.mark.parametrize("direction", ["egress", "ingress"])
 @lab.isolated
 def test_revert_is_what_was_before(net, direction):
     policy = dataclasses.replace(POLICY, direction=direction)
-    for prepare in (lab.dump, foreign):
+    for prepare in (lab.dump, foreign, token_bucket):
         before = prepare()
         with Control("v0", net.directory) as control:
             assert control.install(policy, replace_root=True) > 20
@@ -235,6 +240,9 @@ def test_somebody_who_takes_over_meanwhile_is_left_alone(net):
 def test_devices_that_are_not_there_or_go_away(net):
     with pytest.raises(DeviceError, match=r"no device 'eth9' in this network namespace; there are: .*v0"):
         Control("eth9", net.directory)
+    with pytest.raises(DeviceError, match="is not the name of a device"):
+        Control("../eth9", net.directory)
+    assert os.listdir(net.directory) == []
     with Control("v0", net.directory) as control, IPRoute() as kernel:
         control.install(POLICY)
         kernel.link("del", ifname="v0")
@@ -300,3 +308,29 @@ def test_a_kernel_without_the_kind(net):
             else:
                 control.revert()
             assert lab.dump() == before
+
+
+@lab.isolated
+def test_auto_takes_the_next_back_end_where_the_first_is_missing(net):
+    kept = Wire.request
+
+    def without_htb(self, verb, thing):
+        if getattr(thing, "kind", "") == "htb":
+            raise self.refusal("add qdisc htb", thing, OSError(2, "No such file", "Specified qdisc kind is unknown"))
+        kept(self, verb, thing)
+
+    Wire.request = without_htb
+    before = lab.dump()
+    with Control("v0", net.directory) as control:
+        with pytest.raises(NetlinkError, match=r"this kernel does not have htb .*CONFIG_NET_SCH_HTB"):
+            control.install(POLICY)  # a policy that rotates has no other
+        fixed = dataclasses.replace(POLICY, policy="tls-one")
+        try:
+            control.install(fixed)
+        except NetlinkError as error:
+            assert "CONFIG_NET_SCH_PRIO" in str(error)  # the last one that was tried
+            assert control.record is None
+        else:
+            assert control.installed.kind in ("ets", "prio")
+            control.revert()
+    assert lab.dump() == before
