@@ -18,6 +18,7 @@ cdef struct Call:  # what messages say about a call
     const char *operation
     int64_t sequence
     double seconds
+    int64_t deadline   # of all waits of the call; 0: none has begun
     int peer           # -1: none; HR_ANY_SOURCE prints as such where anonymous is set
     bint anonymous
     PyObject *program  # borrowed; NULL: point to point
@@ -182,8 +183,11 @@ cdef class Channel:
     cdef int block(self, hr_request *req, Call *call) except -1:
         cdef hr_engine *engine = self.engine.handle
         cdef int64_t now = hr_now()
-        cdef int64_t start = now, deadline = now + <int64_t> (call.seconds * 1e9)
+        cdef int64_t start = now, deadline
         cdef hr_status status
+        if not call.deadline:
+            call.deadline = now + <int64_t> (call.seconds * 1e9)
+        deadline = call.deadline
         while True:
             self.engine.inside += 1
             with nogil:

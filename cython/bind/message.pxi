@@ -43,6 +43,7 @@ cdef class Messenger(Channel):
         call.operation = operation
         call.sequence = self.messages
         call.seconds = seconds
+        call.deadline = 0
         call.peer = peer
         call.anonymous = peer == HR_ANY_SOURCE
         call.program = NULL

@@ -152,6 +152,7 @@ cdef class Planned(Messenger):
         call.operation = NAMES[key.collective]
         call.sequence = self.sequence
         call.seconds = seconds
+        call.deadline = 0
         call.peer = -1
         call.anonymous = False
         call.program = <PyObject *> program

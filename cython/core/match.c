@@ -274,11 +274,10 @@ void hr_match_skip(struct hr_conn *conn, const struct hr_hdr *h) {
     }
 }
 
-/* The sender withdrew a rendezvous that nobody had matched. */
+/* The sender withdrew a rendezvous that nobody had matched: a recent one, as a rule. */
 static int match_cancel_list(struct hr_link *head, struct hr_conn *conn, uint32_t sreq, int early) {
-    for (struct hr_link *l = head->next, *next; l != head; l = next) {
+    for (struct hr_link *l = head->prev; l != head; l = l->prev) {
         struct hr_umsg *u = hr_container(l, struct hr_umsg, link);
-        next = l->next;
         if (u->conn != conn || u->hdr.h.kind != HR_MSG_RTS || u->hdr.h.sreq != sreq) continue;
         if (early) { /* keeps its place in the order, and its cost until then */
             u->hdr.h.kind = HR_MSG_SKIP;

@@ -48,6 +48,24 @@ def test_messages(n, transport):
     harness.ranks(messages, n, env={"HRDMA_TRANSPORT": transport}, sizes=[0, 1, 8, 4096, 65537, 3 << 20])
 
 
+def one_deadline(comm):
+    x = np.zeros(64 << 20, "uint8")
+    if comm.rank == 0:
+        start = time.monotonic()
+        with pytest.raises(TimeoutError):
+            comm.sendrecv(x, 1, np.zeros(1), 1, tag=1, recv_tag=2, timeout=2)
+        assert time.monotonic() - start < 3
+    else:
+        time.sleep(1.5)  # the first half takes this long, the second never ends
+        comm.recv(x, 0, tag=1)
+    comm.barrier()  # nobody leaves before
+
+
+@pytest.mark.parametrize("transport", harness.transports())
+def test_the_two_halves_of_sendrecv_have_one_deadline(transport):
+    harness.ranks(one_deadline, 2, env={"HRDMA_TRANSPORT": transport})
+
+
 def huge(comm):
     count = (1 << 31) + 5
     if comm.rank == 0:
