@@ -104,7 +104,8 @@ class Client:
         Returns
         -------
         dict
-            ``band`` now, ``dscp``, ``tos`` (the byte: dscp * 4, also the traffic class of a queue pair), ``service_level``,
+            ``band`` now, ``dscp``, ``tos`` (the byte: dscp * 4, also the traffic class of a queue pair), ``service_level`` (7 for
+            band 0, as the NIC's priorities are),
             ``so_priority`` (the class; needs CAP_NET_ADMIN to set), or None where the back end knows jobs by packet alone.
 
         Raises

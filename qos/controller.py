@@ -27,7 +27,7 @@ from hrdma.qos import cgroup
 from hrdma.qos.apply import Control
 from hrdma.qos.client import MOST, PROTOCOL, socket_path
 from hrdma.qos.order import Live
-from hrdma.qos.policy import Job, Match, Policy
+from hrdma.qos.policy import BANDS, Job, Match, Policy
 from hrdma.qos.record import DIRECTORY, stem
 from hrdma.qos.state import counters
 from hrdma.qos.status import Meter, rows
@@ -332,7 +332,7 @@ class Controller:
         band = installed.places[job].band
         by_packet = installed.kind == "mqprio" or installed.policy.direction == "ingress"
         return {
-            "band": band, "dscp": dscp, "tos": None if dscp is None else dscp << 2, "service_level": band,
+            "band": band, "dscp": dscp, "tos": None if dscp is None else dscp << 2, "service_level": BANDS - band,
             "so_priority": None if by_packet else handle,
         }  # fmt: skip
 

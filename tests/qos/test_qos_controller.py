@@ -102,7 +102,7 @@ def test_what_a_job_may_not_do(net):
         with pytest.raises(RequestError, match="unexpected keyword"):
             client._ask("register", job="x", colour=1)
         assert client.register("a", band=3)["band"] == 3
-        assert client.register("b", band=6)["service_level"] == 6
+        assert client.register("b", band=6)["service_level"] == 1
         with pytest.raises(RefusedError, match="3 jobs are all that the policy allows"):
             client.register("c", band=6)
         assert jobs(client) == {"named": 0, "a": 3, "b": 6, "(others)": 7}

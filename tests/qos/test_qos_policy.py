@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ from hrdma.qos.kinds import htb, pfifo
 from hrdma.qos.objects import INGRESS, ROOT, Filter, Link, Qdisc, TClass
 from hrdma.qos.order import Live, Place, assign, share_bands
 from hrdma.qos.plan import Op, back, command, plan
-from hrdma.qos.policy import BANDS, Job, Match, Policy, load, parse
+from hrdma.qos.policy import BANDS, POLICIES, Job, Match, Policy, load, parse
 from hrdma.qos.state import Counter
 from hrdma.qos.status import Meter
 from hrdma.qos.tree import Device, build
@@ -45,6 +46,13 @@ def test_a_good_policy(tmp_path):
     path = tmp_path / "p.toml"
     path.write_text(GOOD)
     assert load(str(path)) == policy
+
+
+def test_the_readmes_policy():
+    text = (Path(__file__).parents[2] / "qos" / "README.md").read_text()
+    policy = parse(text.split("```toml")[1].split("```")[0])
+    assert policy.jobs[0].match[3] == Match(cgroup="jobs/a")
+    assert {f"`{name}`" for name in POLICIES} <= set(text.split())
 
 
 @pytest.mark.parametrize(
