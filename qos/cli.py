@@ -97,10 +97,14 @@ def command() -> None:
     \b
     Exit codes:
         0  success; also where there was nothing to do
-        1  the kernel refused, or the device or the controller is gone; what had been changed was undone
-        2  wrong usage, or a policy that is wrong (the message names line and key)
-        3  refused: no permission, somebody else's qdisc, another controller, a device not to be touched
-      128 + n  run: the command was ended by signal n; otherwise run gives the command's own exit code
+        1  the kernel refused, or the device or the controller is gone;
+           what had been changed was undone
+        2  wrong usage, or a wrong policy (the message names line and key)
+        3  refused: no permission, somebody else's qdisc, another controller,
+           a device that is not to be touched
+      128 + n  run: the command was ended by signal n
+    `hrdma qos run` otherwise gives the command's own exit code.
+
     install, rotate, revert, serve and run can be repeated. They need CAP_NET_ADMIN.
     """
 
