@@ -37,7 +37,7 @@ RULES = {
     "hrdma.types": Rule(),
     "hrdma.errors": Rule(),
     "hrdma.topo": Rule(BASE, "numpy"),
-    "hrdma.qos": Rule(BASE, "pyroute2 click rich"),
+    "hrdma.qos": Rule(BASE, "pyroute2 click rich tomli"),
     "hrdma._core": Rule(BASE, "numpy ml_dtypes"),
     "hrdma.log": Rule(),
     "hrdma.config": Rule("hrdma.world"),

@@ -16,6 +16,7 @@ EXIT_USAGE = 2
 COMMANDS = {
     "info": ("hrdma.cli.info", "Providers, why one is not available, the effective configuration."),
     "run": ("hrdma.launch", "Start the ranks of a job on this host."),
+    "qos": ("hrdma.qos.cli", "NIC priorities: which job's bytes leave this host first."),
     "bench": ("hrdma.cli.bench", "Measure and verify a collective or a point-to-point pattern."),
     "topo": ("hrdma.cli.topo", "Plan collectives for a fabric: compare, prove, predict, draw."),
     "lab": ("hrdma.cli.lab", "A network of any fabric on this machine: up, run, status, exec, down."),
