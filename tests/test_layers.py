@@ -36,7 +36,7 @@ API = "hrdma.communicator hrdma.collectives hrdma.runtime"
 RULES = {
     "hrdma.types": Rule(),
     "hrdma.errors": Rule(),
-    "hrdma.topo": Rule(BASE, "numpy"),
+    "hrdma.topo": Rule(BASE, "numpy tomli"),
     "hrdma.qos": Rule(BASE, "pyroute2 click rich tomli"),
     "hrdma._core": Rule(BASE, "numpy ml_dtypes"),
     "hrdma.log": Rule(),

@@ -17,21 +17,22 @@ or, wired by hand:
 
 A wired file may name a `kind` and its `shape` (as `dump` does): then algorithms and routing rely on it, so its wiring is
 compared with that of the constructor.
-
-The standard library reads TOML from Python 3.11 on. For 3.10 there is a reader of what these files need: keys, tables of
-an array, numbers, strings, and arrays of them on one line.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
-import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from hrdma.topo.fabric import Fabric, Link, Port
 from hrdma.topo.fabrics import CONSTRUCTORS, LATENCY, RATE, parse, quantity
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 __all__ = ["dump", "dumps", "load", "loads"]
 
@@ -71,7 +72,7 @@ def load(path: str | Path) -> Fabric:
 
 def loads(text: str) -> Fabric:
     """A fabric from the text of a file; see `load`."""
-    data = read_toml(text)
+    data = tomllib.loads(text)  # its error is a ValueError, with line and column
     if unknown := sorted(set(data) - _KNOWN):
         raise ValueError(f"unknown key {unknown[0]!r}; known: {', '.join(sorted(_KNOWN))}")
     rate, latency = quantity(data.get("rate", RATE)), quantity(data.get("latency", LATENCY))
@@ -128,37 +129,3 @@ def _compare(fabric: Fabric) -> None:
             f"the link {a.node}.{a.nic} to {b.node}.{b.nic} is {'not in' if here else 'missing:'} {model.name}"
             f"{'' if here else ' has it'}; leave out kind and shape for a fabric of your own"
         )
-
-
-def read_toml(text: str) -> dict[str, Any]:
-    """The data of a TOML text."""
-    try:
-        tomllib = importlib.import_module("tomllib")
-    except ImportError:
-        return read_simple_toml(text)
-    return tomllib.loads(text)  # its error is a ValueError, with line and column
-
-
-def read_simple_toml(text: str) -> dict[str, Any]:
-    """Reads the part of TOML that is described at the top of this file."""
-    data: dict[str, Any] = {}
-    table = data
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = re.sub(r'^((?:[^"#]|"[^"]*")*)#.*$', r"\1", raw).strip()
-        if not line:
-            continue
-        if header := re.fullmatch(r"\[\[\s*([\w-]+)\s*\]\]", line):
-            table = {}
-            data.setdefault(header[1], []).append(table)
-            continue
-        pair = re.fullmatch(r"([\w-]+)\s*=\s*(.+)", line)
-        if not pair:
-            raise ValueError(f"line {number} is neither a key with a value nor [[table]]: {raw.strip()!r}")
-        if pair[1] in table:
-            raise ValueError(f"line {number}: {pair[1]!r} has a value already")
-        value = re.sub(r"(?<=\d)_(?=\d)", "", pair[2]) if not pair[2].startswith('"') else pair[2]
-        try:
-            table[pair[1]] = json.loads(re.sub(r",\s*\]", "]", value))
-        except ValueError:
-            raise ValueError(f"line {number}: {pair[2]!r} is not a number, a string or an array of them") from None
-    return data

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from math import prod
 
 import pytest
 
 from hrdma.topo.fabric import Fabric, Link, Port, digits, number
-from hrdma.topo.fabric_file import dump, dumps, load, loads, read_simple_toml
+from hrdma.topo.fabric_file import dump, dumps, load, loads
 from hrdma.topo.fabrics import bcube, cluster, factors, fat_tree, leaf_spine, mesh, parse, quantity, ring, star, torus
 
 ALL = (
@@ -30,30 +29,6 @@ def test_constructed_is_what_was_named_and_survives_a_file(text: str, tmp_path) 
     again = load(tmp_path / "fabric.toml")
     assert again == fabric and again.digest() == fabric.digest()
     assert parse(text).digest() != fabric.digest()
-
-
-@pytest.mark.parametrize("text", ALL)
-@pytest.mark.skipif(
-    sys.version_info < (3, 11), reason="the standard library of this Python reads no TOML to compare with"
-)
-def test_the_small_reader_reads_what_the_library_reads(text: str) -> None:
-    import tomllib
-
-    written = dumps(parse(text)) + 'note = "a # in a string" # and one behind\n'
-    assert read_simple_toml(written) == tomllib.loads(written)
-
-
-def test_the_small_reader_names_the_line() -> None:
-    assert read_simple_toml('a = 1_000\nb = [1, 2,]\n\n[[link]]\na = [0, 0]\n') == {
-        "a": 1000, "b": [1, 2], "link": [{"a": [0, 0]}],
-    }  # fmt: skip
-    for text, match in (
-        ("a = 1\nb", "line 2 is neither"),
-        ("a = 1\na = 2", "line 2: 'a' has a value"),
-        ("a = yes", "line 1: 'yes' is not a number"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            read_simple_toml(text)
 
 
 def test_counts() -> None:
