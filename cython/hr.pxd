@@ -218,6 +218,7 @@ cdef extern from "hr/hr.h" nogil:
         uint64_t busy_ns
         double rate
         int connected
+        int rails
 
     bint hr_read_peer_stats "hr_peer_stats"(hr_engine *engine, uint64_t peer_id, hr_peer_stats *stats_p) noexcept
 

@@ -67,6 +67,7 @@ class Communicator(_core.CommunicatorBase):
         self._members = members
         self._children = 0
         self._cost: Cost | None = None
+        self._told: set[str] = set()  # why calls are not planned for the fabric
         self._sentenced = threading.Event()
         self._sentence_text = ""
         runtime.communicators[id] = self
@@ -200,7 +201,8 @@ class Communicator(_core.CommunicatorBase):
         -------
         dict
             ``rank``, ``size``, ``members``, ``transports`` (provider by rank), ``mapped`` (whether peers' registered memory is
-            read in place), ``cost`` (parameters of the planner), ``domains`` (text by provider).
+            read in place), ``cost`` (parameters of the planner), ``domains`` (text by provider), ``fabric`` (its name, or
+            None), ``rails`` (interfaces, in the order of lanes; empty where only one is used).
         """
         runtime = self._runtime
         return {
@@ -211,6 +213,8 @@ class Communicator(_core.CommunicatorBase):
             "mapped": self._mapped(),
             "cost": self._costs().to_dict(),
             "domains": {name: domain["text"] for name, domain in runtime.engine.domains().items()},
+            "fabric": None if runtime.network is None else runtime.network.fabric.name,
+            "rails": list(runtime.rails),
         }
 
     def stats(self) -> dict[str, Any]:
@@ -220,7 +224,8 @@ class Communicator(_core.CommunicatorBase):
         -------
         dict
             ``peers``: by rank ``provider``, ``tx_bytes``, ``rx_bytes``, ``tx_msgs``, ``rx_msgs``, ``busy`` (seconds with bulk in
-            flight), ``rate`` (bytes per second, measured by the engine) and ``busbw`` (bytes per busy second);
+            flight), ``rate`` (bytes per second, measured by the engine), ``rails`` (connections side by side) and ``busbw``
+            (bytes per busy second);
             ``tx_bytes``, ``rx_bytes``: sums; ``counters`` of the engine; ``memory``: registered memory of the process.
         """
         engine = self._runtime.engine
@@ -255,6 +260,8 @@ class Communicator(_core.CommunicatorBase):
 
         shown, signed = _describe(collective, counts, dtype, op, root, deterministic)
         algorithm, parts = self._plan_override or (None, None)
+        # of all ranks, in their order: a part of them has no fabric of its own
+        network = self._runtime.network if self._members == tuple(range(self._runtime.size)) else None
         spec = plan(
             collective,
             size=self.size,
@@ -270,8 +277,13 @@ class Communicator(_core.CommunicatorBase):
             mapped=self._mapped(),
             algorithm=algorithm,
             parts=parts,
+            on=network,
         )
         self._runtime.log.info("%s", spec.explanation)
+        if spec.choice is not None and spec.reason and spec.reason not in self._told:
+            self._told.add(spec.reason)
+            if self.rank == 0:
+                self._runtime.log.warning("%s is %s", collective, spec.reason)
         return _core.Program(
             spec.instrs,
             spec.unlocks,

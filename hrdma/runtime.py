@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from hrdma.communicator import Communicator
     from hrdma.config import Config
     from hrdma.control import ControlPlane
+    from hrdma.planning import Network
     from hrdma.world import World
 
 __all__ = ["Runtime", "finalize", "host_identity", "init"]
 
 AUTOMATIC = ("shm", "tcp")  # what is tried, best first, where HRDMA_TRANSPORT says nothing
+RAILED = "tcp"  # the provider that is opened once for each NIC of a fabric
 CLOSE_SECONDS = 5.0
 BLAME_SECONDS = 0.3  # how long a failed init waits to learn which rank was lost first
 WORLD_ID = 1  # of the communicator of all ranks; all other ids are hashes
@@ -56,6 +58,8 @@ class Runtime:
         self.lost: dict[int, str] = {}
         self.control: ControlPlane | None = None
         self.cards: list[dict[str, Any]] = []
+        self.network = _network(config, world.size)
+        self.rails = self._rails()
         self._lock = threading.Lock()
         self._closed = False
         self.pid = os.getpid()
@@ -84,17 +88,44 @@ class Runtime:
             options["shm"] = ",".join(filter(None, [options["shm"], f"host={digest}"]))
         if config.simd != "auto":
             _core.reduce_isa(config.simd)
+        domains = [name for name in names if name != "loop"]
+        if self.rails and RAILED in domains:
+            domains += [_rail(number) for number in range(1, len(self.rails))]
+        else:
+            self.rails = ()
         return _core.Engine(
             self.rank,
-            ",".join(name for name in names if name != "loop"),
+            ",".join(domains),
             token=config.token.encode() or None,
             insecure=config.insecure,
-            ifname=config.ifname or None,
+            ifname=";".join(self.rails) or config.ifname or None,
             options=";".join(f"{name}:{text}" for name, text in options.items() if text) or None,
             fault=config.fault or None,
             local_peers=max(0, (world.local_size or world.size) - 1),
             spin_us=config.spin_us,
         )
+
+    def _rails(self) -> tuple[str, ...]:
+        """Names of the interfaces that are this rank's rails, in the order of lanes; empty: no choice is made."""
+        if self.network is None:
+            return ()
+        from hrdma.nics import nics
+
+        fabric = self.network.fabric
+        host = fabric.host_of(self.rank)
+        wanted = fabric.nics(host)
+        there = [nic.name for nic in nics(self.config.ifname)]
+        if fabric.interfaces:
+            found = [name for name in fabric.interfaces[host] if name in there]
+        else:
+            found = there[:wanted]
+        if len(found) < wanted:
+            self.log.warning(
+                "host %d of %s has %d NICs, this one %s: what belongs to the others goes by the first",
+                host, fabric.name, wanted, f"only {' '.join(there)}" if there else "none",
+            )  # fmt: skip
+            found = found[:1]
+        return tuple(found) if len(found) > 1 or fabric.interfaces else ()
 
     def _usable(self, name: str) -> bool:
         devices, why = _core.provider_devices(name)
@@ -109,17 +140,19 @@ class Runtime:
             "host": host_identity(self.config.host_id),
             "pid": os.getpid(),
             "cpus": f"{mask:x}",
-            "transport": [name for name in domains if name != "loop"],
+            "transport": [name for name in domains if name != "loop" and ":" not in name],
+            "rails": self.rails,
+            "network": "" if self.network is None else self.network.digest(),
             "addresses": {name: domain["address"].hex() for name, domain in domains.items()},
             "caps": {name: domain["caps"] for name, domain in domains.items()},
             "streams": self._streams(domains),
-            "costs": self._measured([name for name in domains if name != "loop"]),
+            "costs": self._measured([name for name in domains if name != "loop" and ":" not in name]),
         }
 
     def _streams(self, names: Iterable[str]) -> int:
-        """Tcp connections that this rank wants to each peer; the provider has checked the text."""
+        """Tcp connections that this rank wants to each peer, by rail; 0: it did not say. The provider has checked the text."""
         parts = dict(part.split("=") for part in self.config.tcp.split(",") if part)
-        return int(parts.get("streams", 1)) if "tcp" in names else 1
+        return int(parts.get("streams", 0)) if "tcp" in names else 1
 
     def _measured(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Costs of providers as they were measured on this machine; rank 0 measures what never was."""
@@ -140,6 +173,13 @@ class Runtime:
         self.control = ControlPlane.join(world, self.config, card, deadline=self.deadline)
         self.cards = [member.card for member in sorted(self.control.members, key=lambda member: member.rank)]
         self.control.start(self._on_lost, self._on_verdict, on_ask=self._on_ask)
+        first = self.cards[0]["network"]
+        for rank, other in enumerate(self.cards):
+            if other["network"] != first:
+                raise ValueError(
+                    f"HRDMA_FABRIC and HRDMA_PLAN must mean the same on all ranks: rank 0 has {first or 'none'}, "
+                    f"rank {rank} has {other['network'] or 'none'}"
+                )
 
     def _connect(self) -> None:
         own = self.cards[self.rank]
@@ -151,8 +191,9 @@ class Runtime:
             if rank == self.rank:
                 continue
             provider = self.provider(self.rank, rank)
-            for _ in range(min(own["streams"], card["streams"]) if provider == "tcp" else 1):
-                self.engine.connect(rank, provider, bytes.fromhex(card["addresses"][provider]), self.rank < rank)
+            for name in [provider, *map(_rail, range(1, self.rails_to(rank)))]:
+                for _ in range(self.streams_to(rank)):
+                    self.engine.connect(rank, name, bytes.fromhex(card["addresses"][name]), self.rank < rank)
         with self._lock:
             lost = dict(self.lost)  # before their connections had begun
         for rank, reason in lost.items():
@@ -228,6 +269,25 @@ class Runtime:
             )
         return common[0]
 
+    def rails_to(self, rank: int) -> int:
+        """Connections side by side between this rank and another."""
+        own, other = self.cards[self.rank], self.cards[rank]
+        if own["host"] == other["host"] or self.provider(self.rank, rank) != RAILED:
+            return 1
+        return max(1, min(len(own["rails"]), len(other["rails"])))
+
+    def streams_to(self, rank: int) -> int:
+        """Connections by each rail: the fewest that either of the two wants.
+
+        Two between hosts: bulk keeps off the first, so that what acknowledges the other direction's bulk need not wait
+        behind it.
+        """
+        own, other = self.cards[self.rank], self.cards[rank]
+        if self.provider(self.rank, rank) != "tcp":
+            return 1
+        usual = 1 if own["host"] == other["host"] else 2
+        return min(own["streams"] or usual, other["streams"] or usual)
+
     def links(self, members: Sequence[int]) -> set[str]:
         """Providers between the ranks of a communicator; by host and transport, so that its cost grows with hosts only."""
         kinds: dict[tuple, list[int]] = {}
@@ -296,6 +356,19 @@ def host_identity(override: str = "") -> str:
         return f"{os.uname().nodename}.{os.getpid()}"  # no proc: nobody is known to be local
 
 
+def _rail(number: int) -> str:
+    """What the domain of a rail is called, in the engine and on the card."""
+    return f"{RAILED}:{number}"
+
+
+def _network(config: Config, ranks: int) -> Network | None:
+    if not config.fabric and not config.plan:
+        return None
+    from hrdma.planning import network
+
+    return network(config.fabric, config.plan, ranks)
+
+
 def _why_not(name: str) -> str:
     try:
         devices, why = _core.provider_devices(name)
@@ -334,7 +407,8 @@ def init(
     timeout : float, optional
         Seconds for this call and default of all others.
     **settings
-        Any other setting of :class:`hrdma.config.Config` by its name.
+        Any other setting of :class:`hrdma.config.Config` by its name: ``fabric="cluster.toml"`` plans collectives for
+        that network and uses all of its NICs, ``plan="mine.json"`` runs a schedule of one's own.
 
     Returns
     -------
@@ -343,7 +417,10 @@ def init(
     Raises
     ------
     ValueError
-        The environment or an argument is wrong, or init was called before; nothing was opened.
+        The environment or an argument is wrong, or init was called before; nothing was opened. Or ranks were given
+        different fabrics or plans; the message names one that differs.
+    ScheduleError
+        The plan is wrong, or is for another fabric; nothing was opened.
     DeviceError
         A provider that was asked for cannot be had.
     PeerError, TimeoutError

@@ -76,12 +76,15 @@ class Fabric:
     ranks_per_host : int
     memory_rate, memory_latency : float
         Between ranks of a host: bit/s that one rank can send and receive, seconds.
+    interfaces : tuple of tuple of str
+        For every host the names of its NICs, in their order; empty where they are not known.
 
     Raises
     ------
     ValueError
         A link of no rate, with itself or to a node that is not there, a NIC with two links, gaps in the numbers of a
-        node's NICs, a host without a NIC, a fabric that is not connected. The message names it.
+        node's NICs, a host without a NIC, names of other NICs than there are, a fabric that is not connected. The
+        message names it.
 
     Notes
     -----
@@ -97,6 +100,7 @@ class Fabric:
     ranks_per_host: int = 1
     memory_rate: float = 80e9
     memory_latency: float = 1e-6
+    interfaces: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if self.hosts < 1 or self.switches < 0 or self.ranks_per_host < 1:
@@ -140,6 +144,12 @@ class Fabric:
                 )
             if node < self.hosts and not count and self.hosts > 1:
                 raise ValueError(f"fabric {self.name!r}: host {node} has no NIC")
+        for host in range(self.hosts if self.interfaces else 0):
+            names = self.interfaces[host] if len(self.interfaces) == self.hosts else ()
+            if len(set(names)) != len(names) or len(names) != sockets[host]:
+                raise ValueError(
+                    f"fabric {self.name!r}: interfaces of host {host} are {list(names)}; it has {sockets[host]} NICs"
+                )
         if lost := self._unreached():
             raise ValueError(f"fabric {self.name!r} is not connected: {self.label(lost)} cannot be reached from host 0")
 
@@ -233,6 +243,7 @@ class Fabric:
             links=tuple(Link(renamed[a], renamed[b], rate, latency) for a, b, rate, latency in left),
             kind="",
             shape=(),
+            interfaces=(),
         )
 
     def digest(self) -> str:
@@ -242,6 +253,8 @@ class Fabric:
     @cached_property
     def _digest(self) -> str:
         told = (self.hosts, self.switches, self.links, self.kind, self.shape, self.ranks_per_host)
+        if self.interfaces:
+            told = (*told, self.interfaces)
         return hashlib.sha256(repr((*told, self.memory_rate, self.memory_latency)).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:

@@ -15,6 +15,9 @@ or, wired by hand:
     a = [0, 0]                    # node, NIC; hosts come first, then switches
     b = [4, 0]
 
+Where a job runs, ``interfaces = [["eth0", "eth1"], ...]`` (beside `hosts`) names the NICs of every host, in their order; the
+order of the names decides where it is missing.
+
 A wired file may name a `kind` and its `shape` (as `dump` does): then algorithms and routing rely on it, so its wiring is
 compared with that of the constructor.
 """
@@ -36,7 +39,7 @@ else:
 
 __all__ = ["dump", "dumps", "load", "loads"]
 
-_HEAD = ("name", "hosts", "switches", "kind", "shape", "ranks_per_host", "memory_rate", "memory_latency")
+_HEAD = ("name", "hosts", "switches", "kind", "shape", "ranks_per_host", "memory_rate", "memory_latency", "interfaces")
 _KNOWN = {*_HEAD, "fabric", "rate", "latency", "link"}
 
 
@@ -92,6 +95,7 @@ def loads(text: str) -> Fabric:
         if key in fields:
             fields[key] = quantity(fields[key])
     fields["shape"] = tuple(int(n) for n in fields.get("shape", ()))
+    fields["interfaces"] = tuple(tuple(map(str, names)) for names in fields.get("interfaces", ()))
     fabric = Fabric(**{"name": "unnamed", "switches": 0, **fields, "links": links})
     if fabric.kind:
         _compare(fabric)

@@ -10,11 +10,12 @@ cdef class Engine:
     self_id : int
         This process among the job's peers: its rank in the world.
     providers : str
-        Names in order of preference, ``"shm,tcp"``; ``loop``, for oneself, is always there.
+        Names in order of preference, ``"shm,tcp"``; ``loop``, for oneself, is always there. ``"tcp,tcp:1"`` opens two
+        domains of a provider, for two rails.
     token : bytes or None
         Secret of the job. None: peers on this host alone are believed, unless ``insecure``.
     ifname, options, fault : str or None
-        Interface grammar; ``"tcp:cc=cubic;shm:ring=1M"``; faults to inject, in the same form.
+        Interface grammar, ``"nic0;nic1"`` for rails 0 and 1; ``"tcp:cc=cubic;shm:ring=1M"``; faults to inject, in the same form.
     spin_us : int
         How long a wait spins before it sleeps; -1 adapts.
 
@@ -89,7 +90,7 @@ cdef class Engine:
         Returns
         -------
         dict
-            Name of the provider to ``{"address": bytes, "caps": [...], "text": str, "eager_max", "segment",
+            Name of the provider, with ``:1`` for rail 1, to ``{"address": bytes, "caps": [...], "text": str, "eager_max", "segment",
             "max_send"}``.
         """
         cdef const char *name
@@ -121,7 +122,7 @@ cdef class Engine:
         hr_engine_set_locality(self.handle, local_ranks, cores)
 
     def connect(self, uint64_t peer_id, str provider, bytes address, bint active):
-        """Begins to connect; both sides call it, one of them with ``active``."""
+        """Begins to connect; both sides call it, one of them with ``active``. Rails are connected in turn."""
         cdef bytes name = provider.encode()
         cdef const char *provider_name = name
         cdef const char *where = address
@@ -193,7 +194,7 @@ cdef class Engine:
         -------
         dict or None
             ``provider``, ``connected``, ``tx_bytes``, ``rx_bytes``, ``tx_msgs``, ``rx_msgs``, ``busy`` (seconds with
-            bulk in flight), ``rate`` (bytes per second as measured; 0 unknown).
+            bulk in flight), ``rate`` (bytes per second as measured; 0 unknown), ``rails``.
         """
         cdef hr_peer_stats stats
         self.check()
@@ -208,6 +209,7 @@ cdef class Engine:
             "rx_msgs": stats.rx_msgs,
             "busy": stats.busy_ns * 1e-9,
             "rate": stats.rate,
+            "rails": stats.rails,
         }
 
     def progress(self):

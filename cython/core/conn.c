@@ -31,14 +31,15 @@ uint64_t hr_credit_max(struct hr_engine *engine) {
 struct hr_conn *hr_conn_find(struct hr_engine *engine, uint64_t peer_id) {
     for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next) {
         struct hr_conn *conn = hr_container(l, struct hr_conn, link);
-        if (conn->peer_id == peer_id) return conn;
+        if (conn->peer_id == peer_id && conn->first == conn) return conn;
     }
     return NULL;
 }
 
-struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id) {
-    struct hr_conn *conn = hr_conn_find(engine, peer_id);
-    if (conn) return conn;
+struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id, int rail) {
+    struct hr_conn *first = hr_conn_find(engine, peer_id), *conn;
+    if (first && rail < first->nrails) return first->rails[rail];
+    if (rail != (first ? first->nrails : 0)) return NULL;
     conn = calloc(1, sizeof *conn);
     if (!conn) return NULL;
     conn->engine = engine;
@@ -48,7 +49,10 @@ struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id) {
     hr_list_init(&conn->ctl);
     for (int b = 0; b < HR_BUCKETS; b++) hr_list_init(&conn->early[b]);
     for (int p = 0; p < HR_PRIORITIES; p++) hr_list_init(&conn->bulk[p]);
-    conn->index = engine->nconns++;
+    if (!first) first = conn;
+    conn->first = first;
+    first->rails[first->nrails++] = conn;
+    conn->index = first == conn ? engine->nconns++ : first->index;
     hr_list_push(&engine->conns, &conn->link);
     return conn;
 }
@@ -103,6 +107,26 @@ hr_status hr_conn_post(struct hr_conn *conn, struct hr_hdr *h, size_t hdr_len, c
     hr_status status = ep->domain->ops->post_send(ep, &msg);
     if (status == HR_OK || status == HR_INPROGRESS) {
         conn_settled(conn, h);
+        conn->tx_bytes += len;
+    } else if (hr_is_error(status)) {
+        hr_conn_lost(conn, status, NULL);
+        return conn->why;
+    }
+    return status;
+}
+
+/* All of a transfer by one stream, in order. By the first it is a message like any other; on the way by another it
+ * would hold up what its header has to say. */
+hr_status hr_conn_post_segment(struct hr_conn *conn, struct hr_hdr *h, uint32_t id, const void *payload, size_t len,
+                               void *cookie) {
+    if (conn->nlanes == 1) return hr_conn_post(conn, h, sizeof *h, payload, len, cookie);
+    struct hr_ep *ep = conn->lanes[1 + id % (uint32_t)(conn->nlanes - 1)].ep;
+    struct hr_msg msg = {.hdr = h, .hdr_len = sizeof *h, .payload = payload, .len = len, .cookie = cookie};
+    h->credit = conn->told_credit;
+    h->ack = conn->told_ack;
+    hr_status status = ep->domain->ops->post_send(ep, &msg);
+    if (status == HR_OK || status == HR_INPROGRESS) {
+        conn->tx_msgs++;
         conn->tx_bytes += len;
     } else if (hr_is_error(status)) {
         hr_conn_lost(conn, status, NULL);

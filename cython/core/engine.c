@@ -28,14 +28,48 @@ static char *options_of(const char *all, const char *name) {
     return NULL;
 }
 
+/* "tcp:1": rail 1 of provider tcp. */
+struct rail_name {
+    char provider[32];
+    int rail; /* -1: not a name */
+};
+
+static struct rail_name parse_name(const char *name) {
+    struct rail_name found = {.rail = -1};
+    size_t n = strcspn(name, ":");
+    if (n >= sizeof found.provider) return found;
+    memcpy(found.provider, name, n);
+    if (!name[n])
+        found.rail = 0;
+    else if (name[n + 1] > '0' && name[n + 1] < '0' + HR_MAX_RAILS && !name[n + 2])
+        found.rail = name[n + 1] - '0';
+    return found;
+}
+
+/* The interfaces of one rail, or of all where nothing tells them apart. */
+static char *ifname_of(const char *all, int rail) {
+    if (!all || !strchr(all, ';')) return all ? strdup(all) : NULL;
+    for (; rail && all; rail--) all = strchr(all, ';') ? strchr(all, ';') + 1 : NULL;
+    return all ? strndup(all, strcspn(all, ";")) : NULL;
+}
+
 static hr_status open_domain(struct hr_engine *engine, const char *name, char detail[256]) {
-    const struct hr_provider *provider = hr_provider_find(name), *inner = NULL;
-    char *options = options_of(engine->config.options, name), *fault = options_of(engine->config.fault, name);
+    struct rail_name parsed = parse_name(name);
+    const struct hr_provider *provider = hr_provider_find(parsed.provider), *inner = NULL;
+    char *options = options_of(engine->config.options, parsed.provider),
+         *fault = options_of(engine->config.fault, parsed.provider), *ifname = NULL;
     struct hr_domain *domain = NULL;
     hr_status status;
-    if (!provider) {
+    if (!provider || parsed.rail < 0) {
         snprintf(detail, 256, "no provider is called '%s'", name);
         status = HR_ERR_NO_DEVICE;
+        goto out;
+    }
+    ifname = ifname_of(engine->config.ifname, parsed.rail);
+    if (engine->ndomains == HR_MAX_DOMAINS || (engine->config.ifname && !ifname)) {
+        snprintf(detail, 256, "no interface is named for '%s', or there are more than %d domains", name,
+                 HR_MAX_DOMAINS);
+        status = HR_ERR_INVALID;
         goto out;
     }
     if (fault) {
@@ -43,7 +77,7 @@ static hr_status open_domain(struct hr_engine *engine, const char *name, char de
         provider = &hr_provider_fault;
     }
     struct hr_domain_params params = {.self_id = engine->config.self_id,
-                                      .ifname = engine->config.ifname,
+                                      .ifname = ifname,
                                       .auth = &engine->auth,
                                       .sink = &hr_engine_sink,
                                       .owner = engine,
@@ -64,6 +98,7 @@ static hr_status open_domain(struct hr_engine *engine, const char *name, char de
 out:
     free(options);
     free(fault);
+    free(ifname);
     return status;
 }
 
@@ -151,6 +186,24 @@ static void wait_quiet(struct hr_engine *engine, int delivered, int64_t deadline
         hr_drive_until(engine, all_quiet, &delivered, deadline - now < QUIET_NS ? deadline : now + QUIET_NS);
 }
 
+/* On all streams but the first, which has the control messages. Called again where one had no room. */
+static int all_said_bye(struct hr_engine *engine, void *unused) {
+    int all = 1;
+    (void)unused;
+    for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next) {
+        struct hr_conn *conn = hr_container(l, struct hr_conn, link);
+        for (; conn->state == HR_CONN_UP && conn->said_bye + 1 < conn->nlanes; conn->said_bye++) {
+            struct hr_hdr h = {.kind = HR_MSG_BYE, .credit = conn->told_credit, .ack = conn->told_ack};
+            struct hr_msg msg = {.hdr = &h, .hdr_len = sizeof h};
+            struct hr_ep *ep = conn->lanes[conn->said_bye + 1].ep;
+            if (ep->domain->ops->post_send(ep, &msg) != HR_AGAIN) continue; /* of an error the endpoint tells itself */
+            all = 0;
+            break;
+        }
+    }
+    return all;
+}
+
 void hr_engine_close(struct hr_engine *engine, int64_t deadline) {
     hr_lock(engine);
     wait_quiet(engine, 0, deadline);
@@ -159,6 +212,7 @@ void hr_engine_close(struct hr_engine *engine, int64_t deadline) {
         hr_comm_break_locked(comm, HR_ERR_BROKEN, comm->rank, HR_PHASE_CLOSE, NULL, "the engine was closed", 0);
         hr_comm_free(comm);
     }
+    while (!all_said_bye(engine, NULL) && hr_now() < deadline) hr_drive_until(engine, all_said_bye, NULL, deadline);
     for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next) {
         struct hr_hdr h = {.kind = HR_MSG_BYE};
         hr_conn_send_ctl(hr_container(l, struct hr_conn, link), &h, sizeof h);
@@ -204,18 +258,22 @@ static hr_status add_lane(struct hr_conn *conn, struct hr_domain *domain, const 
 
 hr_status hr_connect(struct hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr, size_t len,
                      int active) {
+    struct rail_name parsed = parse_name(provider);
     int self = peer_id == engine->config.self_id, d = 0;
     hr_status status = HR_ERR_NOMEM;
     hr_lock(engine);
     while (d < engine->ndomains && strcmp(engine->names[d], provider)) d++;
-    struct hr_conn *conn = d < engine->ndomains ? hr_conn_get(engine, peer_id) : NULL;
-    if (d == engine->ndomains || (conn && conn->nlanes && (self || conn->caps != &engine->domains[d]->caps)))
+    struct hr_conn *first = hr_conn_find(engine, peer_id), *conn = NULL;
+    int out_of_turn = parsed.rail > (first ? first->nrails : 0);
+    if (d < engine->ndomains && !out_of_turn) conn = hr_conn_get(engine, peer_id, parsed.rail);
+    if (d == engine->ndomains || out_of_turn ||
+        (conn && conn->nlanes && (self || conn->caps != &engine->domains[d]->caps)))
         status = HR_ERR_INVALID;
-    else if (conn && (conn->state == HR_CONN_LOST || conn->state == HR_CONN_CLOSED))
-        status = conn->why;
+    else if (conn && (conn->first->state == HR_CONN_LOST || conn->first->state == HR_CONN_CLOSED))
+        status = conn->first->why;
     else if (conn) {
         struct hr_domain *domain = engine->domains[d];
-        conn->provider = hr_provider_find(provider);
+        conn->provider = hr_provider_find(parsed.provider);
         conn->caps = &domain->caps;
         status = conn->nlanes == HR_MAX_LANES ? HR_ERR_INVALID : add_lane(conn, domain, addr, len, self ? 0 : active);
         if (status == HR_OK && self) status = add_lane(conn, domain, addr, len, 1);
@@ -262,7 +320,8 @@ hr_status hr_connect_wait(struct hr_engine *engine, int64_t deadline, uint64_t *
 void hr_peer_lost(struct hr_engine *engine, uint64_t peer_id, hr_status why, const char *detail) {
     hr_lock(engine);
     struct hr_conn *conn = hr_conn_find(engine, peer_id);
-    if (conn) hr_conn_lost(conn, hr_is_error(why) ? why : HR_ERR_PEER_LOST, detail);
+    for (int i = 0; conn && i < conn->nrails; i++)
+        hr_conn_lost(conn->rails[i], hr_is_error(why) ? why : HR_ERR_PEER_LOST, detail);
     hr_settle(engine);
     hr_unlock(engine);
 }
@@ -287,14 +346,18 @@ int hr_peer_stats(struct hr_engine *engine, uint64_t peer_id, struct hr_peer_sta
     hr_lock(engine);
     struct hr_conn *conn = hr_conn_find(engine, peer_id);
     if (conn)
-        *stats_p = (struct hr_peer_stats){.provider = conn->provider ? conn->provider->name : "",
-                                          .tx_bytes = conn->tx_bytes,
-                                          .rx_bytes = conn->rx_bytes,
-                                          .tx_msgs = conn->tx_msgs,
-                                          .rx_msgs = conn->rx_msgs,
-                                          .busy_ns = conn->busy_ns,
-                                          .rate = conn->rate,
-                                          .connected = conn->state == HR_CONN_UP};
+        *stats_p = (struct hr_peer_stats){
+            .provider = conn->provider ? conn->provider->name : "", .connected = 1, .rails = conn->nrails};
+    for (int i = 0; conn && i < conn->nrails; i++) {
+        struct hr_conn *rail = conn->rails[i];
+        stats_p->tx_bytes += rail->tx_bytes;
+        stats_p->rx_bytes += rail->rx_bytes;
+        stats_p->tx_msgs += rail->tx_msgs;
+        stats_p->rx_msgs += rail->rx_msgs;
+        stats_p->rate += rail->rate;
+        if (rail->busy_ns > stats_p->busy_ns) stats_p->busy_ns = rail->busy_ns;
+        if (rail->state != HR_CONN_UP) stats_p->connected = 0;
+    }
     hr_unlock(engine);
     return conn != NULL;
 }

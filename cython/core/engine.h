@@ -36,7 +36,12 @@
  *   ECHO   the answer: how much never did, and never will
  *   LEDGER where the receiver of an offer can see that it still stands (ledger.c)
  *   BREAK  this communicator is broken
- *   BYE    nothing more will come
+ *   BYE    nothing more will come, by this stream
+ *
+ * A rail is a connection of its own: order, credit, window and rate are those of one path, and nothing that waits for
+ * one NIC holds back what goes by another. All rails to a peer have its index, so that a message's rank does not depend
+ * on the way it came; they are lost together. Messages of users take the first rail, so that they stay in order; those
+ * of programs have tags of their own and go where their lane says, at both ends.
  */
 
 #include <pthread.h>
@@ -87,9 +92,10 @@ struct hr_hdr_long { /* RTS (size, desc), CTS (desc) */
 
 #define HR_BUCKETS 64 /* of the order of messages on a connection */
 #define HR_MATCH_CHAINS 512
-#define HR_BULK_MIN 4096 /* both ends count what is larger as bulk */
-#define HR_EAGER_COST 64 /* credit that a message costs beside its bytes */
-#define HR_MAX_LANES 4
+#define HR_BULK_MIN 4096                                     /* both ends count what is larger as bulk */
+#define HR_EAGER_COST 64                                     /* credit that a message costs beside its bytes */
+#define HR_MAX_LANES 4                                       /* streams of a rail */
+#define HR_MAX_DOMAINS (HR_MAX_PROVIDERS + HR_MAX_RAILS - 1) /* one provider may have rails */
 #define HR_COLL_TAG (1ull << 63)
 #define HR_COLL_SEQ(tag) (((tag) & ~HR_COLL_TAG) >> 24)
 #define HR_SEGMENT_MIN (16u << 10)
@@ -132,6 +138,7 @@ struct hr_lane {
     struct hr_conn *conn;
     struct hr_ep *ep;
     int up;
+    int bye; /* the peer has said on it that nothing more will come; of the last stream's: the connection is closed */
 };
 
 struct hr_ctl { /* a control message that found no room */
@@ -145,6 +152,8 @@ struct hr_conn {
     struct hr_link link;   /* engine->conns */
     struct hr_link active; /* engine->active when something is queued, engine->dead when lost */
     uint64_t peer_id;
+    struct hr_conn *first, *rails[HR_MAX_RAILS]; /* the peer's first rail; on that one: all of them */
+    int nrails;
     const struct hr_provider *provider;
     const struct hr_caps *caps;
     struct hr_lane lanes[HR_MAX_LANES + 1]; /* one more: the passive end of the connection to oneself */
@@ -176,7 +185,7 @@ struct hr_conn {
     int has_ledger, ledger_shown;
     /* measuring */
     int64_t round_since, busy_since, alone_since, rtt;
-    uint64_t round_bytes, round_mark;
+    uint64_t round_bytes, round_mark, round_rx;
     double rate;
     uint64_t tx_bytes, rx_bytes, tx_msgs, rx_msgs, busy_ns;
 };
@@ -214,7 +223,7 @@ struct hr_waiter {
 
 struct hr_engine {
     struct hr_config config;
-    char *names[HR_MAX_PROVIDERS]; /* of the domains: the wrapped provider's own name */
+    char *names[HR_MAX_DOMAINS]; /* of the domains: the wrapped provider's own name, and ":1" for rail 1 */
     struct hr_auth auth;
     pthread_mutex_t mutex;
     _Atomic uint32_t let_in; /* how many got it after waiting */
@@ -225,8 +234,8 @@ struct hr_engine {
     int armed;               /* peers must wake this process */
     int bg_forever;          /* the background thread sleeps without a limit */
     uint64_t drive_seq;
-    struct hr_domain *domains[HR_MAX_PROVIDERS];
-    uint32_t domain_conns[HR_MAX_PROVIDERS];
+    struct hr_domain *domains[HR_MAX_DOMAINS];
+    uint32_t domain_conns[HR_MAX_DOMAINS];
     int ndomains;
     uint32_t pass;
     int epfd, kickfd, bgfd, donefd;
@@ -296,12 +305,17 @@ hr_status hr_drive_until(struct hr_engine *engine, int (*cond)(struct hr_engine 
                          int64_t deadline);
 
 /* conn.c */
-struct hr_conn *hr_conn_find(struct hr_engine *engine, uint64_t peer_id);
-struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id);
+struct hr_conn *hr_conn_find(struct hr_engine *engine, uint64_t peer_id);          /* its first rail */
+struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id, int rail); /* made where it is the next */
+static inline struct hr_conn *hr_conn_rail(struct hr_conn *first, unsigned lane) {
+    return first->nrails == 1 ? first : first->rails[lane % (unsigned)first->nrails];
+}
 void hr_conn_pump(struct hr_conn *conn);
 void hr_conn_send_ctl(struct hr_conn *conn, struct hr_hdr *hdr, size_t len);
 hr_status hr_conn_post(struct hr_conn *conn, struct hr_hdr *h, size_t hdr_len, const void *payload, size_t len,
                        void *cookie);
+hr_status hr_conn_post_segment(struct hr_conn *conn, struct hr_hdr *h, uint32_t id, const void *payload, size_t len,
+                               void *cookie);
 void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack);
 int hr_conn_charge(struct hr_conn *conn, uint64_t cost); /* 0: over the peer's credit, the connection is lost */
 void hr_conn_activate(struct hr_conn *conn);
@@ -375,8 +389,8 @@ enum hr_req_kind { HR_REQ_SEND = 1, HR_REQ_RECV, HR_REQ_RUN };
 enum { HR_RECV_REDUCE = 1, HR_RECV_SWAP = 2, HR_RECV_BORROW = 4, HR_RECV_SCALE = 8, HR_RECV_NT = 16, HR_RECV_ANY = 32 };
 enum { HR_QUEUED_NO, HR_QUEUED_POSTED /* receive in a chain */, HR_QUEUED_SEND, HR_QUEUED_PROVIDER };
 /* buf, len, tag, sig and the caller's fields are set; flags of a receive in rflags */
-void hr_send_start(struct hr_comm *comm, struct hr_request *req, int dst);
-void hr_recv_start(struct hr_comm *comm, struct hr_request *req, int src);
+void hr_send_start(struct hr_comm *comm, struct hr_request *req, int dst, unsigned lane);
+void hr_recv_start(struct hr_comm *comm, struct hr_request *req, int src, unsigned lane);
 void hr_request_init(struct hr_comm *comm, struct hr_request *req, int kind);
 void hr_finish(struct hr_engine *engine, struct hr_request *req, hr_status status);
 void hr_fail(struct hr_engine *engine, struct hr_request *req, hr_status status, int peer, int phase,

@@ -119,9 +119,9 @@ static int comm_refuses(struct hr_comm *comm, struct hr_request *req) {
     return 1;
 }
 
-void hr_send_start(struct hr_comm *comm, struct hr_request *req, int dst) {
+void hr_send_start(struct hr_comm *comm, struct hr_request *req, int dst, unsigned lane) {
     struct hr_engine *engine = comm->engine;
-    struct hr_conn *conn = comm->conns[dst];
+    struct hr_conn *conn = hr_conn_rail(comm->conns[dst], lane);
     hr_request_init(comm, req, HR_REQ_SEND);
     pending_add(req);
     if (comm_refuses(comm, req)) return;
@@ -138,11 +138,11 @@ void hr_send_start(struct hr_comm *comm, struct hr_request *req, int dst) {
         hr_fail(engine, req, status, dst, HR_PHASE_POST, conn);
 }
 
-void hr_recv_start(struct hr_comm *comm, struct hr_request *req, int src) {
+void hr_recv_start(struct hr_comm *comm, struct hr_request *req, int src, unsigned lane) {
     hr_request_init(comm, req, HR_REQ_RECV);
     pending_add(req);
     if (comm_refuses(comm, req)) return;
-    struct hr_conn *conn = src == HR_ANY_SOURCE ? NULL : comm->conns[src];
+    struct hr_conn *conn = src == HR_ANY_SOURCE ? NULL : hr_conn_rail(comm->conns[src], lane);
     req->conn = conn;
     if (!conn) req->rflags |= HR_RECV_ANY;
     if (!hr_match_post(comm->engine, req)) return; /* ended, perhaps: it is not ours any more */
@@ -177,7 +177,7 @@ hr_status hr_isend(struct hr_comm *comm, const void *buf, size_t len, int dst, u
     req->tag = tag;
     req->sig = 0;
     hr_lock(engine);
-    hr_send_start(comm, req, dst);
+    hr_send_start(comm, req, dst, 0);
     settle_and_unlock(engine);
     return HR_OK;
 }
@@ -193,7 +193,7 @@ hr_status hr_irecv(struct hr_comm *comm, void *buf, size_t len, int src, uint32_
     req->sig = 0;
     req->rflags = 0;
     hr_lock(engine);
-    hr_recv_start(comm, req, src);
+    hr_recv_start(comm, req, src, 0);
     settle_and_unlock(engine);
     return HR_OK;
 }

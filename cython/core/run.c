@@ -184,10 +184,10 @@ static void start_talk(struct hr_run *run, uint32_t i, const struct hr_instr *in
     req->op = (uint8_t)run->op;
     run->outstanding++;
     if (send) {
-        hr_send_start(run->comm, req, in->peer);
+        hr_send_start(run->comm, req, in->peer, in->lane);
     } else {
         req->rflags = (uint8_t)recv_flags(in);
-        hr_recv_start(run->comm, req, in->peer);
+        hr_recv_start(run->comm, req, in->peer, in->lane);
     }
 }
 

@@ -17,6 +17,8 @@ void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail) {
     conn->state = HR_CONN_LOST;
     hr_list_remove(&conn->active);
     hr_list_push(&conn->engine->dead, &conn->active);
+    /* a peer that has said goodbye on this rail may still be saying it on the others */
+    for (int i = 0; !conn->was_closed && i < conn->first->nrails; i++) hr_conn_lost(conn->first->rails[i], why, detail);
     if (conn->engine->sleeping) hr_kick(conn->engine);
 }
 
@@ -58,7 +60,8 @@ static void conn_bye(struct hr_conn *conn) {
         struct hr_request *req = comm->pending, *last = req ? req->prev : NULL;
         int rank = hr_comm_rank_of(comm, conn);
         if (rank < 0) continue;
-        int alone = ++comm->nclosed == comm->size - 1; /* no other source is left for a receive from any */
+        /* no other source is left for a receive from any, and those take the first rail */
+        int alone = conn == conn->first && ++comm->nclosed == comm->size - 1;
         while (req && comm->pending) {
             struct hr_request *next = req->next;
             int end = req == last;
@@ -81,6 +84,7 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
     struct hr_conn *conn = lane->conn;
     struct hr_hdr_long m;
     const struct hr_hdr *h = &m.h;
+    int byes = 0;
     if (conn->state == HR_CONN_LOST || conn->state == HR_CONN_CLOSED) return;
     if (hdr_len < sizeof *h) {
         conn_protocol_error(conn, "a header that is too short");
@@ -133,7 +137,11 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
             hr_match_keep_break(conn, h);
         break;
     }
-    case HR_MSG_BYE: conn_bye(conn); break;
+    case HR_MSG_BYE:
+        lane->bye = 1;
+        for (int i = 0; i < HR_MAX_LANES + 1; i++) byes += conn->lanes[i].bye;
+        if (byes == conn->nlanes) conn_bye(conn);
+        break;
     case HR_MSG_PROBE: hr_window_probed(conn, h); break;
     case HR_MSG_ECHO: hr_window_echoed(conn, h); break;
     default: conn_protocol_error(conn, "a message of unknown kind");
@@ -167,7 +175,8 @@ static void sink_state(struct hr_ep *ep, hr_status status, const char *detail) {
     struct hr_lane *lane = ep->ctx;
     struct hr_conn *conn = lane->conn;
     if (status != HR_OK) {
-        hr_conn_lost(conn, status, detail);
+        /* of a stream that has said goodbye: what the others still bring counts, their goodbye too */
+        if (!lane->bye || conn->state != HR_CONN_UP) hr_conn_lost(conn, status, detail);
         return;
     }
     lane->up = 1;

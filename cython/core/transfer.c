@@ -130,11 +130,13 @@ static void send_finished(struct hr_conn *conn, struct hr_xfer *x) {
     hr_finish(conn->engine, req, HR_OK);
 }
 
-/* Lanes take turns; one that is full is passed over. */
+/* Where there are several streams the first is kept free of bulk: acknowledgements and urgent messages, which go there,
+ * then stand behind none of it. The others take turns; one that is full is passed over. */
 static hr_status write_segment(struct hr_conn *conn, struct hr_rma *rma) {
     hr_status status = HR_AGAIN;
-    for (int i = 0; i < conn->nlanes && status == HR_AGAIN; i++) {
-        struct hr_ep *ep = conn->lanes[conn->next_lane++ % (uint32_t)conn->nlanes].ep;
+    uint32_t first = conn->nlanes > 1, n = (uint32_t)conn->nlanes - first;
+    for (uint32_t i = 0; i < n && status == HR_AGAIN; i++) {
+        struct hr_ep *ep = conn->lanes[first + conn->next_lane++ % n].ep;
         status = ep->domain->ops->post_write(ep, rma);
     }
     return status;
@@ -155,7 +157,7 @@ hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t
         status = write_segment(conn, &rma);
     } else {
         struct hr_hdr h = {.kind = HR_MSG_SEG, .comm = x->req->comm->id, .aux = x->posted, .rreq = x->remote};
-        status = hr_conn_post(conn, &h, sizeof h, x->buf + x->posted, n, XFER_COOKIE(x));
+        status = hr_conn_post_segment(conn, &h, x->id, x->buf + x->posted, n, XFER_COOKIE(x));
     }
     if (status == HR_AGAIN) return status;
     if (hr_is_error(status)) {

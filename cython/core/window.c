@@ -4,6 +4,10 @@
  * Bulk (segments, writes, eager payloads) is on its way until the peer's engine has acknowledged it, kernel buffers and
  * network included. What may be is max(64 KiB, (1 ms + round trip) x measured rate), so an urgent message never has
  * more than about 2 ms of bulk ahead of it on its connection.
+ *
+ * Where the peer sends bulk too, its acknowledgements stand in line behind that: a part of what is not acknowledged has
+ * arrived long ago, and lies ahead of nobody. So as much more may be on its way as came from there meanwhile, up to the
+ * same again. (Without this two ranks that exchange got half of a 100 Mbit/s link each, where one that sends gets all.)
  */
 
 #include "core/engine.h"
@@ -15,6 +19,7 @@ static void conn_round(struct hr_conn *conn, int64_t now) {
     conn->round_since = now;
     conn->round_bytes = 0;
     conn->round_mark = conn->inflight;
+    conn->round_rx = conn->rx_bulk;
 }
 
 /* The three sums are told or counted on their own, in any order: a probe can find less than what is on its way still.
@@ -35,8 +40,9 @@ void hr_window_sent(struct hr_conn *conn, uint64_t nbytes) {
     conn_inflight(conn);
 }
 
-/* A round lasts until all that was in flight at its beginning has been acknowledged, and a millisecond at least:
- * acknowledgements that were only read late cannot pass for a fast network for long. */
+/* A round lasts until something that was sent after its beginning has been acknowledged, and a millisecond at least, so
+ * that it spans a round trip: acknowledgements that come in one go, because they were read late or stood behind the
+ * peer's bulk, do not pass for a fast network. */
 void hr_window_acked(struct hr_conn *conn, uint64_t nbytes) {
     conn->tx_bulk_acked += nbytes;
     conn_inflight(conn);
@@ -47,7 +53,7 @@ void hr_window_acked(struct hr_conn *conn, uint64_t nbytes) {
         if (!conn->rtt || now - conn->alone_since < conn->rtt) conn->rtt = now - conn->alone_since;
         conn->alone_since = 0;
     }
-    if (conn->round_bytes >= conn->round_mark && elapsed >= ROUND_NS) {
+    if (conn->round_bytes > conn->round_mark && elapsed >= ROUND_NS) {
         double rate = (double)conn->round_bytes * 1e9 / (double)elapsed;
         /* The rate at which the path drains when it drains: lower figures come from a peer that was not running, or
          * from too little to send, so they count slowly. Following them would shrink the window, and with it the next
@@ -57,7 +63,9 @@ void hr_window_acked(struct hr_conn *conn, uint64_t nbytes) {
         else if (conn->nbulk || conn->nqueued)
             conn->rate -= (conn->rate - rate) / 32;
         double window = conn->rate * (LATENCY_NS + (double)conn->rtt) / 1e9;
+        uint64_t came = conn->rx_bulk - conn->round_rx;
         conn->window = window > (double)HR_WINDOW_MIN ? (uint64_t)window : HR_WINDOW_MIN;
+        conn->window += came < conn->window ? came : conn->window;
         conn_round(conn, now);
     }
     if (!conn->inflight) conn->busy_ns += (uint64_t)(now - conn->busy_since);

@@ -11,6 +11,9 @@
 #include "hr/memory.h"
 
 #define WORLD_MAX 8
+#ifndef WORLD_RAILS
+#    define WORLD_RAILS 1 /* connections between two ranks; define it before including this */
+#endif
 #define SECONDS(n) ((int64_t)((n) * 1e9))
 
 struct rank {
@@ -29,17 +32,25 @@ static inline const char *world_provider(void) {
     return name ? name : "loop";
 }
 
+/* What the domain of a rail is called: "tcp", "tcp:1". */
+static inline const char *world_rail(int rail, char text[32]) {
+    snprintf(text, 32, rail ? "%.15s:%d" : "%.15s", world_provider(), rail);
+    return text;
+}
+
 static inline void world_open(struct world *w, int n, const char *fault) {
-    uint8_t addr[WORLD_MAX][HR_MAX_ADDR];
-    size_t len[WORLD_MAX];
+    uint8_t addr[WORLD_MAX][WORLD_RAILS][HR_MAX_ADDR];
+    size_t len[WORLD_MAX][WORLD_RAILS];
     uint64_t peers[WORLD_MAX];
-    const char *provider = world_provider();
+    char text[32], providers[34 * WORLD_RAILS] = "";
+    for (int rail = 0; rail < WORLD_RAILS; rail++)
+        snprintf(providers + strlen(providers), 34, "%s%s", rail ? "," : "", world_rail(rail, text));
     memset(w, 0, sizeof *w);
     w->n = n;
     for (int i = 0; i < n; i++) {
         char detail[256] = "";
         struct hr_config config = {.self_id = (uint64_t)i,
-                                   .providers = provider,
+                                   .providers = providers,
                                    .fault = i == 0 ? fault : NULL,
                                    .local_peers = n,
                                    .spin_us = -1};
@@ -50,24 +61,27 @@ static inline void world_open(struct world *w, int n, const char *fault) {
         hr_engine_set_locality(w->ranks[i].engine, n, 2);
         const char *name;
         struct hr_caps caps;
-        char text[256];
-        for (int d = 0; hr_engine_domain(w->ranks[i].engine, d, &name, addr[i], &len[i], &caps, text); d++)
-            if (!strcmp(name, provider)) break;
+        char about[256];
+        for (int rail = 0; rail < WORLD_RAILS; rail++)
+            for (int d = 0; hr_engine_domain(w->ranks[i].engine, d, &name, addr[i][rail], &len[i][rail], &caps, about);
+                 d++)
+                if (!strcmp(name, world_rail(rail, text))) break;
         peers[i] = (uint64_t)i;
     }
     for (int i = 0; i < n; i++)
         for (int j = 0; j < n; j++) {
-            const char *name = provider;
+            struct hr_engine *engine = w->ranks[i].engine;
+            for (int rail = 0; i != j && rail < WORLD_RAILS; rail++)
+                CHECK_EQ(hr_connect(engine, (uint64_t)j, world_rail(rail, text), addr[j][rail], len[j][rail], i < j),
+                         HR_OK);
+            if (i != j) continue;
+            const char *name; /* the loop domain comes first */
             uint8_t self[HR_MAX_ADDR];
-            size_t self_len = len[j];
-            const uint8_t *to = addr[j];
-            if (i == j) { /* the loop domain comes first */
-                struct hr_caps caps;
-                char text[256];
-                hr_engine_domain(w->ranks[i].engine, 0, &name, self, &self_len, &caps, text);
-                to = self;
-            }
-            CHECK_EQ(hr_connect(w->ranks[i].engine, (uint64_t)j, name, to, self_len, i < j), HR_OK);
+            size_t self_len;
+            struct hr_caps caps;
+            char about[256];
+            hr_engine_domain(engine, 0, &name, self, &self_len, &caps, about);
+            CHECK_EQ(hr_connect(engine, (uint64_t)j, name, self, self_len, 0), HR_OK);
         }
     /* all of them must move for any of them to be connected: the background threads do */
     for (int i = 0; i < n; i++) {

@@ -26,6 +26,7 @@
 #define HR_ANY_SOURCE (-1)
 #define HR_PRIORITIES 8 /* 0 is the most urgent; HR_PRIORITY_DEFAULT where nothing is said */
 #define HR_PRIORITY_DEFAULT 4
+#define HR_MAX_RAILS 8
 
 struct hr_engine;
 struct hr_comm;
@@ -78,10 +79,11 @@ enum {
 
 struct hr_config {
     uint64_t self_id;
-    const char *providers; /* "shm,tcp" in order of preference; loop is always there for oneself */
-    const char *ifname;
-    const char *options; /* "tcp:cc=cubic,streams=2;shm:ring=1M": handed to the providers; NULL none */
-    const char *fault;   /* "tcp:drop=0.01,seed=7": wrap that provider; NULL none */
+    const char *providers; /* "shm,tcp" in order of preference; loop is always there for oneself. "tcp,tcp:1,tcp:2":
+                              three domains of a provider, for rails 0 to 2 */
+    const char *ifname;    /* interface grammar; "nic0;nic1": of rail 0, of rail 1 */
+    const char *options;   /* "tcp:cc=cubic,streams=2;shm:ring=1M": handed to the providers; NULL none */
+    const char *fault;     /* "tcp:drop=0.01,seed=7": wrap that provider; NULL none */
     int local_peers;
     int spin_us;           /* bound of spinning before sleeping; -1 adaptive */
     uint64_t eager_credit; /* unmatched bytes that a peer may have here; 0 default */
@@ -93,12 +95,14 @@ hr_status hr_engine_open(const struct hr_config *config, struct hr_engine **engi
 void hr_engine_close(struct hr_engine *engine, int64_t deadline);
 /* How many ranks of the job share this host, and the cores they share: decides how to wait. */
 void hr_engine_set_locality(struct hr_engine *engine, int local_ranks, int cores);
-/* The i-th domain: name, address, text. Returns 0 past the last. */
+/* The i-th domain: name (with ":1" for rail 1), address, text. Returns 0 past the last. */
 int hr_engine_domain(struct hr_engine *engine, int i, const char **name_p, void *addr, size_t *addr_len_p,
                      struct hr_caps *caps_p, char text[256]);
 
 /* Begins to connect to peer_id over the named provider; both sides call it, one of them active. Called again for the
- * same peer and provider it adds a lane (another stream or rail). To oneself: provider "loop", once. */
+ * same peer and provider it adds a stream. The name of a rail's domain ("tcp:1") begins the connection of that rail,
+ * after those of the rails before it: messages, and what a program says goes as lane 0, take rail 0; lane j takes rail
+ * j modulo their number. Losing one rail is losing the peer. To oneself: provider "loop", once. */
 hr_status hr_connect(struct hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr, size_t len,
                      int active);
 /* Until all begun connections stand. On failure *peer_p and detail name the first that does not. */
@@ -148,12 +152,13 @@ struct hr_counter {
     uint64_t value;
 };
 int hr_engine_counters(struct hr_engine *engine, struct hr_counter *counters, int n);
-/* Per peer: provider name, bytes and messages each way, nanoseconds with bulk in flight. 0 when unknown. */
+/* Per peer, all rails together: provider name, bytes and messages each way, nanoseconds with bulk in flight (of the
+ * rail that was busy longest). 0 when unknown. */
 struct hr_peer_stats {
     const char *provider;
     uint64_t tx_bytes, rx_bytes, tx_msgs, rx_msgs, busy_ns;
     double rate; /* measured, bytes per second; 0 unknown */
-    int connected;
+    int connected, rails;
 };
 int hr_peer_stats(struct hr_engine *engine, uint64_t peer_id, struct hr_peer_stats *stats_p);
 

@@ -55,7 +55,7 @@ struct hr_ref {
 
 struct hr_instr { /* 64 bytes; numpy dtype in hrdma/planning.py */
     uint8_t op;
-    uint8_t lane; /* a preference: the connection maps it to what lives */
+    uint8_t lane; /* both ends say the same: the connection maps it to one of its rails */
     uint16_t flags;
     int32_t peer; /* rank in the communicator; -1: none */
     uint32_t tag;

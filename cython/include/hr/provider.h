@@ -8,10 +8,10 @@
  * in providers/providers.def. It includes hr/ headers and its own folder, nothing else.
  *
  * Objects
- *   domain   an opened device: sockets, shared segments, completion queues. One engine opens at most one per provider.
- *   ep       an ordered, reliable, connected message channel between two domains; both ends create one.
- *   mem      local memory made known to a domain. desc: 32 bytes that tell a peer how to reach it.
- *   rmem     a peer's memory, imported from a desc.
+ *   domain   an opened device: sockets, shared segments, completion queues. One engine opens one per provider, or one
+ * for each rail: then each has its own interface. ep       an ordered, reliable, connected message channel between two
+ * domains; both ends create one. mem      local memory made known to a domain. desc: 32 bytes that tell a peer how to
+ * reach it. rmem     a peer's memory, imported from a desc.
  *
  * Threads. Every call on one domain is made under the engine's lock: a provider needs no lock of its own against the
  * engine. event_fd's descriptor alone is polled without the lock. Providers start no threads.
@@ -121,7 +121,8 @@ struct hr_sink {
 
 struct hr_domain_params {
     uint64_t self_id;           /* this process among the job's peers */
-    const char *ifname;         /* interface grammar: name, glob, ^exclude, CIDR, comma separated; NULL: any */
+    const char *ifname;         /* interface grammar: name, glob, ^exclude, CIDR, comma separated; NULL: any. A single
+                                   interface is where calls leave from, too: that makes a rail of it */
     const char *device;         /* provider-specific choice, NULL: automatic */
     const struct hr_auth *auth; /* job key for handshakes, outlives the domain */
     const struct hr_sink *sink;
@@ -171,9 +172,9 @@ struct hr_provider {
      */
     int (*device_count)(const char **why_p);
 
-    /* Opens a domain. Called once per engine, from user threads; may take milliseconds. On error detail (256 bytes)
-     * says why, with the value that was wrong. The domain owns all it opens; nothing may be left on the host when the
-     * process is killed. */
+    /* Opens a domain. Called once per engine and rail, from user threads; may take milliseconds. On error detail (256
+     * bytes) says why, with the value that was wrong. The domain owns all it opens; nothing may be left on the host
+     * when the process is killed. */
     hr_status (*domain_open)(const struct hr_provider *self, const struct hr_domain_params *params,
                              struct hr_domain **domain_p, char detail[256]);
     /* All endpoints were destroyed before. */

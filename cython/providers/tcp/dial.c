@@ -56,16 +56,29 @@ static void note(struct hr_tcp_dial *dial, hr_status status, const char *what, i
              error ? ": " : "", error ? strerror(error) : "");
 }
 
-/* Binds to the own address in the candidate's network, so that a choice of interfaces holds for both directions. */
-static int bind_near(struct hr_tcp_domain *d, int fd, const union hr_tcp_sockaddr *to) {
-    int one = 1;
+/* The own address in the candidate's network; that of the domain's only interface, whose traffic stays on it however
+ * far the peer is (a rail); or none: the kernel's choice. */
+static const struct hr_tcp_addr *source_for(const struct hr_tcp_domain *d, const union hr_tcp_sockaddr *to) {
+    const struct hr_tcp_addr *only = NULL;
+    int several = 0;
     for (int i = 0; i < d->nifaces; i++) {
         const struct hr_tcp_addr *own = &d->ifaces[i];
-        if (!own->chosen || own->loopback || !hr_tcp_addr_within(&own->at, to, own->prefix)) continue;
-        setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof one);
-        return bind(fd, &own->at.sa, hr_tcp_addr_len(&own->at));
+        if (!own->chosen || own->loopback) continue;
+        if (hr_tcp_addr_within(&own->at, to, own->prefix)) return own;
+        if (only && strcmp(only->name, own->name)) several = 1;
+        if (!only || (only->at.sa.sa_family != to->sa.sa_family && own->at.sa.sa_family == to->sa.sa_family))
+            only = own;
     }
-    return 0;
+    return several || !only || only->at.sa.sa_family != to->sa.sa_family ? NULL : only;
+}
+
+/* So that a choice of interfaces holds for both directions. */
+static int bind_source(struct hr_tcp_domain *d, int fd, const union hr_tcp_sockaddr *to) {
+    const struct hr_tcp_addr *own = source_for(d, to);
+    int one = 1;
+    if (!own) return 0;
+    setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof one);
+    return bind(fd, &own->at.sa, hr_tcp_addr_len(&own->at));
 }
 
 static int start(struct hr_tcp_ep *ep, const union hr_tcp_sockaddr *at, const char **what_p) {
@@ -77,7 +90,7 @@ static int start(struct hr_tcp_ep *ep, const union hr_tcp_sockaddr *at, const ch
     *what_p = "cannot set up the socket";
     if (hr_tcp_socket_prepare(d, fd, hr_tcp_is_own_address(d, at))) return -1;
     *what_p = "cannot bind to the interface's address";
-    if (!hr_tcp_addr_loopback(at) && bind_near(d, fd, at)) return -1;
+    if (!hr_tcp_addr_loopback(at) && bind_source(d, fd, at)) return -1;
     *what_p = "cannot connect";
     if (connect(fd, &at->sa, hr_tcp_addr_len(at)) && errno != EINPROGRESS) return -1;
     return hr_tcp_watch(d, &ep->source, EPOLLOUT);
