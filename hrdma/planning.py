@@ -28,9 +28,10 @@ from hrdma.topo.program import INSTR, REF, ProgramSpec
 from hrdma.types import COLLECTIVES, DTYPES, OPS
 
 if TYPE_CHECKING:
+    from hrdma.communicator import Communicator
     from hrdma.topo.fabric import Fabric
 
-__all__ = ["INSTR", "REF", "Cost", "Network", "Plan", "ProgramSpec", "cost_of", "lower", "network", "plan"]
+__all__ = ["INSTR", "REF", "Cost", "Network", "Plan", "ProgramSpec", "cost_of", "discover", "lower", "network", "plan"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,3 +297,32 @@ def cost_of(links: Collection[str], members: Sequence[Mapping[str, Any]], cards:
     for card in members:
         cpus |= int(card["cpus"], 16)
     return replace(cost, cores=bin(cpus).count("1"))
+
+
+def discover(comm: Communicator) -> Fabric:
+    """Measures the network of a running job. Collective: all ranks of the communicator call it.
+
+    Parameters
+    ----------
+    comm : Communicator
+
+    Returns
+    -------
+    Fabric
+        The same on all ranks, with the names of the NICs (``interfaces``): kept in a file (`hrdma.topo.fabric_file.dump`)
+        it is what the setting ``HRDMA_FABRIC`` takes. Rates are bits of payload per second.
+
+    Raises
+    ------
+    ValueError
+        The hosts are not of one kind (other numbers of ranks or NICs than `hrdma.topo.infer.infer` takes), or one is
+        reached by no other.
+
+    Notes
+    -----
+    NICs of one subnet count as joined by a switch, or by a cable where there are two. About 0.3 s for each NIC of a host,
+    during which the network is full, and 2 s for a NIC that cannot be reached. ``HRDMA_IFNAME`` says which NICs count.
+    """
+    from hrdma.discovery import discover as measured
+
+    return measured(comm)

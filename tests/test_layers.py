@@ -45,7 +45,8 @@ RULES = {
     "hrdma.control": Rule(f"{BASE} {SETTINGS}", "zmq"),
     # These two see both sides: one plans what the core runs, the other measures what the plans' cost model needs.
     "hrdma.nics": Rule(),
-    "hrdma.planning": Rule(f"{BASE} hrdma.topo hrdma._core", "numpy"),
+    "hrdma.planning": Rule(f"{BASE} hrdma.topo hrdma._core hrdma.communicator hrdma.discovery", "numpy"),
+    "hrdma.discovery": Rule(f"{BASE} {SETTINGS} hrdma.communicator hrdma.nics hrdma.topo", "numpy"),
     "hrdma.calibration": Rule(f"{BASE} {SETTINGS} hrdma hrdma.planning hrdma.topo hrdma._core", "numpy"),
     "hrdma.communicator": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning", "numpy"),
     "hrdma.collectives": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning", "numpy"),

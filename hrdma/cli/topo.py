@@ -202,6 +202,28 @@ def show(text: str, rate: float | None, latency: float | None, output: str | Non
         click.echo(f"  {fabric.label(node):12} {ways}")
 
 
+@command.command("discover")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write it as a TOML file, for HRDMA_FABRIC.")
+def discover(output: str | None) -> None:
+    """Measures the fabric of a job; every rank runs it, rank 0 says what it is.
+
+    \b
+    hrdma lab run -- hrdma topo discover -o fabric.toml
+    HRDMA_FABRIC=fabric.toml hrdma lab run -- python train.py
+    """
+    import hrdma
+    from hrdma.planning import discover as measured
+    from hrdma.topo.fabric_file import dump
+
+    with hrdma.init() as comm:
+        fabric = measured(comm)
+        if comm.rank == 0:
+            if output:
+                dump(fabric, output)
+            click.echo(f"{fabric}\ndigest {fabric.digest()}")
+        comm.barrier()
+
+
 @command.command("compare")
 @_with_fabric
 @_with_collective

@@ -1,0 +1,250 @@
+"""Measures the network under a running job: which NICs reach each other, how fast, how far. `hrdma.planning.discover` calls it.
+
+    1. every rank tells its host and NICs, with a port at which each NIC is listening
+    2. NICs of one subnet form a circle: each sends to the next one, so that every NIC sends and receives once
+    3. these pairs are put into rounds in which no host sends twice or receives twice, and are measured round by round:
+       short messages to and fro (the shortest time counts), then bulk for a moment
+    4. what was found is told to all, and each infers the same fabric from it
+
+Plain sockets, not the transport: each is bound to its NIC's address and what is measured is the network alone. The first
+rank of a host measures for it. Rates are those of payload, as plans need them: what headers take is gone already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hrdma.log import logger
+from hrdma.nics import nics
+from hrdma.topo.infer import Inferred, Measured, Nic, Sample, infer
+
+if TYPE_CHECKING:
+    from hrdma.communicator import Communicator
+    from hrdma.topo.fabric import Fabric
+
+__all__ = ["Edge", "circles", "discover", "rounds"]
+
+SECONDS = 0.2  # of bulk between two NICs
+WARM_UP = 0.05  # of that, not counted: slow start, and buckets that are full at the beginning
+PINGS = 30
+CONNECT_SECONDS = 2.0  # after which two NICs of one subnet count as apart
+PIECE = 256 << 10
+_PING = 8
+_NONCE = 16
+
+
+class Edge(NamedTuple):
+    """One NIC sends to another of its subnet."""
+
+    subnet: str
+    src: tuple[int, int]  #: host, NIC
+    dst: tuple[int, int]
+
+
+def discover(comm: Communicator) -> Fabric:
+    """See `hrdma.planning.discover`."""
+    runtime = comm._runtime
+    cards = [runtime.cards[rank] for rank in comm.members]
+    hosts = list(dict.fromkeys(card["host"] for card in cards))
+    first = [next(rank for rank, card in enumerate(cards) if card["host"] == host) for host in hosts]
+    mine = hosts.index(cards[comm.rank]["host"])
+    own = nics(runtime.config.ifname)
+    with contextlib.ExitStack() as stack:
+        listeners = []
+        for nic in own if first[mine] == comm.rank else []:
+            listeners.append(stack.enter_context(_listen(nic.address)))
+        told = _shared(
+            comm,
+            {
+                "nics": [list(nic) for nic in own],
+                "ports": [listener.getsockname()[1] for listener in listeners],
+                "nonce": secrets.token_hex(_NONCE),
+            },
+        )
+        by_host = [told[rank] for rank in first]
+        edges = circles([[Nic(name, subnet) for name, _, subnet in entry["nics"]] for entry in by_host])
+        found: list[tuple[Edge, float, float]] = []
+        for together in rounds(edges):
+            comm.barrier()
+            if first[mine] == comm.rank:
+                found += _round(together, mine, by_host, listeners)
+    measured = [tuple(entry) for entries in _shared(comm, [_plain(*entry) for entry in found]) for entry in entries]
+    good = {(subnet, tuple(src), tuple(dst)): (rate, latency) for subnet, src, dst, rate, latency in measured if rate > 0}
+    apart = {edge.subnet for edge in edges if (edge.subnet, edge.src, edge.dst) not in good}
+    for subnet in sorted(apart):
+        if comm.rank == 0:
+            logger.warning("NICs of %s do not reach each other on all hosts: they are left out", subnet)
+    samples = [
+        Sample(first[src[0]], first[dst[0]], subnet, *numbers)
+        for (subnet, src, dst), numbers in sorted(good.items())
+        if subnet not in apart
+    ]
+    ranks = [
+        Measured(cards[rank]["host"], tuple(Nic(n, s) for n, _, s in by_host[host]["nics"] if s not in apart))
+        for rank, host in enumerate(hosts.index(card["host"]) for card in cards)
+    ]
+    return _named(infer(ranks, [*samples, *_memory(cards, first)]))
+
+
+def _named(inferred: Inferred) -> Fabric:
+    return replace(inferred.fabric, interfaces=inferred.nics) if any(inferred.nics) else inferred.fabric
+
+
+def _memory(cards: Sequence[dict[str, Any]], first: Sequence[int]) -> list[Sample]:
+    """What shared memory does, as it was calibrated on this machine."""
+    rank = first[0]
+    if rank + 1 >= len(cards) or cards[rank + 1]["host"] != cards[rank]["host"]:
+        return []
+    known = [card["costs"]["shm"] for card in cards if "shm" in card["costs"]]
+    return [Sample(rank, rank + 1, "", 8 / cost["beta"], cost["alpha"] + cost["latency"]) for cost in known[:1]]
+
+
+# -- who measures what ------------------------------------------------------------------------------------------------------
+
+
+def circles(hosts: Sequence[Sequence[Nic]]) -> list[Edge]:
+    """Every NIC to the next one of its subnet, where another host has one."""
+    members: dict[str, list[tuple[int, int]]] = {}
+    for host, listed in enumerate(hosts):
+        for number, nic in enumerate(listed):
+            members.setdefault(nic.subnet, []).append((host, number))
+    found = []
+    for subnet, ports in members.items():
+        if len({host for host, _ in ports}) > 1:
+            found += [Edge(subnet, port, to) for port, to in zip(ports, [*ports[1:], ports[0]]) if port[0] != to[0]]
+    return found
+
+
+def rounds(edges: Sequence[Edge]) -> list[list[Edge]]:
+    """Edges that are measured at once: in a round no host sends twice or receives twice."""
+    made: list[list[Edge]] = []
+    for edge in edges:
+        for together in made:
+            if all(edge.src[0] != other.src[0] and edge.dst[0] != other.dst[0] for other in together):
+                together.append(edge)
+                break
+        else:
+            made.append([edge])
+    return made
+
+
+def _round(
+    together: list[Edge], host: int, hosts: Sequence[dict[str, Any]], listeners: Sequence[socket.socket]
+) -> list[tuple[Edge, float, float]]:
+    """Takes part in a round; what was measured by sending: rate 0 where the other NIC was not reached."""
+    sends = [edge for edge in together if edge.src[0] == host]
+    receives = [edge for edge in together if edge.dst[0] == host]
+    threads = [
+        threading.Thread(target=_answer, args=(listeners[edge.dst[1]], hosts[edge.src[0]]["nonce"]), daemon=True)
+        for edge in receives
+    ]
+    for thread in threads:
+        thread.start()
+    found = []
+    for edge in sends:
+        source, target = hosts[host]["nics"][edge.src[1]][1], hosts[edge.dst[0]]["nics"][edge.dst[1]][1]
+        port = hosts[edge.dst[0]]["ports"][edge.dst[1]]
+        try:
+            found.append((edge, *_measure(source, target, port, hosts[host]["nonce"])))
+        except OSError:
+            found.append((edge, 0.0, 0.0))
+    for thread in threads:
+        thread.join()
+    return found
+
+
+# -- one pair ---------------------------------------------------------------------------------------------------------------
+
+
+def _listen(address: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=8)
+
+
+def _measure(source: str, target: str, port: int, nonce: str) -> tuple[float, float]:
+    """Rate in bit/s and latency in seconds from here to a NIC."""
+    with socket.create_connection((target, port), timeout=CONNECT_SECONDS, source_address=(source, 0)) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.sendall(bytes.fromhex(nonce))
+        times = []
+        for _ in range(PINGS):
+            begun = time.perf_counter()
+            sock.sendall(bytes(_PING))
+            _exactly(sock, _PING)
+            times.append(time.perf_counter() - begun)
+        piece, end = memoryview(bytes(PIECE)), time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            sock.send(piece)
+        sock.shutdown(socket.SHUT_WR)
+        (rate,) = struct.unpack("<d", _exactly(sock, 8))
+        return rate, min(times) / 2
+
+
+def _answer(listener: socket.socket, nonce: str) -> None:
+    """The other side of `_measure`. Who does not know the nonce is sent away; nobody has to come."""
+    end = time.monotonic() + CONNECT_SECONDS
+    with contextlib.suppress(OSError):
+        while (left := end - time.monotonic()) > 0:
+            listener.settimeout(left)
+            sock, _ = listener.accept()
+            with sock:
+                sock.settimeout(CONNECT_SECONDS)
+                if not secrets.compare_digest(_exactly(sock, _NONCE), bytes.fromhex(nonce)):
+                    continue
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for _ in range(PINGS):
+                    sock.sendall(_exactly(sock, _PING))
+                sock.sendall(struct.pack("<d", _drain(sock)))
+                return
+
+
+def _drain(sock: socket.socket) -> float:
+    """Bits per second that come until the other side ends, after the warm-up."""
+    into, begun = bytearray(PIECE), time.monotonic()
+    start, last, got = begun, begun, 0
+    while n := sock.recv_into(into):
+        last = time.monotonic()
+        if last < begun + WARM_UP:
+            start = last
+        else:
+            got += n
+    return 8 * got / (last - start) if last > start else 0.0
+
+
+def _exactly(sock: socket.socket, nbytes: int) -> bytes:
+    data = b""
+    while len(data) < nbytes:
+        part = sock.recv(nbytes - len(data))
+        if not part:
+            raise ConnectionResetError("closed by the other side")
+        data += part
+    return data
+
+
+# -- telling all ------------------------------------------------------------------------------------------------------------
+
+
+def _plain(edge: Edge, rate: float, latency: float) -> list[Any]:
+    return [edge.subnet, list(edge.src), list(edge.dst), rate, latency]
+
+
+def _shared(comm: Communicator, value: Any) -> list[Any]:
+    """What every rank has to say, by rank. Collective."""
+    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    lengths = np.empty(comm.size, np.int64)
+    comm.allgather(np.array([len(data)], np.int64), lengths)
+    everything = np.empty(int(lengths.sum()), np.uint8)
+    comm.allgather(data, everything, counts=lengths.tolist())
+    ends = np.cumsum(lengths)
+    return [json.loads(everything[end - n : end].tobytes()) for end, n in zip(ends, lengths)]
