@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hrdma.errors import ScheduleError
 from hrdma.topo import fabric_file, fabrics, plan_file
 from hrdma.topo.algorithms import ALGORITHMS
+from hrdma.topo.algorithms.on_fabric import lookup, refusal
 from hrdma.topo.choice import Choice, choose
 from hrdma.topo.cost import DEFAULT_COST, NETWORK, Cost
 from hrdma.topo.layout import block_counts
@@ -70,14 +70,14 @@ class Network:
 
     def plan(
         self, collective: str, *, rank: int, counts, itemsize: int, root: int, in_place: bool, deterministic: bool, cost: Cost,
-        algorithm: str | None = None,
+        algorithm: str | None = None, parts: int | None = None,
     ) -> Plan | str:  # fmt: skip
         """The program of one rank for a collective of all ranks, or why there is none.
 
         Parameters
         ----------
         algorithm : str, optional
-            Only this one.
+            Only this one, in so many `parts` (1).
         collective, rank, counts, itemsize, root, in_place, cost
             As in `plan`.
         deterministic : bool
@@ -99,21 +99,24 @@ class Network:
             return "plans for a fabric have blocks of one length"
         blocks = self.fabric.ranks if collective in _BLOCKS else 1
         nbytes = _power(counts * itemsize * blocks)
-        given = self.given if algorithm is None else None
+        given, made = self.given, None
         try:
-            if given is not None and (given.collective, given.root) == (collective, root):
-                made = given
+            if algorithm is not None:
+                if why := refusal(algorithm, collective, self.fabric):
+                    raise ValueError(f"{algorithm} cannot plan {collective} on {self.fabric.name}: {why}")
+                schedule = lookup(algorithm).build(collective, self.fabric, parts or 1, root, rank)
+            elif given is not None and (given.collective, given.root) == (collective, root):
+                made, schedule = given, given.schedule(rank)
             else:
-                made = plan_on_fabric(collective, self.fabric, nbytes, cost, root=root, algorithm=algorithm)
-        except ValueError as error:
+                made = plan_on_fabric(collective, self.fabric, nbytes, cost, root=root)
+                schedule = made.schedule(rank)
+            spec = lower(schedule, rank, counts, itemsize, in_place=in_place)
+        except ValueError as error:  # no algorithm has this collective here, or a given plan does not do for the counts
             if algorithm is not None:
                 raise
             return str(error)
-        try:
-            spec = lower(made.schedule(rank), rank, counts, itemsize, in_place=in_place)
-        except ScheduleError as error:  # a given one proved to be right, but not for this call
-            return str(error)
-        return Plan(**vars(spec), reason=made.explain().partition("\n")[0])
+        reason = f"{algorithm} on {self.fabric.name}" if made is None else made.explain().partition("\n")[0]
+        return Plan(**vars(spec), reason=reason)
 
 
 _BLOCKS = ("allgather", "reduce_scatter", "gather", "scatter", "alltoall")
@@ -207,7 +210,7 @@ def plan(
     algorithm : str, optional
         Only this one (measurements); every rank must ask for the same.
     parts : int, optional
-        Only so many; with `algorithm`, and not on a network.
+        Only so many; with `algorithm`.
     on : Network, optional
         What the ranks run on: planned for that where it can be, else as for any network, with the `reason`.
 
@@ -251,7 +254,7 @@ def plan(
     if on is not None:
         found = on.plan(
             collective, rank=rank, counts=counts, itemsize=itemsize, root=root, in_place=in_place, deterministic=rounded,
-            cost=cost or NETWORK, algorithm=algorithm,
+            cost=cost or NETWORK, algorithm=algorithm, parts=parts,
         )  # fmt: skip
         if isinstance(found, Plan):
             return found

@@ -55,8 +55,9 @@ RULES = {
     "hrdma.launch": Rule(f"{BASE} {SETTINGS}", "click rich"),
     "hrdma.lab": Rule(f"{BASE} hrdma.topo hrdma.launch hrdma.communicator", "numpy pyroute2"),
     "hrdma.bench": Rule(f"{BASE} {SETTINGS} {API} hrdma", "numpy ml_dtypes"),
+    "hrdma.bench.fabrics": Rule(f"{BASE} {API} hrdma hrdma.topo hrdma.lab", "numpy"),
     "hrdma.cli": Rule(
-        f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.topo hrdma.bench hrdma.launch hrdma.lab", "click rich"
+        f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.topo hrdma.bench hrdma.bench.fabrics hrdma.launch hrdma.lab hrdma.planning", "click rich"
     ),
     "hrdma.__main__": Rule("hrdma.cli"),
     "hrdma.examples": Rule(f"{BASE} hrdma", "numpy sklearn rich"),

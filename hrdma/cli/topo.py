@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hrdma.lab import DEFAULT_NAME
+
 if TYPE_CHECKING:
     from hrdma.topo.cost import Cost
     from hrdma.topo.fabric import Fabric
@@ -231,14 +233,29 @@ def discover(output: str | None) -> None:
 @click.option(
     "--simulate/--closed-forms", "simulated", default=None, help="How to predict; by default simulate up to 64 ranks."
 )
+@click.option("--measure", is_flag=True, help="Run each in a lab of this fabric, and show the difference. Needs root.")
+@click.option("--lab", "lab_name", default=DEFAULT_NAME, show_default=True, help="With --measure: which lab.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="With --measure: the median counts.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def compare(
     text: str, rate, latency, collective: str, nbytes: float, root: int, message, names: tuple[str, ...], simulated: bool | None,
-    as_json: bool,
+    measure: bool, lab_name: str, rounds: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """Every algorithm's steps, bytes per NIC and predicted time."""
+    """Every algorithm's steps, bytes per NIC and predicted time.
+
+    \b
+    hrdma lab up bcube --n 3 --levels 2 --rate 200mbit
+    hrdma topo compare --fabric bcube:3,2 --size 32MiB --measure
+    """
     from hrdma.topo.planner import compare as compared
 
+    if measure:
+        from hrdma.cli.measured import like_lab, show
+
+        rate, latency = like_lab(lab_name, text, rate, latency)
+        with _progress() as progress:
+            show(_fabric(text, rate, latency), lab_name, collective, nbytes, _cost(message), names, rounds, as_json, progress)
+        return
     fabric = _fabric(text, rate, latency)
     with _progress() as progress:
         found, refused = compared(

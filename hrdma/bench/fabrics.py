@@ -1,0 +1,198 @@
+"""Algorithms on a fabric, measured beside their predictions: the ranks' part, and the part that starts them in a lab.
+
+The prediction is made first: the links' rates as they are configured, less what headers take (`PAYLOAD`), simulated; no
+parameter comes from what is measured. Then one job runs every algorithm and size in interleaved rounds, so that what the
+machine does in a moment falls on all. Each result is checked, each NIC's bytes are counted by the kernel, and the job
+fails where shared memory carried anything between hosts. How busy the processors were is part of the result: a lab is
+one machine, and when that is full its links are not what limits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from hrdma.communicator import Communicator
+    from hrdma.lab.lab import Lab
+    from hrdma.topo.fabric import Fabric
+    from hrdma.topo.planner import Candidate
+
+__all__ = ["PAYLOAD", "Measurement", "measure", "payload", "plain"]
+
+PAYLOAD = 1448 / 1514  # of a full Ethernet frame that carries TCP
+MODULUS = 1000  # of the test data: sums stay exact in float32
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One algorithm and size. Times in seconds, of the slowest rank."""
+
+    algorithm: str
+    parts: int
+    nbytes: int
+    predicted: float
+    measured: float  #: median of the rounds
+    least: float
+    most: float
+    per_nic: float  #: bytes that were to leave the busiest NIC
+    sent: float  #: bytes that left it, headers and answers included; median of the rounds
+    busy: float  #: share of this machine's processors
+
+    @property
+    def off(self) -> float:
+        """How much longer than predicted, as a share."""
+        return self.measured / self.predicted - 1
+
+
+class _Case(NamedTuple):
+    algorithm: str
+    parts: int
+    nbytes: int
+
+
+# -- outside the lab ----------------------------------------------------------------------------------------------------
+
+
+def payload(fabric: Fabric) -> Fabric:
+    """The fabric that payload sees: rates less headers."""
+    links = tuple(link._replace(rate=link.rate * PAYLOAD) for link in fabric.links)
+    return replace(fabric, links=links)
+
+
+def measure(
+    lab: Lab, fabric: Fabric, candidates: Sequence[tuple[int, Candidate]], *, rounds: int = 3, timeout: float = 600.0
+) -> list[Measurement]:
+    """Runs allreduces of float32 in a lab.
+
+    Parameters
+    ----------
+    lab : Lab
+        Up, and of this fabric.
+    fabric : Fabric
+        With the rates of its links; what is planned on is its `payload`.
+    candidates : sequence of (int, Candidate)
+        Bytes, and what was predicted on the `payload` of the fabric.
+    rounds : int
+    timeout : float
+        Seconds for all.
+
+    Raises
+    ------
+    RuntimeError
+        The lab is of another fabric; a rank failed, as it said on its error stream.
+    """
+    rates = sorted({nic["rate_bit_s"] for node in lab.nodes[: lab.hosts] for nic in node["nics"]})
+    wanted = sorted({fabric.links[way >> 1].rate for way in fabric.host_links()})
+    if (lab.fabric, rates) != (fabric.name, wanted):
+        raise RuntimeError(f"lab {lab.name} is {lab.fabric} of {rates} bit/s, not {fabric.name} of {wanted} bit/s")
+    from hrdma.topo.fabric_file import dump
+
+    cases = [_Case(candidate.algorithm, candidate.parts, nbytes) for nbytes, candidate in candidates]
+    with tempfile.TemporaryDirectory(prefix="hrdma-") as folder:
+        dump(payload(fabric), f"{folder}/fabric.toml")
+        wish = {"cases": cases, "rounds": rounds, "output": f"{folder}/found.json"}
+        code = lab.run(
+            [sys.executable, "-m", "hrdma.bench.fabrics", json.dumps(wish)],
+            timeout=timeout,
+            env={**os.environ, "HRDMA_FABRIC": f"{folder}/fabric.toml"},
+        )
+        if code:
+            raise RuntimeError(f"the job in lab {lab.name} ended with {code}")
+        found = json.loads(Path(wish["output"]).read_text())
+    return [
+        Measurement(case.algorithm, case.parts, case.nbytes, c.seconds, per_nic=c.per_nic, **told)
+        for case, (_, c), told in zip(cases, candidates, found)
+    ]
+
+
+# -- in it, on every rank -----------------------------------------------------------------------------------------------
+
+
+def _busy() -> tuple[float, float]:
+    """Time of all processors: not idle, all."""
+    values = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return float(sum(values) - values[3] - values[4]), float(sum(values))
+
+
+def _sent() -> float:
+    """Bytes that have left the busiest NIC of this host."""
+    rows = [line.split(":") for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
+    return float(max((int(row[1].split()[8]) for row in rows if row[0].strip() != "lo"), default=0))
+
+
+class _Job:
+    """The cases on a communicator: each has one of its own, and so a plan of its own."""
+
+    def __init__(self, comm: Communicator, cases: Sequence[_Case]) -> None:
+        self.comm = comm
+        self.cases = cases
+        self.comms = []
+        for case in cases:
+            own = comm.dup()
+            own._plan_override = (case.algorithm, case.parts)
+            self.comms.append(own)
+        count = max(case.nbytes for case in cases) // 4
+        self.pattern = (np.arange(count, dtype=np.float32) % MODULUS).astype(np.float32)
+        self.x = np.empty(count, np.float32)
+        self.wrong = 0
+
+    def run(self, number: int) -> tuple[float, float, float]:
+        """Seconds of the slowest rank, bytes that left the busiest NIC of all, busy share of the processors."""
+        size, count = self.comm.size, self.cases[number].nbytes // 4
+        x, pattern = self.x[:count], self.pattern[:count]
+        np.add(pattern, np.float32(self.comm.rank), out=x)
+        self.comm.barrier()
+        sent, before = _sent(), _busy()
+        begun = time.perf_counter()
+        self.comms[number].allreduce(x)
+        took = time.perf_counter() - begun
+        told = np.array([took, _sent() - sent], np.float64)
+        used, total = (b - a for a, b in zip(before, _busy()))
+        self.comm.allreduce(told, "max")
+        self.wrong += int(np.count_nonzero(x != pattern * size + size * (size - 1) // 2))
+        return float(told[0]), float(told[1]), used / total if total else 0.0
+
+
+def rank_main(wish: dict[str, Any]) -> None:
+    """What every rank runs."""
+    import hrdma
+    from hrdma.lab.traffic import check_wires
+
+    with hrdma.init() as comm:
+        job = _Job(comm, [_Case(*case) for case in wish["cases"]])
+        for number in range(len(job.cases)):
+            job.run(number)  # plans, and lets the windows find the rates
+        rows = [[job.run(number) for number in range(len(job.cases))] for _ in range(wish["rounds"])]
+        check_wires(comm)
+        wrong = np.array([job.wrong], np.int64)
+        comm.allreduce(wrong)
+        if wrong[0]:
+            raise RuntimeError(f"{wrong[0]} elements of the results are wrong")
+        if comm.rank == 0:
+            found = []
+            for times, sent, busy in (zip(*(row[number] for row in rows)) for number in range(len(job.cases))):
+                found.append(
+                    {"measured": statistics.median(times), "least": min(times), "most": max(times),
+                     "sent": statistics.median(sent), "busy": statistics.median(busy)}
+                )  # fmt: skip
+            Path(wish["output"]).write_text(json.dumps(found))
+
+
+def plain(found: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """For JSON."""
+    return [{**asdict(one), "off": one.off} for one in found]
+
+
+if __name__ == "__main__":
+    rank_main(json.loads(sys.argv[1]))

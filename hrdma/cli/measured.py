@@ -1,0 +1,73 @@
+"""`hrdma topo compare --measure`: predictions beside what a lab of the fabric measures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from hrdma.topo.cost import Cost
+    from hrdma.topo.fabric import Fabric
+
+__all__ = ["like_lab", "show"]
+
+
+def like_lab(
+    name: str, text: str, rate: float | None, latency: float | None
+) -> tuple[float | None, float | None]:
+    """Rate and latency of a fabric's links: the lab's, where neither the user nor a file says others."""
+    from hrdma.lab.lab import Lab
+
+    lab = Lab.find(name)
+    if rate is not None or text.endswith(".toml") or Path(text).is_file():
+        return rate, latency
+    nic = lab.nodes[0]["nics"][0]
+    return nic["rate_bit_s"], nic["latency"] if latency is None else latency
+
+
+def show(
+    fabric: Fabric, name: str, collective: str, nbytes: float, cost: Cost, names: tuple[str, ...], rounds: int, as_json: bool,
+    progress: Callable[[str, int, int], None],
+) -> None:  # fmt: skip
+    """Predicts, runs, and prints both.
+
+    Raises
+    ------
+    ValueError
+        Another collective than allreduce, a size that is no whole number of float32, an unknown algorithm.
+    RuntimeError
+        The lab is of another fabric, or the job in it failed.
+    """
+    from hrdma.bench.fabrics import measure, payload, plain
+    from hrdma.lab.lab import Lab
+    from hrdma.topo.planner import compare
+    from hrdma.topo.units import in_bytes, in_seconds
+
+    if collective != "allreduce":
+        raise ValueError(f"--measure runs allreduce, not {collective}")
+    if nbytes < 4 or nbytes % 4:
+        raise ValueError(f"--measure sums float32: {nbytes:g} bytes are no whole number of them")
+    seen, refused = compare(
+        collective, payload(fabric), nbytes, cost, names=names or None, simulated=True, progress=progress
+    )
+    best = {candidate.algorithm: candidate for candidate in reversed(seen)}  # of each its best number of parts
+    listed = sorted(best.values(), key=lambda candidate: candidate.seconds)
+    found = measure(Lab.find(name), fabric, [(int(nbytes), candidate) for candidate in listed], rounds=rounds)
+    if as_json:
+        document = {"fabric": fabric.name, "digest": fabric.digest(), "collective": collective, "nbytes": nbytes}
+        click.echo(json.dumps(document | {"measurements": plain(found), "refused": refused}, indent=2))
+        return
+    click.echo(f"{collective} of {in_bytes(nbytes)} on {fabric}")
+    click.echo(f"{'algorithm':14}{'parts':>6}{'predicted':>11}{'measured':>11}{'off by':>8}{'per NIC':>12}{'busy':>7}")
+    for one in found:
+        click.echo(
+            f"{one.algorithm:14}{one.parts:6}{in_seconds(one.predicted):>11}{in_seconds(one.measured):>11}{one.off:+8.0%}"
+            f"{in_bytes(one.sent):>12}{one.busy:7.0%}"
+        )
+    click.echo("shared memory carried nothing between hosts; every result was right")
+    for algorithm, why in refused:
+        click.echo(f"{algorithm}: {why}", err=bool(names))

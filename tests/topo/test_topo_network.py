@@ -1,0 +1,220 @@
+"""Network: plans of a job that says on which fabric it runs; which NICs are its rails; what discovery measures with what."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from topo_reference import ROOTED, counts_of, run
+
+from hrdma import nics
+from hrdma.discovery import circles, rounds
+from hrdma.errors import ScheduleError
+from hrdma.planning import NETWORK, Network, lower, network, plan
+from hrdma.topo import plan_file
+from hrdma.topo import program as isa
+from hrdma.topo.fabric_file import dump, dumps, load, loads
+from hrdma.topo.fabrics import parse
+from hrdma.topo.infer import Nic
+from hrdma.topo.planner import plan as on_fabric
+from hrdma.topo.verify import check_programs
+from hrdma.types import COLLECTIVES
+
+BCUBE = Network(parse("bcube:2,2", rate="50mbit", latency=0))
+
+
+def plans(on: Network, collective: str, counts, **how) -> list:
+    size = on.fabric.ranks
+    return [
+        plan(collective, size=size, rank=rank, counts=counts, itemsize=8, dtype="int64", on=on, **how)
+        for rank in range(size)
+    ]
+
+
+# --- plans ---
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("fabric", ("bcube:2,2", "torus:2x2", "cluster:2,2,2", "star:3"))
+def test_plans_of_all_ranks_fit_and_compute(collective: str, fabric: str) -> None:
+    on = Network(parse(fabric))
+    for count in (0, 3, 5000):
+        for in_place in (False, True):
+            root = 1 if collective in ROOTED else 0
+            made = plans(on, collective, count, root=root, in_place=in_place)
+            assert all(one.choice is None and f"on {on.fabric.name}" in one.explanation for one in made)
+            counts = [count] * on.fabric.ranks
+            if collective not in ("allreduce", "reduce", "broadcast", "barrier"):
+                counts = counts_like(collective, on.fabric.ranks, count)
+            run(made, collective, counts, root, in_place, mapped=False, credits=2, seed=count)
+
+
+def counts_like(collective: str, size: int, count: int) -> list:
+    """As the reference writes blocks of one length."""
+    example = counts_of(collective, size, "one")
+    if isinstance(example[0], int):
+        return [count] * size
+    return [tuple([count] * size for _ in one) if isinstance(one, tuple) else [count] * size for one in example]
+
+
+def test_large_vectors_take_all_rails() -> None:
+    made = plans(BCUBE, "allreduce", 1 << 20, in_place=True)
+    check_programs(made)
+    for one in made:
+        sends = one.instrs[one.instrs["op"] == isa.SEND]
+        by_lane = [int(sends["len"][sends["lane"] == lane].sum()) for lane in (0, 1)]
+        assert by_lane[0] == by_lane[1] == 8 * (1 << 20) * 3 // 4
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"dtype": "float32", "deterministic": True, "counts": 100}, "other orders than that of the ranks"),
+        ({"dtype": "float32", "collective": "allgather", "counts": [1, 2, 3, 4]}, "blocks of one length"),
+    ],
+)
+def test_what_no_fabric_plan_can_do_is_planned_as_ever_and_says_so(how: dict, reason: str) -> None:
+    asked = {"collective": "allreduce", "size": 4, "rank": 1, "itemsize": 4, **how}
+    found = plan(on=BCUBE, **asked)
+    assert found.choice is not None and f"not planned for bcube:2,2: {reason}" not in plan(**asked).explanation
+    assert "; not planned for bcube:2,2: " in found.explanation and reason in found.reason
+    assert (found.instrs == plan(**asked).instrs).all()
+
+
+def test_whole_numbers_are_deterministic_anyhow() -> None:
+    found = plan("allreduce", size=4, rank=0, counts=10, dtype="int64", itemsize=8, deterministic=True, on=BCUBE)
+    assert found.choice is None
+
+
+def test_one_algorithm_may_be_asked_for() -> None:
+    found = plan("allreduce", size=4, rank=0, counts=1000, itemsize=4, algorithm="bml", parts=2, on=BCUBE)
+    schedule = on_fabric("allreduce", BCUBE.fabric, 4096, algorithm="bml").schedule(0)
+    assert len(found.instrs) >= len(lower(schedule, 0, 1000, 4).instrs) and "bml on bcube:2,2" in found.explanation
+    with pytest.raises(ValueError, match="torus cannot plan allreduce on bcube:2,2: it needs a torus"):
+        plan("allreduce", size=4, rank=0, counts=1000, itemsize=4, algorithm="torus", on=BCUBE)
+
+
+def test_sizes_that_differ_little_share_a_plan() -> None:
+    made = [BCUBE.plan("allreduce", rank=0, counts=n, itemsize=4, root=0, in_place=True, deterministic=False, cost=NETWORK)
+            for n in (257, 300, 512, 513)]  # fmt: skip
+    assert [one.reason.split(" on ")[0] for one in made] == ["allreduce of 2 KiB"] * 3 + ["allreduce of 4 KiB"]
+
+
+# --- settings ---
+
+
+def test_the_settings_name_a_fabric_a_file_or_a_plan(tmp_path) -> None:
+    assert network("", "", 4) is None
+    assert network("bcube:2,2", "", 4).fabric == parse("bcube:2,2")
+    dump(BCUBE.fabric, tmp_path / "mine.toml")
+    assert network(str(tmp_path / "mine.toml"), "", 4).fabric == BCUBE.fabric
+    made = on_fabric("allreduce", BCUBE.fabric, 1 << 20, algorithm="hips-mesh")
+    plan_file.dump(made, tmp_path / "plan.json")
+    found = network("", str(tmp_path / "plan.json"), 4)
+    assert found.fabric == BCUBE.fabric and found.digest() != BCUBE.digest()
+    (one, other) = (plan(name, size=4, rank=0, counts=1000, itemsize=4, on=found) for name in ("allreduce", "allgather"))
+    assert "hips-mesh" in one.explanation and "allgather" in other.explanation
+    assert (one.instrs == lower(made.schedule(0), 0, 1000, 4).instrs).all()
+
+
+@pytest.mark.parametrize(
+    ("fabric", "ranks", "error", "match"),
+    [
+        ("bcube:2,2", 5, ValueError, r"bcube:2,2 \(bcube:2,2\) has 4 ranks, the job 5"),
+        ("bcube", 4, ValueError, "numbers of 'bcube'"),
+        ("absent.toml", 4, OSError, "absent.toml"),
+    ],
+)
+def test_wrong_fabrics_are_refused(fabric, ranks, error, match) -> None:
+    with pytest.raises(error, match=match):
+        network(fabric, "", ranks)
+
+
+def test_wrong_plans_are_refused(tmp_path) -> None:
+    path = tmp_path / "plan.json"
+    text = plan_file.dumps(on_fabric("allreduce", BCUBE.fabric, 1 << 20, algorithm="bml"))
+    path.write_text(text)
+    with pytest.raises(ScheduleError, match="the plan is for another fabric"):
+        network("bcube:2,2", str(path), 4)
+    with pytest.raises(ValueError, match="has 4 ranks, the job 3"):
+        network("", str(path), 3)
+    data = json.loads(text)
+    data["schedule"]["rounds"][0].pop()
+    path.write_text(json.dumps(data))
+    with pytest.raises(ScheduleError) as caught:
+        network("", str(path), 4)
+    assert caught.value.rank is not None and caught.value.chunk is not None
+
+
+# --- names of NICs ---
+
+
+def test_names_of_nics_are_kept_in_files() -> None:
+    named = replace(BCUBE.fabric, interfaces=(("eth1", "eth0"),) * 4)
+    assert loads(dumps(named)) == named and named.digest() != BCUBE.fabric.digest()
+    assert loads(dumps(BCUBE.fabric)).interfaces == ()
+    assert named.without(0).interfaces == ()
+
+
+@pytest.mark.parametrize("names", [(("a",),) * 4, (("a", "b"),) * 3, (("a", "a"),) * 4])
+def test_names_of_other_nics_are_refused(names) -> None:
+    with pytest.raises(ValueError, match=r"interfaces of host \d are .*; it has 2 NICs"):
+        replace(BCUBE.fabric, interfaces=names)
+
+
+def test_a_named_file_is_read(tmp_path) -> None:
+    (tmp_path / "f.toml").write_text(
+        'hosts = 2\ninterfaces = [["x"], ["y"]]\n[[link]]\na = [0, 0]\nb = [1, 0]\nrate = "1mbit"\n'
+    )
+    assert load(tmp_path / "f.toml").interfaces == (("x",), ("y",))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "expected"),
+    [
+        ("", ["eth2", "eth10", "ib0"]),
+        ("eth*", ["eth2", "eth10"]),
+        ("^eth2", ["eth10", "ib0"]),
+        ("10.1.0.0/16", ["eth10"]),
+        ("ib0, 10.0.0.2", ["eth2", "ib0"]),
+        ("eth*,^10.1.0.0/16", ["eth2"]),
+        ("none", []),
+    ],
+)
+def test_the_grammar_of_interfaces(monkeypatch, grammar: str, expected: list[str]) -> None:
+    there = {
+        "lo": None,
+        "ib0": nics.Nic("ib0", "fd00::1", "fd00::/64"),
+        "eth10": nics.Nic("eth10", "10.1.0.2", "10.1.0.0/24"),
+        "eth2": nics.Nic("eth2", "10.0.0.2", "10.0.0.0/24"),
+    }
+    monkeypatch.setattr(nics.socket, "if_nameindex", lambda: list(enumerate(there, 1)))
+    monkeypatch.setattr(nics, "_nic", there.get)
+    assert [nic.name for nic in nics.nics(grammar)] == expected
+
+
+def test_this_host_is_read() -> None:
+    for nic in nics.nics():
+        assert nic.name != "lo" and "/" in nic.subnet
+
+
+# --- what discovery measures ---
+
+
+def test_every_nic_sends_and_receives_once() -> None:
+    hosts = [[Nic("n0", f"s{host // 3}"), Nic("n1", f"t{host % 3}"), Nic("alone", f"a{host}")] for host in range(9)]
+    edges = circles(hosts)
+    ports = sorted((host, nic) for host in range(9) for nic in (0, 1))
+    assert sorted(edge.src for edge in edges) == sorted(edge.dst for edge in edges) == ports
+    made = rounds(edges)
+    assert sorted(edge for together in made for edge in together) == sorted(edges) and len(made) <= 4
+    for together in made:
+        for end in ("src", "dst"):
+            hosts_of = [getattr(edge, end)[0] for edge in together]
+            assert len(set(hosts_of)) == len(hosts_of)
+
+
+def test_two_nics_of_a_host_in_one_subnet_do_not_measure_each_other() -> None:
+    edges = circles([[Nic("a", "s"), Nic("b", "s")], [Nic("a", "s")]])
+    assert edges and all(edge.src[0] != edge.dst[0] for edge in edges)
