@@ -1,0 +1,77 @@
+"""Jobs of the tests of rails: ``python rails_jobs.py MODE ...``; each rank prints a line of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import hrdma
+from hrdma.lab.traffic import check_wires
+
+COUNT = 200_000
+
+
+def sent() -> dict[str, int]:
+    """Bytes that have left each NIC of this host."""
+    rows = [line.split(":") for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
+    return {name.strip(): int(values.split()[8]) for name, values in rows}
+
+
+def summed(algorithm: str = "", count: str = str(COUNT)) -> dict:
+    """Allreduces, checked; what left by which NIC during the last one."""
+    with hrdma.init() as comm:
+        own = comm.dup()
+        if algorithm:
+            own._plan_override = (algorithm, 1)
+        for _ in range(2):
+            x = np.arange(int(count), dtype=np.float32) % 1000 * comm.size + comm.rank
+            expected = (x - comm.rank) * comm.size + sum(range(comm.size))
+            comm.barrier()
+            before = sent()
+            own.allreduce(x)
+            moved = {name: n - before[name] for name, n in sent().items() if name != "lo"}
+            comm.barrier()
+            assert (x == expected).all()
+        check_wires(comm)
+        rails = {peer["rails"] for peer in comm.stats()["peers"].values()}
+        return {"moved": moved, "rails": comm.info()["rails"], "each": sorted(rails)}
+
+
+def cut(nic: str) -> dict:
+    """Rank 1 pulls a cable in the middle: everybody hears of it."""
+    import subprocess
+
+    with hrdma.init(tcp="user_timeout=2") as comm:
+        x = np.ones(COUNT, np.float32)
+        comm.allreduce(x)
+        begun = time.monotonic()
+        try:
+            for turn in range(200):
+                if turn == 1 and comm.rank == 1:
+                    subprocess.run(["ip", "link", "set", nic, "down"], check=True)
+                comm.allreduce(x, timeout=25)
+        except hrdma.HrdmaError as error:
+            return {"error": type(error).__name__, "after": time.monotonic() - begun}
+        return {"error": "", "after": 0.0}
+
+
+def messages() -> dict:
+    """Messages between users keep to the first rail, and to their order."""
+    with hrdma.init() as comm:
+        other = comm.size - 1 - comm.rank
+        before = sent()
+        requests = [comm.irecv(np.empty(n, np.uint8), other, tag=1) for n in (10, 300_000, 20)]
+        for n in (10, 300_000, 20):
+            comm.send(np.full(n, 7, np.uint8), other, tag=1)
+        sizes = [request.wait()[1] for request in requests]
+        moved = {name: n - before[name] for name, n in sent().items() if name != "lo"}
+        comm.barrier()
+        return {"sizes": sizes, "moved": moved}
+
+
+if __name__ == "__main__":
+    print(json.dumps({"summed": summed, "cut": cut, "messages": messages}[sys.argv[1]](*sys.argv[2:])), flush=True)

@@ -1,0 +1,191 @@
+"""Plans on all NICs: which bytes leave by which, what is said where one is missing, discovery, measured beside predicted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lab_jobs import environment
+
+from hrdma.bench import fabrics as measuring
+from hrdma.lab.lab import Lab
+from hrdma.topo import fabric_file, plan_file
+from hrdma.topo.fabrics import parse
+from hrdma.topo.planner import plan
+
+JOB = str(Path(__file__).with_name("rails_jobs.py"))
+PAYLOAD = 4 * 200_000  # bytes of the vector in the jobs
+FABRIC = "bcube:2,2"
+
+
+def job(lab: Lab, *arguments: str, timeout: float = 60, **settings: str) -> tuple[list[dict], str]:
+    """What the ranks printed, in their order, and the error stream."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hrdma", "lab", "run", "--name", lab.name, "--", JOB, *arguments],
+        env=environment(**settings), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("["))
+    return [json.loads(line.partition("] ")[2]) for line in lines], done.stderr
+
+
+def topo(*arguments: str, timeout: float = 100, **how) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hrdma", "topo", *arguments]
+    return subprocess.run(
+        command, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, **how
+    )
+
+
+# --- rails ---
+
+
+def test_a_plan_leaves_by_all_nics_at_once(lab):
+    found, _ = job(lab, "summed", "bml", HRDMA_FABRIC=FABRIC)
+    share = PAYLOAD * 3 / 4  # 2 (n - 1) / n of the vector, by two NICs
+    for one in found:
+        assert one["rails"] == ["nic0", "nic1"] and one["each"] == [2]
+        for nic in ("nic0", "nic1"):
+            assert share < one["moved"][nic] < 1.25 * share
+
+
+def test_lane_0_alone_leaves_by_nic_0_and_relays(lab):
+    """direct has one lane: what goes to a host that differs in both digits is relayed by another's NIC 1."""
+    found, _ = job(lab, "summed", "direct", HRDMA_FABRIC=FABRIC)
+    for one in found:
+        assert one["moved"]["nic0"] > 0.9 * PAYLOAD and one["moved"]["nic1"] > 0.9 * PAYLOAD / 2
+    # and with the order of NICs exchanged, lane 0 is NIC 1
+    assert sum(one["moved"]["nic0"] for one in found) > 3 * PAYLOAD
+
+
+def test_names_of_nics_say_which_is_which(lab, tmp_path):
+    swapped = replace(parse("star:4"), interfaces=(("nic1",),) * 4)
+    fabric_file.dump(swapped, tmp_path / "swapped.toml")
+    found, _ = job(lab, "summed", "ring", HRDMA_FABRIC=str(tmp_path / "swapped.toml"))
+    assert [one["rails"] for one in found] == [["nic1"]] * 4
+    named = replace(parse(FABRIC), interfaces=(("nic1", "nic0"),) * 4)
+    fabric_file.dump(named, tmp_path / "named.toml")
+    found, _ = job(lab, "summed", "ring", HRDMA_FABRIC=str(tmp_path / "named.toml"))
+    assert [one["rails"] for one in found] == [["nic1", "nic0"]] * 4
+
+
+def test_messages_of_users_keep_to_the_first_rail(lab):
+    found, _ = job(lab, "messages", HRDMA_FABRIC=FABRIC)
+    assert [one["sizes"] for one in found] == [[10, 300_000, 20]] * 4
+    # 0 and 3, 1 and 2 are apart in both digits: the first step is by NIC 0, whoever relays takes NIC 1
+    for one in found:
+        assert one["moved"]["nic0"] > 300_000
+
+
+def test_without_a_fabric_there_is_one_connection(lab):
+    found, _ = job(lab, "summed")
+    assert all(one["rails"] == [] and one["each"] == [1] for one in found)
+
+
+def test_a_missing_nic_is_said_in_one_line_and_done_without(lab):
+    found, said = job(lab, "summed", "bml", HRDMA_FABRIC=FABRIC, HRDMA_IFNAME="nic0")
+    assert all(one["rails"] == [] and one["each"] == [1] for one in found)
+    for host in range(4):
+        text = f"host {host} of bcube:2,2 has 2 NICs, this one only nic0: what belongs to the others goes by the first"
+        assert said.count(text) == 1
+
+
+def test_a_cable_that_is_pulled_is_an_error_on_every_rank(name):
+    with Lab.up(parse(FABRIC, rate="100mbit", latency=0), name) as own:
+        found, _ = job(own, "cut", "nic1", timeout=90, HRDMA_FABRIC=FABRIC)
+        assert {one["error"] for one in found} == {"PeerError"}
+        assert max(one["after"] for one in found) < 25
+
+
+# --- plans and discovery ---
+
+
+def test_a_plan_from_a_file_is_what_runs(lab, tmp_path):
+    path = tmp_path / "plan.json"
+    plan_file.dump(plan("allreduce", parse(FABRIC), 1 << 20, algorithm="bml"), path)
+    found, said = job(lab, "summed", HRDMA_PLAN=str(path), HRDMA_LOG_LEVEL="info")
+    assert all(one["rails"] == ["nic0", "nic1"] for one in found)
+    assert said.count("INFO: allreduce of 1 MiB on bcube:2,2, 4 ranks: bml, predicted") == 4
+    path.write_text(path.read_text().replace('"collective": "allreduce"', '"collective": "broadcast"', 1))
+    done = subprocess.run(
+        [sys.executable, "-m", "hrdma", "lab", "run", "--name", lab.name, "--", JOB, "summed"],
+        env=environment(HRDMA_PLAN=str(path)), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode and "the plan is for broadcast, its schedule for allreduce" in done.stderr + done.stdout
+
+
+def test_a_job_discovers_its_fabric(lab, tmp_path):
+    command = [sys.executable, "-m", "hrdma", "lab", "run", "--name", lab.name, "--", sys.executable, "-m", "hrdma"]
+    done = subprocess.run(
+        [*command, "topo", "discover", "-o", "found.toml"],
+        env=environment(), capture_output=True, text=True, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = fabric_file.load(tmp_path / "found.toml")
+    # four hosts in pairs are a torus as well: the wires are the same
+    assert (found.kind, found.shape, found.interfaces) == ("torus", (2, 2), (("nic0", "nic1"),) * 4)
+    assert done.stdout.startswith("[0] torus:2x2: 4 hosts, 0 switches") and found.digest() in done.stdout
+    assert len(done.stdout.splitlines()) == 2  # rank 0 alone speaks
+    assert {(link.a, link.b) for link in found.links} == {(link.a, link.b) for link in parse("torus:2x2").links}
+    for link in found.links:
+        assert 0.3 * 50e6 < link.rate < 1.05 * 50e6 and 0 < link.latency < 0.05
+    ran, _ = job(lab, "summed", "torus", HRDMA_FABRIC=str(tmp_path / "found.toml"))
+    assert all(one["rails"] == ["nic0", "nic1"] for one in ran)
+
+
+# --- measured beside predicted ---
+
+
+def test_compare_measures_in_a_lab(lab):
+    done = topo("compare", "--fabric", FABRIC, "--size", "256KiB", "--measure", "--lab", lab.name, "--rounds", "1",
+                "--algorithm", "bml", "--algorithm", "ring", "--json")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = {one["algorithm"]: one for one in json.loads(done.stdout)["measurements"]}
+    assert set(found) == {"bml", "ring"}
+    for one in found.values():
+        assert one["least"] <= one["measured"] <= one["most"] and one["measured"] > 0.5 * one["predicted"] > 0
+        assert one["sent"] > one["per_nic"] > 0 and 0 < one["busy"] <= 1
+    assert found["bml"]["predicted"] < found["ring"]["predicted"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--fabric", "torus:2x2"], "is bcube:2,2 of [50000000.0] bit/s, not torus:2x2"),
+        (["--fabric", FABRIC, "--rate", "1gbit"], "not bcube:2,2 of [1000000000.0] bit/s"),
+        (["--fabric", FABRIC, "--collective", "broadcast"], "--measure runs allreduce, not broadcast"),
+        (["--fabric", FABRIC, "--size", "5B"], "5 bytes are no whole number"),
+        (["--fabric", FABRIC, "--algorithm", "nosuch"], "unknown algorithm 'nosuch'"),
+    ],
+)
+def test_compare_refuses_to_measure_something_else(lab, arguments, complaint):
+    asked = arguments if "--size" in arguments else [*arguments, "--size", "4KiB"]
+    done = topo("compare", "--measure", "--lab", lab.name, *asked)
+    assert done.returncode in (1, 2) and complaint in done.stderr
+
+
+class Wrong:
+    """A communicator of which the results are wrong by one element."""
+
+    size, rank = 2, 0
+
+    def dup(self):
+        return Wrong()
+
+    def barrier(self):
+        pass
+
+    def allreduce(self, x, op="sum"):
+        if x.dtype == np.float32:
+            x[:] = x * 2 + 1
+            x[-1] += 1
+
+
+def test_a_wrong_result_would_be_noticed():
+    job = measuring._Job(Wrong(), [measuring._Case("ring", 1, 400)])
+    job.run(0)
+    assert job.wrong == 1
