@@ -102,7 +102,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("HRDMA_TRANSPORT", _names, (), "providers that may be used, best first (shm,tcp); unset: all that work"),
     Setting("HRDMA_REQUIRE", _names, (), "providers without which init raises instead of falling back"),
     Setting("HRDMA_IFNAME", _text, "", "network interfaces: name, glob, ^exclude or CIDR, with commas between"),
-    Setting("HRDMA_FABRIC", _text, "", "network of the job, for which collectives are planned: TOML file, or bcube:3,2"),
+    Setting(
+        "HRDMA_FABRIC", _text, "", "network of the job, for which collectives are planned: TOML file, or bcube:3,2"
+    ),
     Setting("HRDMA_PLAN", _text, "", "file of `hrdma topo plan -o`: the schedule that its collective runs"),
     Setting("HRDMA_HOST_ID", _text, "", "overrides what tells hosts apart (boot id and network namespace)"),
     Setting("HRDMA_PORT", _port, None, "port of the rendezvous on MASTER_ADDR; unset: MASTER_PORT"),

@@ -80,7 +80,9 @@ def discover(comm: Communicator) -> Fabric:
             if first[mine] == comm.rank:
                 found += _round(together, mine, by_host, listeners)
     measured = [tuple(entry) for entries in _shared(comm, [_plain(*entry) for entry in found]) for entry in entries]
-    good = {(subnet, tuple(src), tuple(dst)): (rate, latency) for subnet, src, dst, rate, latency in measured if rate > 0}
+    good = {
+        (subnet, tuple(src), tuple(dst)): (rate, latency) for subnet, src, dst, rate, latency in measured if rate > 0
+    }
     apart = {edge.subnet for edge in edges if (edge.subnet, edge.src, edge.dst) not in good}
     for subnet in sorted(apart):
         if comm.rank == 0:

@@ -41,7 +41,9 @@ def nics(ifname: str = "") -> list[Nic]:
     -----
     Some system calls for each interface. Addresses beyond an interface's first one are not seen.
     """
-    found = sorted(filter(None, map(_nic, [name for _, name in socket.if_nameindex()])), key=lambda nic: _order(nic.name))
+    found = sorted(
+        filter(None, map(_nic, [name for _, name in socket.if_nameindex()])), key=lambda nic: _order(nic.name)
+    )
     items = [item.strip() for item in ifname.split(",") if item.strip()]
     wanted = [item for item in items if not item.startswith("^")]
     unwanted = [item[1:] for item in items if item.startswith("^")]

@@ -115,10 +115,7 @@ class Runtime:
         host = fabric.host_of(self.rank)
         wanted = fabric.nics(host)
         there = [nic.name for nic in nics(self.config.ifname)]
-        if fabric.interfaces:
-            found = [name for name in fabric.interfaces[host] if name in there]
-        else:
-            found = there[:wanted]
+        found = [name for name in fabric.interfaces[host] if name in there] if fabric.interfaces else there[:wanted]
         if len(found) < wanted:
             self.log.warning(
                 "host %d of %s has %d NICs, this one %s: what belongs to the others goes by the first",

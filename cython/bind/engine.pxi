@@ -15,7 +15,8 @@ cdef class Engine:
     token : bytes or None
         Secret of the job. None: peers on this host alone are believed, unless ``insecure``.
     ifname, options, fault : str or None
-        Interface grammar, ``"nic0;nic1"`` for rails 0 and 1; ``"tcp:cc=cubic;shm:ring=1M"``; faults to inject, in the same form.
+        Interface grammar, ``"nic0;nic1"`` for rails 0 and 1; ``"tcp:cc=cubic;shm:ring=1M"``; faults to inject, in the
+        same form.
     spin_us : int
         How long a wait spins before it sleeps; -1 adapts.
 
@@ -90,7 +91,8 @@ cdef class Engine:
         Returns
         -------
         dict
-            Name of the provider, with ``:1`` for rail 1, to ``{"address": bytes, "caps": [...], "text": str, "eager_max", "segment",
+            Name of the provider, with ``:1`` for rail 1, to ``{"address": bytes, "caps": [...], "text": str,
+            "eager_max", "segment",
             "max_send"}``.
         """
         cdef const char *name

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["like_lab", "show"]
 
 
-def like_lab(
-    name: str, text: str, rate: float | None, latency: float | None
-) -> tuple[float | None, float | None]:
+def like_lab(name: str, text: str, rate: float | None, latency: float | None) -> tuple[float | None, float | None]:
     """Rate and latency of a fabric's links: the lab's, where neither the user nor a file says others."""
     from hrdma.lab.lab import Lab
 

@@ -235,7 +235,9 @@ def discover(output: str | None) -> None:
 )
 @click.option("--measure", is_flag=True, help="Run each in a lab of this fabric, and show the difference. Needs root.")
 @click.option("--lab", "lab_name", default=DEFAULT_NAME, show_default=True, help="With --measure: which lab.")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="With --measure: the median counts.")
+@click.option(
+    "--rounds", default=3, show_default=True, type=click.IntRange(1), help="With --measure: the median counts."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def compare(
     text: str, rate, latency, collective: str, nbytes: float, root: int, message, names: tuple[str, ...], simulated: bool | None,
@@ -254,7 +256,17 @@ def compare(
 
         rate, latency = like_lab(lab_name, text, rate, latency)
         with _progress() as progress:
-            show(_fabric(text, rate, latency), lab_name, collective, nbytes, _cost(message), names, rounds, as_json, progress)
+            show(
+                _fabric(text, rate, latency),
+                lab_name,
+                collective,
+                nbytes,
+                _cost(message),
+                names,
+                rounds,
+                as_json,
+                progress,
+            )
         return
     fabric = _fabric(text, rate, latency)
     with _progress() as progress:

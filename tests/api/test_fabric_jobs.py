@@ -26,7 +26,9 @@ def everything(comm):
         assert (gathered.reshape(n, count) == np.arange(count) * n + np.arange(n)[:, None]).all()
         blocks = np.concatenate([x + 1000 * rank for rank in range(n)])
         assert (comm.reduce_scatter(blocks) == total + 1000 * n * me).all()
-        assert (comm.alltoall(blocks).reshape(n, count) == np.arange(count) * n + np.arange(n)[:, None] + 1000 * me).all()
+        assert (
+            comm.alltoall(blocks).reshape(n, count) == np.arange(count) * n + np.arange(n)[:, None] + 1000 * me
+        ).all()
         comm.barrier()
     half = comm.split(me % 2)
     assert (half.allreduce(np.ones(1000)) == 2).all()

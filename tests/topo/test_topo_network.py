@@ -113,7 +113,9 @@ def test_the_settings_name_a_fabric_a_file_or_a_plan(tmp_path) -> None:
     plan_file.dump(made, tmp_path / "plan.json")
     found = network("", str(tmp_path / "plan.json"), 4)
     assert found.fabric == BCUBE.fabric and found.digest() != BCUBE.digest()
-    (one, other) = (plan(name, size=4, rank=0, counts=1000, itemsize=4, on=found) for name in ("allreduce", "allgather"))
+    (one, other) = (
+        plan(name, size=4, rank=0, counts=1000, itemsize=4, on=found) for name in ("allreduce", "allgather")
+    )
     assert "hips-mesh" in one.explanation and "allgather" in other.explanation
     assert (one.instrs == lower(made.schedule(0), 0, 1000, 4).instrs).all()
 
