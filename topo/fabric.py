@@ -253,9 +253,8 @@ class Fabric:
     @cached_property
     def _digest(self) -> str:
         told = (self.hosts, self.switches, self.links, self.kind, self.shape, self.ranks_per_host)
-        if self.interfaces:
-            told = (*told, self.interfaces)
-        return hashlib.sha256(repr((*told, self.memory_rate, self.memory_latency)).encode()).hexdigest()[:16]
+        names = (self.interfaces,) if self.interfaces else ()
+        return hashlib.sha256(repr((*told, *names, self.memory_rate, self.memory_latency)).encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
         slow, fast = (pick(link.rate for link in self.links) if self.links else 0 for pick in (min, max))

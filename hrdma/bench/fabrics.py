@@ -101,7 +101,8 @@ def measure(
     cases = [_Case(candidate.algorithm, candidate.parts, nbytes) for nbytes, candidate in candidates]
     with tempfile.TemporaryDirectory(prefix="hrdma-") as folder:
         dump(payload(fabric), f"{folder}/fabric.toml")
-        wish = {"cases": cases, "rounds": rounds, "output": f"{folder}/found.json"}
+        output = Path(folder, "found.json")
+        wish = {"cases": cases, "rounds": rounds, "output": str(output)}
         code = lab.run(
             [sys.executable, "-m", "hrdma.bench.fabrics", json.dumps(wish)],
             timeout=timeout,
@@ -109,7 +110,7 @@ def measure(
         )
         if code:
             raise RuntimeError(f"the job in lab {lab.name} ended with {code}")
-        found = json.loads(Path(wish["output"]).read_text())
+        found = json.loads(output.read_text())
     return [
         Measurement(case.algorithm, case.parts, case.nbytes, c.seconds, per_nic=c.per_nic, **told)
         for case, (_, c), told in zip(cases, candidates, found)
