@@ -30,7 +30,7 @@ $(STAMPS)/hrdma: $(EXTENSION) setup.py pyproject.toml $(PACKAGES) $(STAMPS)/buil
 		$(PY) setup.py -q build_ext --inplace --build-temp build/extension)
 	@touch $@
 
-.PHONY: build fast demo test check san bench bench-quick bench-parts clean help
+.PHONY: build fast demo lab test check san bench bench-quick bench-parts clean help
 build: $(STAMPS)/hrdma
 
 # --- what users call ---
@@ -40,6 +40,9 @@ fast: build $(STAMPS)/test.pip ## build, and run the fast tests (plain `make`)
 
 demo: build $(STAMPS)/demo.pip ## data-parallel training on four ranks
 	.venv/bin/hrdma run -n 4 -m hrdma.examples.train_digits
+
+lab: build ## a network of 9 hosts with 2 NICs each on this machine, to measure in (root)
+	.venv/bin/hrdma lab up bcube --n 3 --levels 2 --rate 200mbit
 
 test: build $(STAMPS)/test.pip ## every test that this machine can run; ends with what was skipped and why
 	$(PY) -m pytest $(WORKERS) --durations=10 --durations-min=2
@@ -80,6 +83,7 @@ bench-quick: build ## the same in three minutes: shared memory, 2 and 4 ranks, t
 bench-parts: build ## providers below the engine, planning and priority, beside the bare machine where that can be
 	@$(MAKE) -s -f tests/core/Makefile FLAVOUR=plain benchmarks
 	@set -e; for program in $(BENCHMARKS) "$(PY) benchmarks/bench_planning.py --times" \
+		"$(PY) benchmarks/bench_topo.py --quick" \
 		".venv/bin/hrdma run -n 2 benchmarks/bench_priority.py"; do echo; echo "$$program"; $$program; done
 
 clean: ## what was built; .venv stays

@@ -47,14 +47,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=["plain", "asan", "tsan"],
         help="build of the C tests (plain); may be repeated",
     )
+    parser.addoption("--nightly", action="store_true", help="also what takes minutes, the whole kill matrix among it")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"timeout(seconds): time limit of this test, instead of {TIME_LIMIT:g} s")
+    config.addinivalue_line("markers", "nightly: left out without --nightly")
     config.stash[C_SKIPS] = Counter()
     config.pluginmanager.register(CSkips(config.stash[C_SKIPS]))
     config.stash[STDERR] = os.dup(2)  # while a test runs, 2 is where its output is collected
     os.environ[MARK] = uuid.uuid4().hex
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--nightly"):
+        return
+    late = [item for item in items if item.get_closest_marker("nightly")]
+    items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+    config.hook.pytest_deselected(items=late)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
