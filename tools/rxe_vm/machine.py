@@ -30,7 +30,7 @@ PR_SET_PDEATHSIG = 1
 
 #: An oops in a driver ends the guest. Stalls are the host's doing: the guest shares its cores with whatever runs there.
 KERNEL_OPTIONS = (
-    "console=ttyS0 loglevel=5 panic=-1 oops=panic nowatchdog rcupdate.rcu_cpu_stall_suppress=1 mitigations=off"
+    "console=ttyS0 loglevel=5 panic=-1 oops=panic nowatchdog tsc=reliable rcupdate.rcu_cpu_stall_suppress=1 mitigations=off"
 )
 
 _libc = ctypes.CDLL(None, use_errno=True)
