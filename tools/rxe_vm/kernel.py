@@ -1,12 +1,17 @@
-"""The guest's kernel: Debian's own package, fetched once and unpacked in build/rxe_vm/kernel; nothing is installed."""
+"""The guest's kernel: Debian's own package, fetched once and unpacked in build/rxe_vm/kernel; nothing is installed.
+
+The package's image unpacks itself when it starts, which is most of the boot where QEMU translates; so it is unpacked here, once.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import lzma
 import os
 import re
 import shutil
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -28,7 +33,7 @@ class Kernel(NamedTuple):
 
     @property
     def image(self) -> Path:
-        return self.home / "boot" / f"vmlinuz-{self.release}"
+        return self.home / "boot" / f"vmlinux-{self.release}"
 
     @property
     def modules(self) -> Path:
@@ -56,8 +61,8 @@ def kernel(cache: Path) -> Kernel:
     with _alone(cache / "lock"):
         if not home.exists():
             _fetch(home)
-    (image,) = (home / "boot").glob("vmlinuz-*")
-    return Kernel(home, image.name.removeprefix("vmlinuz-"))
+    (release,) = os.listdir(home / "lib" / "modules")
+    return Kernel(home, release)
 
 
 def _fetch(home: Path) -> None:
@@ -73,7 +78,27 @@ def _fetch(home: Path) -> None:
     archive.unlink()
     (release,) = os.listdir(fresh / "lib" / "modules")
     _output("depmod", "-b", str(fresh), release)
+    packed = fresh / "boot" / f"vmlinuz-{release}"
+    Kernel(fresh, release).image.write_bytes(unpacked(packed.read_bytes()))
+    packed.unlink()
     fresh.rename(home)
+
+
+def unpacked(image: bytes) -> bytes:
+    """The ELF file in a bzImage of x86, which QEMU starts by its PVH entry.
+
+    References
+    ----------
+    The Linux kernel documentation, "The Linux/x86 Boot Protocol": setup_sects, payload_offset, payload_length.
+    """
+    if image[0x202:0x206] != b"HdrS":
+        raise StageError("the kernel's image is not a bzImage: no HdrS at 0x202")
+    start = (image[0x1F1] + 1) * 512 + struct.unpack_from("<I", image, 0x248)[0]
+    payload = image[start : start + struct.unpack_from("<I", image, 0x24C)[0]]
+    try:
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ).decompress(payload)  # its length follows, which is not for lzma
+    except lzma.LZMAError as error:
+        raise StageError(f"the kernel's image is not packed with xz: {error}") from None
 
 
 def _package_name() -> str:

@@ -128,9 +128,10 @@ class Guest:
         self.log.write_bytes(self.console.replace(b"\r", b""))
 
     def told(self) -> str:
-        """The end of the console."""
+        """The end of the console: what came before a panic, not the registers after it."""
         lines = self.console.decode(errors="replace").replace("\r", "").splitlines()
-        shown = "\n".join(f"    {line}" for line in lines[-TAIL_LINES:]) or "    (nothing)"
+        panic = next((place for place, line in enumerate(lines) if "Kernel panic" in line), len(lines))
+        shown = "\n".join(f"    {line}" for line in lines[: panic + 5][-TAIL_LINES:]) or "    (nothing)"
         return f"last lines of the console of guest {self.host} (all of it: {self.log}):\n{shown}"
 
 
