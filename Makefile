@@ -29,7 +29,7 @@ $(STAMPS)/hrdma: $(EXTENSION) setup.py pyproject.toml $(PACKAGES) $(STAMPS)/buil
 		$(PY) setup.py -q build_ext --inplace --build-temp build/extension)
 	@touch $@
 
-.PHONY: build fast demo test check san bench clean help
+.PHONY: build fast demo test check san bench bench-quick bench-parts clean help
 build: $(STAMPS)/hrdma
 
 # --- what users call ---
@@ -68,7 +68,15 @@ san: $(STAMPS)/test.pip ## the C tests under the address, undefined and thread s
 	$(PY) -m pytest tests/test_core.py --flavour asan --flavour tsan
 
 BENCHMARKS := $(patsubst benchmarks/core/%.c,build/c/plain/%,$(wildcard benchmarks/core/bench_*.c))
-bench: build ## latency, bandwidth, priority, planning: beside the bare machine where that can be
+FOUND = build/bench/$@
+SIDE_BY_SIDE = $(PY) benchmarks/side_by_side.py --json $(FOUND).json --markdown $(FOUND).md --picture $(FOUND).png
+bench: build ## hrdma, its peers and the machine's limits side by side; tables and a picture in build/bench
+	@$(SIDE_BY_SIDE)
+
+bench-quick: build ## the same in three minutes: shared memory, 2 and 4 ranks, three cases
+	@$(SIDE_BY_SIDE) --quick
+
+bench-parts: build ## providers below the engine, planning and priority, beside the bare machine where that can be
 	@$(MAKE) -s -f tests/core/Makefile FLAVOUR=plain benchmarks
 	@set -e; for program in $(BENCHMARKS) "$(PY) benchmarks/bench_planning.py --times" \
 		".venv/bin/hrdma run -n 2 benchmarks/bench_priority.py"; do echo; echo "$$program"; $$program; done
@@ -78,5 +86,5 @@ clean: ## what was built; .venv stays
 	find hrdma topo qos tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 help: ## this list
-	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' Makefile | sort | while IFS="$$(printf '\t')" read -r name what; do \
-		printf 'make %-6s %s\n' "$$name" "$$what"; done
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | sort | while IFS="$$(printf '\t')" read -r name what; do \
+		printf 'make %-11s %s\n' "$$name" "$$what"; done
