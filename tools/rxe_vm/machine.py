@@ -21,6 +21,7 @@ from typing import NamedTuple
 from initramfs import initramfs
 from kernel import Kernel
 from packages import StageError
+from wires import Wires
 
 MTU = 4200  # the wires': the smallest round number that gives soft-RoCE its largest MTU, 4096
 CONTROL_WIRE = 255  # links two guests beside the wires under test; no device is made on it
@@ -95,7 +96,7 @@ class Guest:
             for wire, end in wires.items():
                 command += ["-netdev", f"socket,id=wire{wire},fd={end.fileno()}"]
                 card = f"virtio-net-pci,netdev=wire{wire},mac=52:54:00:77:{wire:02x}:{host:02x}"
-                command += ["-device", f"{card},host_mtu={MTU},romfile="]
+                command += ["-device", f"{card},host_mtu={MTU},speed=1000,duplex=full,romfile="]
             self._process = _start(command, [initrd, *(end.fileno() for end in (*theirs.values(), *wires.values()))])
         except BaseException:
             for port in self.ports.values():
@@ -135,8 +136,8 @@ class Guest:
         return f"last lines of the console of guest {self.host} (all of it: {self.log}):\n{shown}"
 
 
-def serve(guests: Sequence[Guest], deadline: float, show: Callable[[int, bytes], None]) -> list[int]:
-    """Passes on what the jobs print until all have ended; returns their exit codes.
+def serve(guests: Sequence[Guest], wires: Wires, deadline: float, show: Callable[[int, bytes], None]) -> list[int]:
+    """Passes on frames, and what the jobs print, until all have ended; returns their exit codes.
 
     Parameters
     ----------
@@ -157,12 +158,17 @@ def serve(guests: Sequence[Guest], deadline: float, show: Callable[[int, bytes],
             for name, port in guest.ports.items():
                 selector.register(port, selectors.EVENT_READ, (guest, name))
         while any(guest.code is None for guest in guests):
-            ready = selector.select(max(0.0, deadline - time.monotonic()))
-            if not ready:
+            left = deadline - time.monotonic()
+            pause = wires.watch(selector)
+            ready = selector.select(max(0.0, left if pause is None else min(pause, left)))
+            if left <= 0:
                 late = [guest for guest in guests if guest.code is None]
                 phases = ", ".join(f"guest {guest.host} is {guest.phase}" for guest in late)
                 raise OutOfTimeError("\n".join([f"out of time: {phases}", *(guest.told() for guest in late)]))
+            wires.turn({key.fileobj: events for key, events in ready if key.data is wires})
             for key, _ in ready:
+                if key.data is wires:
+                    continue
                 guest, name = key.data
                 data = _received(guest.ports[name])
                 if not data:

@@ -17,6 +17,7 @@ from initramfs import initramfs
 from kernel import Kernel, kernel
 from machine import CONTROL_WIRE, MTU, Guest, OutOfTimeError, Size, accelerator, serve
 from packages import ROOT, StageError, bring
+from wires import Wires
 
 CACHE = ROOT / "build" / "rxe_vm"
 OUT_OF_TIME, BROKEN = 124, 125  # exit codes that are not the command's, as those of timeout(1)
@@ -73,8 +74,8 @@ def job(host: int, asked: argparse.Namespace, unpacked: Kernel) -> dict[str, str
 
 
 @contextlib.contextmanager
-def guests(asked: argparse.Namespace) -> Iterator[list[Guest]]:
-    """Running guests, linked by their wires; ended on the way out."""
+def guests(asked: argparse.Namespace) -> Iterator[tuple[list[Guest], Wires]]:
+    """Running guests and the wires between them; ended on the way out."""
     bring()
     unpacked = kernel(CACHE)
     how = accelerator(unpacked, CACHE)
@@ -82,17 +83,22 @@ def guests(asked: argparse.Namespace) -> Iterator[list[Guest]]:
     asked.out.mkdir(parents=True)
     size = Size(asked.memory, max(1, min(4, (os.cpu_count() or 1) // asked.hosts)))
     with contextlib.ExitStack() as stack:
-        ends: list[dict[int, socket.socket]] = [{} for _ in range(asked.hosts)]
-        with contextlib.ExitStack() as wires:  # QEMU has them then: when one guest ends, the other sees it
+        theirs: list[dict[int, socket.socket]] = [{} for _ in range(asked.hosts)]
+        pairs = []
+        with contextlib.ExitStack() as passed:  # what QEMU has then
             for wire in (*range(asked.wires), CONTROL_WIRE) if asked.hosts == 2 else ():
-                for host, end in enumerate(socket.socketpair()):
-                    ends[host][wire] = wires.enter_context(end)
+                ours = []
+                for host in range(2):
+                    near, far = socket.socketpair()
+                    ours.append(stack.enter_context(near))
+                    theirs[host][wire] = passed.enter_context(far)
+                pairs.append((ours[0], ours[1]))
             started = []
             for host in range(asked.hosts):
                 archive = initramfs(unpacked, job(host, asked, unpacked), asked.command)
-                started.append(Guest(host, unpacked, how, size, archive, ends[host], asked.out.resolve()))
+                started.append(Guest(host, unpacked, how, size, archive, theirs[host], asked.out.resolve()))
                 stack.callback(started[-1].end)
-        yield started
+        yield started, Wires(pairs)
 
 
 class Printer:
@@ -121,8 +127,8 @@ def main(words: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, leave)
     try:
-        with guests(asked) as running:
-            codes = serve(running, deadline, Printer(asked.hosts))
+        with guests(asked) as (running, wires):
+            codes = serve(running, wires, deadline, Printer(asked.hosts))
             if any(b"Call Trace" in guest.console for guest in running):
                 print(f"rxe_vm: a guest's kernel complained, see {running[0].log.parent}", file=sys.stderr)
     except StageError as error:
