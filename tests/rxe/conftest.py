@@ -7,15 +7,13 @@ In one guest all others run. Where there is no device, every test says so.
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 import hosts
+import pytest
 
 HOSTS = int(os.environ.get("HOSTS", "0"))  # in a guest of tools/rxe_vm: how many there are
 OTHER: pytest.StashKey[hosts.OtherHost] = pytest.StashKey()
@@ -68,17 +66,19 @@ def guest(device: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def other(guest: dict[str, str], pytestconfig: pytest.Config) -> Iterator[hosts.OtherHost]:
-    """The second host: ``other.run("ip", "link")``, ``other.start(...)``."""
+    """The second host: ``other.run("ip link")``, ``other.start(...)``."""
     return pytestconfig.stash[OTHER]
 
 
 @pytest.fixture(scope="session")
 def output():
-    """Output of a program on this host that must end well: ``output("rdma", "link")``."""
+    """Output of a program on this host that must end well: ``output("rdma link")``."""
 
-    def run(*argv: str, timeout: float = 60) -> str:
-        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout)
-        assert done.returncode == 0, f"{argv}: {done.returncode}\n{done.stdout}"
+    def run(command: str, timeout: float = 60) -> str:
+        done = subprocess.run(
+            shlex.split(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout
+        )
+        assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}"
         return done.stdout
 
     return run

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -31,10 +32,10 @@ class Ended(NamedTuple):
 class Program:
     """A program on the other host; ended on the way out of its context."""
 
-    def __init__(self, address: str, argv: tuple[str, ...], env: dict[str, str]) -> None:
-        self._argv = argv
+    def __init__(self, address: str, command: str, env: dict[str, str]) -> None:
+        self._command = command
         self._socket = socket.create_connection((address, PORT), timeout=10)
-        self._send({"argv": argv, "env": env})
+        self._send({"argv": shlex.split(command), "env": env})
 
     def _send(self, message: dict[str, object]) -> None:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
@@ -53,9 +54,9 @@ class Program:
                 try:
                     more = self._socket.recv(65536)
                 except TimeoutError:
-                    raise TimeoutError(f"not done on the other host within {timeout} s: {self._argv}") from None
+                    raise TimeoutError(f"not done on the other host within {timeout} s: {self._command}") from None
                 if not more:
-                    raise ConnectionError(f"the other host said no end of: {self._argv}")
+                    raise ConnectionError(f"the other host said no end of: {self._command}")
                 data += more
         return Ended(**json.loads(data))
 
@@ -87,15 +88,15 @@ class OtherHost:
                     raise TimeoutError(f"no answer of host 1 at {address} within {FIRST} s: {error}") from None
                 time.sleep(0.1)
 
-    def start(self, *argv: str, env: dict[str, str] | None = None) -> Program:
-        """Starts a program in the checkout, in a process group of its own."""
-        return Program(self._address, argv, env or {})
+    def start(self, command: str, env: dict[str, str] | None = None) -> Program:
+        """Starts a program in the checkout, in a process group of its own; words as for a shell, which is not used."""
+        return Program(self._address, command, env or {})
 
-    def run(self, *argv: str, timeout: float = 30, env: dict[str, str] | None = None) -> str:
+    def run(self, command: str, timeout: float = 30, env: dict[str, str] | None = None) -> str:
         """Output of a program that must end well."""
-        with self.start(*argv, env=env) as program:
+        with self.start(command, env) as program:
             ended = program.wait(timeout)
-        assert ended.status == 0, f"{argv} on the other host: {ended.status}\n{ended.output}"
+        assert ended.status == 0, f"{command} on the other host: {ended.status}\n{ended.output}"
         return ended.output
 
     def close(self) -> None:

@@ -11,14 +11,15 @@ PORT = 18515
 LISTEN_SECONDS = 20
 
 
-def arguments(program: str, device: str, *options: str) -> tuple[str, ...]:
-    return (program, "-d", device, "-x", GID_INDEX, "-p", str(PORT), "-F", *options)
+def command(program: str, device: str, options: str) -> str:
+    """The server's command line; the client's has the server's address after it."""
+    return f"{program} -d {device} -x {GID_INDEX} -p {PORT} -F {options}"
 
 
 def wait_for_server(output: Callable[..., str]) -> None:
     """Until a program listens on perftest's port; `output` runs commands on the host on which it does."""
     deadline = time.monotonic() + LISTEN_SECONDS
-    while f":{PORT} " not in output("ss", "-Hltn"):
+    while f":{PORT} " not in output("ss -Hltn"):
         assert time.monotonic() < deadline, f"no server of perftest within {LISTEN_SECONDS} s"
         time.sleep(0.1)
 

@@ -28,35 +28,35 @@ ACTIONS = {"skbedit": "skbedit priority 3", "mirred": "mirred egress redirect de
 @pytest.fixture
 def card(guest, output):
     """A network device with several queues of its own, and no traffic."""
-    output("ip", "link", "add", "card0", "numtxqueues", "4", "type", "veth", "peer", "name", "card1")
+    output("ip link add card0 numtxqueues 4 type veth peer name card1")
     yield "card0"
-    output("ip", "link", "del", "card0")
+    output("ip link del card0")
 
 
 @pytest.mark.parametrize("kind", QDISCS)
 def test_qdisc(card, output, kind):
-    output("tc", "qdisc", "add", "dev", card, "root", "handle", "1:", kind, *QDISCS[kind].split())
-    assert f"qdisc {kind} 1: root" in output(*f"tc qdisc show dev {card}".split())
+    output(f"tc qdisc add dev {card} root handle 1: {kind} {QDISCS[kind]}")
+    assert f"qdisc {kind} 1: root" in output(f"tc qdisc show dev {card}")
 
 
 def test_ingress(card, output):
-    output("tc", "qdisc", "add", "dev", card, "clsact")
-    output(*f"tc filter add dev {card} ingress matchall action drop".split())
-    assert " matchall " in output(*f"tc filter show dev {card} ingress".split())
+    output(f"tc qdisc add dev {card} clsact")
+    output(f"tc filter add dev {card} ingress matchall action drop")
+    assert " matchall " in output(f"tc filter show dev {card} ingress")
 
 
 @pytest.mark.parametrize("kind", FILTERS)
 def test_classifier(card, output, kind):
-    output(*f"tc qdisc add dev {card} root handle 1: htb".split())
-    output(*f"tc filter add dev {card} parent 1: protocol ip prio 1 {FILTERS[kind]}".split())
-    assert f" {kind} " in output(*f"tc filter show dev {card} parent 1:".split())
+    output(f"tc qdisc add dev {card} root handle 1: htb")
+    output(f"tc filter add dev {card} parent 1: protocol ip prio 1 {FILTERS[kind]}")
+    assert f" {kind} " in output(f"tc filter show dev {card} parent 1:")
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_action(card, output, kind):
-    output(*f"tc qdisc add dev {card} root handle 1: htb".split())
-    output(*f"tc filter add dev {card} parent 1: protocol ip prio 1 flower action {ACTIONS[kind]}".split())
-    assert kind in output(*f"tc filter show dev {card} parent 1:".split())
+    output(f"tc qdisc add dev {card} root handle 1: htb")
+    output(f"tc filter add dev {card} parent 1: protocol ip prio 1 flower action {ACTIONS[kind]}")
+    assert kind in output(f"tc filter show dev {card} parent 1:")
 
 
 def test_a_kind_that_is_not_there_is_refused(card):

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kernel import Kernel
+from rxe_vm.kernel import Kernel
 
 HERE = Path(__file__).resolve().parent
 BUSYBOX = Path("/bin/busybox")  # of busybox-static

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from packages import StageError
+from rxe_vm.packages import StageError
 
 PACKAGE = "linux-image-amd64"  # depends on the package of the current kernel
 FETCH_SECONDS = 300
@@ -95,10 +95,14 @@ def unpacked(image: bytes) -> bytes:
         raise StageError("the kernel's image is not a bzImage: no HdrS at 0x202")
     start = (image[0x1F1] + 1) * 512 + struct.unpack_from("<I", image, 0x248)[0]
     payload = image[start : start + struct.unpack_from("<I", image, 0x24C)[0]]
+    lzma_stream = lzma.LZMADecompressor(lzma.FORMAT_XZ)
     try:
-        return lzma.LZMADecompressor(lzma.FORMAT_XZ).decompress(payload)  # its length follows, which is not for lzma
+        data = lzma_stream.decompress(payload)  # four bytes follow, the length, which are not for lzma
     except lzma.LZMAError as error:
         raise StageError(f"the kernel's image is not packed with xz: {error}") from None
+    if not lzma_stream.eof:
+        raise StageError(f"the kernel's image ends within its payload of {len(payload)} bytes")
+    return data
 
 
 def _package_name() -> str:

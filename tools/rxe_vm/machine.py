@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from initramfs import initramfs
-from kernel import Kernel
-from packages import StageError
-from wires import Wires
+from rxe_vm.initramfs import initramfs
+from rxe_vm.kernel import Kernel
+from rxe_vm.packages import StageError
+from rxe_vm.wires import Wires
 
 MTU = 4200  # the wires': the smallest round number that gives soft-RoCE its largest MTU, 4096
 CONTROL_WIRE = 255  # links two guests beside the wires under test; no device is made on it
@@ -31,7 +31,8 @@ PR_SET_PDEATHSIG = 1
 
 #: An oops in a driver ends the guest. Stalls are the host's doing: the guest shares its cores with whatever runs there.
 KERNEL_OPTIONS = (
-    "console=ttyS0 loglevel=5 panic=-1 oops=panic nowatchdog tsc=reliable rcupdate.rcu_cpu_stall_suppress=1 mitigations=off"
+    "console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off "
+    "tsc=reliable no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1"
 )
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -234,7 +235,7 @@ def _start(command: list[str], descriptors: list[int], stdout: int = subprocess.
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         pass_fds=descriptors,
-        preexec_fn=die_with_parent,  # noqa: PLW1509 there is one thread
+        preexec_fn=die_with_parent,
     )
 
 

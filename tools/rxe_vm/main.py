@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -13,11 +14,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from initramfs import initramfs
-from kernel import Kernel, kernel
-from machine import CONTROL_WIRE, MTU, Guest, OutOfTimeError, Size, accelerator, serve
-from packages import ROOT, StageError, bring
-from wires import Wires
+from rxe_vm.initramfs import initramfs
+from rxe_vm.kernel import Kernel, kernel
+from rxe_vm.machine import CONTROL_WIRE, MTU, Guest, OutOfTimeError, Size, accelerator, serve
+from rxe_vm.packages import ROOT, StageError, bring
+from rxe_vm.wires import Wires
 
 CACHE = ROOT / "build" / "rxe_vm"
 OUT_OF_TIME, BROKEN = 124, 125  # exit codes that are not the command's, as those of timeout(1)
@@ -43,9 +44,8 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--out",
         type=Path,
-        default=CACHE / "out",
         metavar="DIR",
-        help="where $RXE_OUT and the consoles go; emptied before (build/rxe_vm/out)",
+        help="where $RXE_OUT and the consoles go (build/rxe_vm/out, which is emptied before)",
     )
     parser.add_argument("command", nargs="+", help=argparse.SUPPRESS)
     known = parser.parse_args(words)
@@ -74,15 +74,32 @@ def job(host: int, asked: argparse.Namespace, unpacked: Kernel) -> dict[str, str
 
 
 @contextlib.contextmanager
+def results(asked: Path | None) -> Iterator[Path]:
+    """The folder for what guests write, ours alone; only the default one is emptied, as nobody else's files are in it."""
+    folder = (asked or CACHE / "out").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StageError(f"another run writes to {folder}; choose another folder: --out DIR") from None
+        for old in folder.iterdir() if asked is None else ():
+            shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
+        yield folder
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def guests(asked: argparse.Namespace) -> Iterator[tuple[list[Guest], Wires]]:
     """Running guests and the wires between them; ended on the way out."""
     bring()
     unpacked = kernel(CACHE)
     how = accelerator(unpacked, CACHE)
-    shutil.rmtree(asked.out, ignore_errors=True)
-    asked.out.mkdir(parents=True)
     size = Size(asked.memory, max(1, min(4, (os.cpu_count() or 1) // asked.hosts)))
     with contextlib.ExitStack() as stack:
+        out = stack.enter_context(results(asked.out))
         theirs: list[dict[int, socket.socket]] = [{} for _ in range(asked.hosts)]
         pairs = []
         with contextlib.ExitStack() as passed:  # what QEMU has then
@@ -96,7 +113,7 @@ def guests(asked: argparse.Namespace) -> Iterator[tuple[list[Guest], Wires]]:
             started = []
             for host in range(asked.hosts):
                 archive = initramfs(unpacked, job(host, asked, unpacked), asked.command)
-                started.append(Guest(host, unpacked, how, size, archive, theirs[host], asked.out.resolve()))
+                started.append(Guest(host, unpacked, how, size, archive, theirs[host], out))
                 stack.callback(started[-1].end)
         yield started, Wires(pairs)
 
@@ -135,7 +152,3 @@ def main(words: list[str]) -> int:
         print(f"rxe_vm: {error}", file=sys.stderr)
         return OUT_OF_TIME if isinstance(error, OutOfTimeError) else BROKEN
     return next((code for code in codes if code), 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
