@@ -29,7 +29,7 @@ $(STAMPS)/hrdma: $(EXTENSION) setup.py pyproject.toml $(PACKAGES) $(STAMPS)/buil
 		$(PY) setup.py -q build_ext --inplace --build-temp build/extension)
 	@touch $@
 
-.PHONY: build fast demo test check san bench bench-quick bench-parts clean help
+.PHONY: build fast demo test test-rxe check san bench bench-quick bench-parts clean help
 build: $(STAMPS)/hrdma
 
 # --- what users call ---
@@ -42,6 +42,9 @@ demo: build $(STAMPS)/demo.pip ## data-parallel training on four ranks
 
 test: build $(STAMPS)/test.pip ## every test that this machine can run; ends with what was skipped and why
 	$(PY) -m pytest --durations=10 --durations-min=2
+
+test-rxe: build $(STAMPS)/test.pip ## soft-RoCE tests in virtual machines; results in build/rxe_vm (part of make test)
+	HRDMA_STRICT=1 $(PY) -m pytest -s -v tests/rxe_stage/test_rxe_stage_in_guests.py --junitxml=build/rxe_vm/junit.xml
 
 CHECKS := check-ruff check-format check-cython check-types check-c check-layers
 .PHONY: $(CHECKS)
