@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 PATIENCE = 0.3  # seconds; a guest that gets no processor time for so long loses frames, which RDMA and TCP send again
-HELD = 1 << 18  # bytes waiting in one direction before its sender is not read any more
+HELD = 1 << 16  # bytes waiting in one direction before its sender is not read any more
 TICK = 0.05  # seconds between looks at lanes that are blocked
 
 
