@@ -27,9 +27,9 @@ def counter_there(other, wire: int, name: str) -> int:
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not holds():
-        assert time.monotonic() < deadline, f"not within 30 s: {what}"
+        assert time.monotonic() < deadline, f"not within 60 s: {what}"
         time.sleep(0.05)
 
 
@@ -71,6 +71,7 @@ def test_a_shaper_holds_rdma_to_its_rate(other, guest, output):
     assert perftest.bandwidth(told) < 1.1 * rate
 
 
+@pytest.mark.timeout(240)
 def test_a_link_that_goes_down_loses_what_is_sent_and_comes_back(other, guest, output):
     """Soft-RoCE takes perftest's retry count of 7 for "without end", so the transfer waits and goes on."""
     command = perftest.command("ib_write_bw", "rxe0", f"-s {MESSAGE} -n 500")
