@@ -30,7 +30,7 @@ $(STAMPS)/hrdma: $(EXTENSION) setup.py pyproject.toml $(PACKAGES) $(STAMPS)/buil
 		$(PY) setup.py -q build_ext --inplace --build-temp build/extension)
 	@touch $@
 
-.PHONY: build fast demo lab test check san bench bench-quick bench-parts clean help
+.PHONY: build fast demo lab test test-rxe check san bench bench-quick bench-parts clean help
 build: $(STAMPS)/hrdma
 
 # --- what users call ---
@@ -46,6 +46,9 @@ lab: build ## a network of 9 hosts with 2 NICs each on this machine, to measure 
 
 test: build $(STAMPS)/test.pip ## every test that this machine can run; ends with what was skipped and why
 	$(PY) -m pytest $(WORKERS) --durations=10 --durations-min=2
+
+test-rxe: build $(STAMPS)/test.pip ## soft-RoCE tests in virtual machines; results in build/rxe_vm (part of make test)
+	HRDMA_STRICT=1 $(PY) -m pytest -s -v tests/rxe_stage/test_rxe_stage_in_guests.py --junitxml=build/rxe_vm/junit.xml
 
 CHECKS := check-ruff check-format check-cython check-types check-c check-layers
 .PHONY: $(CHECKS)
