@@ -163,6 +163,10 @@ class Plan:
                 found.append(order)
         return found
 
+    def repeat(self) -> list[Order]:
+        """All orders that stand."""
+        return [position.told for position in self._at.values() if position.told is not None and not position.dead]
+
     def finish(self, attempt: int) -> list[str] | None:
         """ROOT's node has the sum of this attempt. Returns the objects in it; None when that attempt is out of date."""
         root = self._at[ROOT]
@@ -215,9 +219,7 @@ class Plan:
         told = position.told.children if position.told else ()
         children = (*(child for child in told if child in under), *sorted(under.difference(told)))
         grows = number == ROOT or (self.shape == BINARY and number % 2 == 1 and len(children) < 2)
-        return Order(
-            number, position.node, position.attempt, tuple(position.refs), children, self.full or not grows
-        )
+        return Order(number, position.node, position.attempt, tuple(position.refs), children, self.full or not grows)
 
     def _stale(self, number: int) -> bool:
         position = self._at[number]
@@ -227,4 +229,3 @@ class Plan:
         if position.told.closed:
             return order.children != position.told.children
         return not set(position.told.children) <= set(order.children)
-
