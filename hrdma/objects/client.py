@@ -346,8 +346,18 @@ class Client:
         if self._gone is not None:
             self._pending.pop(number, None)
             raise PeerError(self._gone, operation=verb)
+        self._give_back()
         self._say({"verb": verb, "n": number, **body})
         return request
+
+    def _give_back(self) -> None:
+        """Says which views are gone: before the next request, which may need the room."""
+        while True:
+            try:
+                pin = self._released.popleft()
+            except IndexError:
+                return
+            self._say({"verb": "release", "pin": pin})
 
     def _withdraw(self, number: int) -> None:
         if self._pending.pop(number, None) is not None and self._gone is None:
@@ -370,8 +380,7 @@ class Client:
         poller.register(self._wake, select.POLLIN)
         while self._gone is None:
             poller.poll()
-            while self._released:
-                self._say({"verb": "release", "pin": self._released.popleft()})
+            self._give_back()
             try:
                 os.eventfd_read(self._wake)
             except BlockingIOError:
