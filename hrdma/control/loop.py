@@ -212,7 +212,8 @@ class Loop:
                     self._watched[descriptor]()
         self._serve_listener()
         for dialog in list(self._dialogs):
-            self._serve_dialog(dialog)
+            if dialog in self._dialogs:  # serving another may have ended this one
+                self._serve_dialog(dialog)
         now = time.monotonic()
         for name, (when, call) in list(self._timers.items()):
             if when <= now and self._timers.get(name) == (when, call):

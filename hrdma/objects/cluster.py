@@ -6,8 +6,8 @@ gone the next oldest does so. There is no vote, so that two nodes can go on when
 that falls apart leaves a cluster on each side, which do not join again by themselves.
 
 A node that was frozen finds all its connections ended and would count all others as dead. Therefore, before it takes over or
-is left alone, a node calls those it misses once more: one that answers with a later view has gone on without it, and it
-joins again under a new number, keeping its objects.
+is left alone, a node calls those it misses once more: if one answers that it belongs to a view without this node, and not
+smaller than what this node still sees, it has gone on without it, which joins again under a new number, keeping its objects.
 
 Messages carry the epoch of the sender's view. Those of a later view wait for that view here, those of an earlier one are
 dropped: what they said is said again after each change (`hrdma.objects.directory`).
@@ -313,10 +313,13 @@ class Cluster:
                 self._publish({node: self.nodes[node] for node in up})
 
     def _probed(self, dialog: Dialog, body: Body) -> None:
-        """Somebody whom we missed is there: with a later view, we are the one who is lost."""
+        """Somebody whom we missed is there. Who is in a smaller group, and not in the view of the other, is the one lost."""
         node = self._probes.pop(dialog)
-        if body["epoch"] > self.epoch and body["job"] == self.job:
-            self._rejoin([(card["host"], card["port"]) for _, card in body["nodes"]])
+        theirs = {int(other): card for other, card in body["nodes"]}
+        up = len(self.nodes.keys() - self._down)
+        if body["job"] == self.job and theirs and self.me not in theirs and len(theirs) >= up:
+            self._loop.hang_up(dialog)
+            self._rejoin([(card["host"], card["port"]) for card in theirs.values()])
             return
         self._loop.hang_up(dialog)
         logger.info("objects: the connection with node %x broke though it lives", node)

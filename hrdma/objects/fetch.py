@@ -49,6 +49,8 @@ class Fetch:
         self.segment: Segment | None = None
         self._host = host
         self._failed: list[int] = []
+        self._lock = threading.Lock()  # of the two below, which the thread of a stream shares
+        self._pulling: object | None = None
         self._stream: Stream | None = None
         self._over = False
         self._question: int | None = None
@@ -74,8 +76,14 @@ class Fetch:
             self.sender = None
             if self.segment is not None:
                 self.segment.via = None
-            if self._stream is not None:
-                self._stream.cancel()
+            with self._lock:
+                opening = self._stream is None and self._pulling is not None
+                if opening:
+                    self._pulling = None  # its thread may be stuck in the handshake: it is left to itself
+                elif self._stream is not None:
+                    self._stream.cancel()
+            if opening:
+                self._again()
 
     def _located(self, answer: Body) -> None:
         self._question = None
@@ -106,16 +114,23 @@ class Fetch:
     def _pull(self, sender: int) -> None:
         assert self.segment is not None
         self.sender = self.segment.via = sender
-        threading.Thread(target=self._run, args=(self.segment, sender), name="hrdma-fetch", daemon=True).start()
+        self._pulling = pull = object()
+        threading.Thread(target=self._run, args=(self.segment, sender, pull), name="hrdma-fetch", daemon=True).start()
 
-    def _run(self, segment: Segment, sender: int) -> None:
+    def _run(self, segment: Segment, sender: int, pull: object) -> None:
         """The thread of one stream."""
         started, first = time.monotonic(), segment.progress
         try:
             request = {"id": self.name, "gen": segment.gen, "offset": first}
-            stream = self._stream = self._host.stream(sender, request)
+            stream = self._host.stream(sender, request)
         except (OSError, HrdmaError):
-            self._host.post(lambda: self._ended(segment, sender))
+            self._host.post(lambda: self._ended(pull, sender))
+            return
+        with self._lock:
+            if self._pulling is pull:
+                self._stream = stream
+        if self._stream is not stream:
+            stream.close()
             return
         while segment.progress < segment.nbytes and not self._over and not segment.aborted:
             got = stream.read_into(segment.view[segment.progress : segment.progress + PIECE])
@@ -124,18 +139,26 @@ class Fetch:
             segment.advance(segment.progress + got)
         stream.close()
         moved, seconds = segment.progress - first, time.monotonic() - started
-        self._host.post(lambda: self._ended(segment, sender, moved, seconds))
+        self._host.post(lambda: self._ended(pull, sender, moved, seconds))
 
-    def _ended(self, segment: Segment, sender: int, moved: int = 0, seconds: float = 0.0) -> None:
-        if self._over or segment is not self.segment:
+    def _ended(self, pull: object, sender: int, moved: int = 0, seconds: float = 0.0) -> None:
+        if self._pulling is not pull:
             return
-        self._stream = None
+        with self._lock:
+            self._pulling = self._stream = None
+        segment = self.segment
+        if self._over or segment is None:
+            return
         if segment.progress == segment.nbytes:
             self._host.measured(moved, seconds)
             self._question = self._host.asker.ask("have", self.name, self._counted, gen=segment.gen)
             return
         self._failed.append(sender)
-        segment.via = None
+        self._again()
+
+    def _again(self) -> None:
+        if self.segment is not None:
+            self.segment.via = None
         self._host.later(f"fetch {self.name}", AGAIN, self._ask)
 
     def _counted(self, answer: Body) -> None:

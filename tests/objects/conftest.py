@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from rig import Rig
+from rig import Outside, Rig, Zygote
+
+
+@pytest.fixture(scope="session")
+def zygote():
+    Outside.zygote = Zygote()
+    yield Outside.zygote
+    Outside.zygote.close()
 
 
 @pytest.fixture

@@ -48,38 +48,90 @@ class Inside:
         self.node.close()
 
 
+class Zygote:
+    """A process that has imported everything and forks nodes: a node is there in milliseconds. Dies with this one."""
+
+    def __init__(self) -> None:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("HRDMA_")}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def fork(self, arguments: list[str], environment: dict[str, str]) -> int:
+        return self._ask({"arguments": arguments, "environment": environment})["pid"]
+
+    def line(self, pid: int) -> dict:
+        """What the node said when it was up."""
+        return self._ask({"pid": pid})
+
+    def _ask(self, question: dict) -> dict:
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(10)
+        self._process.stdout.close()
+
+
+def zygote_main() -> None:
+    """The zygote: one question a line, one answer a line; its children die with it."""
+    from hrdma.objects.__main__ import main
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the nodes
+    lines: dict[int, int] = {}
+    for line in sys.stdin:
+        question = json.loads(line)
+        if "pid" in question:
+            with os.fdopen(lines.pop(question["pid"])) as said:
+                print(said.readline().strip() or "{}", flush=True)
+            continue
+        ours, theirs = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.dup2(theirs, 1)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.close(theirs)
+            for other in [ours, *lines.values()]:
+                os.close(other)
+            os.environ.update(question["environment"])
+            os._exit(main(question["arguments"]))
+        os.close(theirs)
+        lines[pid] = ours
+        print(json.dumps({"pid": pid}), flush=True)
+
+
 class Outside:
-    """A node in a process of its own, which dies with this one."""
+    """A node in a process of its own."""
+
+    zygote: Zygote
 
     def __init__(self, name: str, seeds: list[tuple[str, int]], capacity: int, heartbeat: float) -> None:
-        command = [sys.executable, "-m", "hrdma.objects", f"--node={name}", f"--capacity={capacity}"]
-        command += [f"--join=tcp://{host}:{port}" for host, port in seeds]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("HRDMA_")}
-        environment |= {"HRDMA_TOKEN": "secret", "HRDMA_HEARTBEAT": str(heartbeat), "HRDMA_TIMEOUT": str(TIMEOUT)}
-        libc = ctypes.CDLL(None)
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=environment,
-            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
-        )  # fmt: skip
+        arguments = [f"--node={name}", f"--capacity={capacity}"]
+        arguments += [f"--join=tcp://{host}:{port}" for host, port in seeds]
+        environment = {"HRDMA_TOKEN": "secret", "HRDMA_HEARTBEAT": str(heartbeat), "HRDMA_TIMEOUT": str(TIMEOUT)}
+        self.pid = self.zygote.fork(arguments, environment)
         self._port = 0
 
     @property
     def port(self) -> int:
         if not self._port:
-            line = json.loads(self.process.stdout.readline())
+            line = self.zygote.line(self.pid)
             assert "up" in line, line
             self._port = int(line["up"].rpartition(":")[2])
         return self._port
 
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        self.signal(signal.SIGKILL)
+        eventually(lambda: not os.path.exists(f"/proc/{self.pid}"), what="its end")
 
     def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGCONT)
         self.kill()
-        self.process.stdout.close()
 
 
 class Rig:
@@ -119,3 +171,7 @@ class Rig:
             client.close()
         for node in self.nodes.values():
             node.close()
+
+
+if __name__ == "__main__":
+    zygote_main()
