@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         node.close()
         _say({"taken": True, "error": "this host has a node for this address already"})
         return 1
-    sessions.deserted = over.set
+    sessions.deserted = node.broken = over.set
     _say({"up": f"tcp://{node.cluster.host}:{node.cluster.port}", "pid": os.getpid()})
     if options.quiet_when_up:
         os.close(1)

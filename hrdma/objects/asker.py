@@ -63,7 +63,9 @@ class Asker:
             found[1](body)
 
     def view(self, nodes: Sequence[int]) -> None:
-        """The nodes changed: asks again what is open."""
+        """The nodes changed: asks again what is open, later where there are none now."""
         self._nodes = tuple(nodes)
+        if not nodes:
+            return
         for question, _ in list(self._open.values()):
             self._send(keepers(question["id"], self._nodes)[0], question)

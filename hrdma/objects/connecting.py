@@ -12,7 +12,7 @@ import time
 
 from hrdma.config import Config
 from hrdma.control.wire import job_key
-from hrdma.errors import HrdmaError
+from hrdma.errors import HrdmaError, PeerError
 from hrdma.objects.client import Client
 from hrdma.objects.cluster import address_of
 from hrdma.objects.sessions import local_name
@@ -27,7 +27,7 @@ _children: list[subprocess.Popen[str]] = []
 
 def connect(
     address: str | None = None, *, node: str = "", capacity: int | None = None, token: str | None = None,
-    timeout: float | None = None,
+    timeout: float | None = None, start: bool = True,
 ) -> Client:  # fmt: skip
     """Connects to the objects of a job, through the node of this host; starts that node where there is none.
 
@@ -44,6 +44,8 @@ def connect(
         Secret of the job; None: ``HRDMA_TOKEN``.
     timeout : float, optional
         Seconds that this call, and by default later ones, may take; None: ``HRDMA_TIMEOUT``.
+    start : bool
+        False: where there is no node, raise PeerError instead of starting one.
 
     Returns
     -------
@@ -76,6 +78,8 @@ def connect(
         except BaseException:
             sock.close()
             raise
+        if not start:
+            raise PeerError("this host has no node for these objects: run python -m hrdma.objects", operation="connect")
         if time.monotonic() > deadline:
             raise TimeoutError(f"no node came up on this host within {config.timeout:g} s")
         _start(address, node, capacity, config, deadline)

@@ -95,23 +95,26 @@ class Directory:
     # views
 
     def view(self, me: int, nodes: tuple[int, ...]) -> None:
-        """The nodes changed: hands facts to those who keep them now, and forgets what will be told again."""
+        """The nodes changed: hands facts to those who keep them now, and forgets what will be told again.
+
+        With no nodes, this one is about to join again: it keeps its facts until it knows to whom they go.
+        """
         self.me, self._nodes = me, nodes
         self._unsynced = set(nodes)
         self._held.clear()
         self._acks.clear()
         for name, entry in list(self.entries.items()):
-            keep = keepers(name, nodes)
+            keep = keepers(name, nodes) if nodes else ()
             entry.waiting.clear()
             entry.copies = Copies()
             if entry.version:
                 for node in keep:
                     if node != me:
                         self._owner.send(node, {"verb": "facts", "id": name, "facts": entry.facts()})
-            if entry.reducing is not None and keep[0] != me:
+            if entry.reducing is not None and keep[:1] != (me,):
                 entry.reducing.stop()
                 entry.reducing = None
-            if me not in keep or not (entry.version or entry.reducing):
+            if (nodes and me not in keep) or not (entry.version or entry.reducing):
                 del self.entries[name]
 
     def synced(self, node: int) -> None:

@@ -78,6 +78,7 @@ class Node:
         self._up = threading.Event()
         self._error: Exception | None = None
         self._known: set[int] = set()
+        self.broken: Callable[[], None] = lambda: None  #: called when it cannot go on
 
     # any thread
 
@@ -170,6 +171,7 @@ class Node:
     def failed(self, error: Exception) -> None:
         self._error = self._error or error
         self._up.set()
+        self.broken()
 
     def _stop(self) -> None:
         for fetch in self._fetches.values():

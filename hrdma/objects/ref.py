@@ -86,7 +86,7 @@ def describe(value: Any) -> tuple[dict[str, Any], memoryview]:
     dtype = array.dtype.newbyteorder("=")
     array = np.ascontiguousarray(array, dtype).reshape(array.shape)
     meta = {"kind": "array", "dtype": dtype.name, "shape": list(array.shape), "nbytes": array.nbytes}
-    return meta, memoryview(array.reshape(-1).view(np.uint8)).cast("B")
+    return meta, array.reshape(-1).view(np.uint8).data
 
 
 def rebuild(meta: dict[str, Any], data: Any) -> Any:

@@ -127,7 +127,8 @@ class Outside:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        self.signal(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGKILL)
         eventually(lambda: not os.path.exists(f"/proc/{self.pid}"), what="its end")
 
     def close(self) -> None:
@@ -153,15 +154,17 @@ class Rig:
             _ = node.port
 
     def client(self, name: str, timeout: float = TIMEOUT) -> Client:
-        client = connect(node=self._prefix + name, token="secret", timeout=timeout)
+        client = connect(node=self._prefix + name, token="secret", timeout=timeout, start=False)
         self.clients.append(client)
         return client
 
     def settle(self, count: int | None = None) -> None:
         """Waits until all nodes know each other."""
         for name in self.nodes:
-            with connect(node=self._prefix + name, token="secret", timeout=TIMEOUT) as client:
-                eventually(lambda client=client: len(client.info()["nodes"]) == (count or len(self.nodes)), what="the view")
+            with connect(node=self._prefix + name, token="secret", timeout=TIMEOUT, start=False) as client:
+                eventually(
+                    lambda client=client: len(client.info()["nodes"]) == (count or len(self.nodes)), what="the view"
+                )
 
     def kill(self, name: str) -> None:
         self.nodes.pop(name).kill()

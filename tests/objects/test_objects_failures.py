@@ -114,7 +114,7 @@ def test_every_call_of_many_threads_returns_while_nodes_die(three):
     def work(name: str, number: int) -> None:
         client = clients[name]
         try:
-            for i in range(200):
+            for i in range(80):
                 ref = client.put(np.full(40_000, i, "int32"), id=f"{number}.{i}", timeout=10)
                 assert client.get(ref, timeout=10)[0] == i
         except (PeerError, ObjectLost) as error:

@@ -36,10 +36,12 @@ def slow(monkeypatch):
 
         def wait_for(self, nbytes, timeout=None):
             there = self._source.wait_for(nbytes, timeout)
-            time.sleep(0.02)
+            time.sleep(0.012)
             return there if there < 0 else min(there, nbytes + (1 << 17))
 
-    monkeypatch.setattr(streams.Feeder, "_feed", lambda self, sock, source, offset: feed(self, sock, Slow(source), offset))
+    monkeypatch.setattr(
+        streams.Feeder, "_feed", lambda self, sock, source, offset: feed(self, sock, Slow(source), offset)
+    )
 
 
 def test_broadcast(four):
