@@ -161,7 +161,7 @@ class Cluster:
             try:
                 self._heard(rank, body)
             except (KeyError, TypeError, ValueError) as error:
-                logger.warning("objects: node %x sent a malformed message: %r", rank, error)
+                logger.warning("objects: node %x sent a malformed message: %r", rank, error, exc_info=True)
 
     def _heard(self, node: int, body: Body) -> None:
         verb = body["verb"]

@@ -128,8 +128,14 @@ class Directory:
             if keepers(entry.id, self._nodes)[0] == self.me:
                 if entry.reducing is not None:
                     entry.reducing.view(self._nodes)
-                    entry.copies.of[entry.reducing.root] = Copy(False, producing=True)
+                    if entry.gen:
+                        entry.copies.of[entry.reducing.root] = Copy(False, producing=True)
                 elif entry.spec and entry.parts is None and entry.error is None and not entry.deleted:
+                    entry.gen, entry.meta, entry.copies = (
+                        "",
+                        None,
+                        Copies(),
+                    )  # what the last keeper began counts no more
                     entry.reducing = self._owner.reduction(entry)
         held, self._held = self._held, []
         for src, body in held:
