@@ -35,6 +35,17 @@ __all__ = ["Client"]
 STEP = 1 << 21  # bytes of a put that are copied between two announcements
 GONE = "the node of this host is gone: its objects with no copy elsewhere are lost; connect again"
 
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    # A child's copy of the socket would keep the connection up when the parent dies.
+    for client in list(_clients):
+        client.drop()
+
+
+os.register_at_fork(after_in_child=_forked)
+
 Finish = Callable[[Body, "int | None"], Any]
 
 
@@ -60,6 +71,16 @@ class Client:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._receive, name="hrdma-objects", daemon=True)
         self._thread.start()
+        _clients.add(self)
+
+    def drop(self) -> None:
+        """In a forked child: closes its copies of the descriptors. Views stay valid."""
+        self._gone = self._gone or "this client is the parent's"
+        self._sock.close()
+        try:
+            os.close(self._wake)
+        except OSError:
+            return
 
     def _shake_hands(self, key: bytes, deadline: float) -> tuple[str, int]:
         caller = Caller(key, LIMIT, {"rank": 0, "purpose": "client"}, {"pid": self._pid})
@@ -405,6 +426,8 @@ class Client:
                 os.close(descriptor)
             if "pin" in answer:
                 self._say({"verb": "release", "pin": answer["pin"]})
+            if "writing" in answer:
+                self._say({"verb": "abandon", "id": answer["writing"]})
             return
         try:
             if "error" in answer:

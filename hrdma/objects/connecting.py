@@ -71,6 +71,7 @@ def connect(
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
+            sock.settimeout(max(0.01, deadline - time.monotonic()))
             sock.connect(name)
             return Client(sock, key, config.timeout, deadline)
         except ConnectionRefusedError:

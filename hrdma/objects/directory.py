@@ -25,6 +25,9 @@ from hrdma.objects.broadcast import Copies, Copy
 
 __all__ = ["Directory", "Entry", "Owner"]
 
+QUESTIONS = frozenset(
+    ["put", "unput", "have", "leave", "drop", "locate", "watch", "delete", "contributors", "reduce", "forget"]
+)
 TOMBSTONES = 1 << 14  # deleted ids remembered
 
 
@@ -163,6 +166,8 @@ class Directory:
             if entry.reducing is not None:
                 entry.reducing.heard(src, verb, body)
             return
+        if verb not in QUESTIONS:
+            raise ValueError(f"unknown verb {verb!r}")
         if not getattr(self, "_" + verb)(entry, src, body):
             entry.waiting.append((src, body))
 

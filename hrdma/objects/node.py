@@ -265,10 +265,16 @@ class Node:
             else:
                 self._makers.submit(make)
 
-        self.store.make_room(nbytes, self._may_drop, roomy)
+        self.store.make_room(nbytes, self._evict, roomy)
 
-    def _may_drop(self, segment: Segment, answer: Callable[[bool], None]) -> None:
-        self.asker.ask("drop", segment.name, lambda body: answer(body.get("ok", False)))
+    def _evict(self, segment: Segment, then: Callable[[], None]) -> None:
+        def answered(body: Body) -> None:
+            if "ok" in body and body["ok"] and not self.store.evict(segment):
+                # It came into use while the directory struck it off: it is a copy again.
+                self.asker.ask("have", segment.name, lambda _: None, gen=segment.gen)
+            then()
+
+        self.asker.ask("drop", segment.name, answered)
 
     def discard(self, segment: Segment) -> None:
         self.store.discard(segment)

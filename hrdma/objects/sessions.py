@@ -29,6 +29,22 @@ from hrdma.objects.store import Segment
 __all__ = ["LIMIT", "Sessions", "local_name"]
 
 LIMIT = frame_limit(1)
+VERBS = frozenset(
+    [
+        "put",
+        "progress",
+        "commit",
+        "abandon",
+        "get",
+        "release",
+        "watch",
+        "delete",
+        "contributors",
+        "reduce",
+        "cancel",
+        "info",
+    ]
+)  #: what a client may ask
 BACKLOG = 4096  # answers that a client may leave unread
 RETRY = 0.02  # seconds until answers that did not fit are tried again
 
@@ -162,6 +178,8 @@ class _Session:
             return
         kind, body = decode(frame, limit=LIMIT)
         if kind is Kind.OBJECT:
+            if body["verb"] not in VERBS:
+                raise ValueError(f"unknown verb {body['verb']!r}")
             getattr(self, "_on_" + body["verb"])(body)
 
     def _welcome(self, peer: Admission) -> None:
@@ -243,7 +261,7 @@ class _Session:
                 self._node.unput(segment)
             else:
                 self._writing[segment.name] = segment
-                self._answer(n, answer, segment.writer)
+                self._answer(n, {"ok": True, "writing": segment.name}, segment.writer)
 
         self._node.put(body["id"], body["meta"], body.get("inline"), then)
 
@@ -253,6 +271,9 @@ class _Session:
     def _on_commit(self, body: Body) -> None:
         n = body["n"]
         self._node.commit(self._writing.pop(body["id"]), lambda answer: self._answer(n, answer))
+
+    def _on_abandon(self, body: Body) -> None:
+        self._node.unput(self._writing.pop(body["id"]))
 
     def _on_get(self, body: Body) -> None:
         n, name = body["n"], body["id"]

@@ -137,7 +137,7 @@ class Store:
         return iter(sorted(found, key=lambda segment: segment.used))
 
     def make_room(
-        self, nbytes: int, may_drop: Callable[[Segment, Callable[[bool], None]], None],
+        self, nbytes: int, evict: Callable[[Segment, Callable[[], None]], None],
         then: Callable[[ObjectStoreFull | None], None],
     ) -> None:  # fmt: skip
         """Reserves bytes, evicting spare copies where it must; `then` gets None, or why it cannot be.
@@ -145,8 +145,8 @@ class Store:
         Parameters
         ----------
         nbytes : int
-        may_drop : callable
-            Asks the directory whether a segment is spare, and answers the callback that it gets.
+        evict : callable
+            Asks the directory whether a segment is spare, calls `Store.evict` if so, and then the callback that it gets.
         then : callable
         """
         if nbytes > self.capacity:
@@ -164,21 +164,18 @@ class Store:
             elif segment.pins:
                 attempt()
             else:
-
-                def dropped(yes: bool) -> None:
-                    if yes:
-                        self._evict(segment)
-                    attempt()
-
-                may_drop(segment, dropped)
+                evict(segment, attempt)
 
         attempt()
 
-    def _evict(self, segment: Segment) -> None:
-        if self.objects.get(segment.name) is segment and segment.close():
-            del self.objects[segment.name]
-            self.release(segment.nbytes)
-            self.evicted += 1
+    def evict(self, segment: Segment) -> bool:
+        """Lets go of a spare copy; False when it came into use meanwhile."""
+        if self.objects.get(segment.name) is not segment or not segment.close():
+            return False
+        del self.objects[segment.name]
+        self.release(segment.nbytes)
+        self.evicted += 1
+        return True
 
     def discard(self, segment: Segment) -> None:
         """Lets go of a segment: now, or when its last pin goes."""
