@@ -156,9 +156,9 @@ class Plan:
     def orders(self) -> list[Order]:
         """What has to be told to nodes since the last call."""
         self._settle([])
-        found = []
+        found, under = [], self._children()
         for number, position in self._at.items():
-            if not position.dead and (order := self._order(number)) != position.told:
+            if not position.dead and (order := self._order(number, under[number])) != position.told:
                 position.told = order
                 found.append(order)
         return found
@@ -177,7 +177,7 @@ class Plan:
     def _settle(self, lost: list[str]) -> list[str]:
         self._placed.difference_update(lost)
         while True:
-            while gone := [number for number in self._at if self._at[number].dead and not self._kept(number)]:
+            while gone := self._gone():
                 for number in gone:
                     refs = self._at.pop(number).refs
                     lost += refs
@@ -185,47 +185,58 @@ class Plan:
             while self._backups and not self.full:
                 ref = next(iter(self._backups))
                 self.arrive(ref, self._backups.pop(ref))
-            stale = [number for number in self._at if self._stale(number)]
+            under = self._children()
+            stale = [number for number in self._at if self._stale(number, under)]
             for number in stale:
                 position = self._at[number]
                 self._at[number] = _Position(position.node, next(self._attempts), position.refs)
             if not stale:
                 return [ref for ref in lost if ref not in self._placed]
 
-    def _kept(self, number: int) -> bool:
-        above = self._at[self._parent(number)]
-        return self._at[number].absorbed_by == above.attempt
+    def _gone(self) -> list[int]:
+        """Dead positions whose sum is needed and is not in that of their parent."""
+        if not any(position.dead for position in self._at.values()):
+            return []
+        above = self._parents()
+        return [
+            number
+            for number, position in self._at.items()
+            if position.dead and position.absorbed_by != self._at[above[number]].attempt
+        ]
 
-    def _parent(self, number: int) -> int:
-        """The nearest filled ancestor; a dead one only where it was told of this very sum."""
-        attempt = self._at[number].attempt
+    def _parents(self) -> dict[int, int]:
+        """The nearest filled ancestor of each position; a dead one only where it was told of this very sum."""
+        alive = {number for number, position in self._at.items() if not position.dead and number != ROOT}
+        adopted: dict[tuple[int, int], set[int]] = {}
+        for number, position in self._at.items():
+            if position.dead and position.told is not None:
+                for child in position.told.children:
+                    adopted.setdefault((child.position, child.attempt), set()).add(number)
+        last = max(self._at)
+        found = {}
+        for number, position in self._at.items():
+            if number != ROOT:
+                mine = adopted.get((number, position.attempt))
+                found[number] = parent(self.shape, number, alive | mine if mine else alive, last)
+        return found
 
-        def takes(above: int) -> bool:
-            position = self._at[above]
-            if not position.dead:
-                return True
-            told = position.told.children if position.told else ()
-            return any(child.position == number and child.attempt == attempt for child in told)
+    def _children(self) -> dict[int, set[Child]]:
+        found: dict[int, set[Child]] = {number: set() for number in self._at}
+        for number, above in self._parents().items():
+            found[above].add(Child(number, self._at[number].node, self._at[number].attempt))
+        return found
 
-        return parent(self.shape, number, {above for above in self._at if above != ROOT and takes(above)})
-
-    def _order(self, number: int) -> Order:
+    def _order(self, number: int, children: set[Child]) -> Order:
         position = self._at[number]
-        under = {
-            Child(other, self._at[other].node, self._at[other].attempt)
-            for other in self._at
-            if other != ROOT and other != number and self._parent(other) == number
-        }
         told = position.told.children if position.told else ()
-        children = (*(child for child in told if child in under), *sorted(under.difference(told)))
-        grows = number == ROOT or (self.shape == BINARY and number % 2 == 1 and len(children) < 2)
-        return Order(number, position.node, position.attempt, tuple(position.refs), children, self.full or not grows)
+        ordered = (*(child for child in told if child in children), *sorted(children.difference(told)))
+        grows = number == ROOT or (self.shape == BINARY and number % 2 == 1 and len(ordered) < 2)
+        return Order(number, position.node, position.attempt, tuple(position.refs), ordered, self.full or not grows)
 
-    def _stale(self, number: int) -> bool:
+    def _stale(self, number: int, under: dict[int, set[Child]]) -> bool:
         position = self._at[number]
         if position.dead or position.told is None:
             return False
-        order = self._order(number)
         if position.told.closed:
-            return order.children != position.told.children
-        return not set(position.told.children) <= set(order.children)
+            return under[number] != set(position.told.children)
+        return not under[number].issuperset(position.told.children)

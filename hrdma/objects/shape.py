@@ -51,11 +51,10 @@ def degree(n: int, nbytes: int, latency: float, bandwidth: float) -> str:
     return min((STAR, CHAIN, BINARY), key=lambda shape: cost(shape, n, nbytes, latency, bandwidth))
 
 
-def parent(shape: str, position: int, filled: Collection[int]) -> int:
-    """The nearest filled ancestor of a position, or ROOT. Cost: O(log n) for a tree, O(n) for a chain."""
-    if shape == STAR or not filled:
+def parent(shape: str, position: int, filled: Collection[int], last: int) -> int:
+    """The nearest filled ancestor of a position, or ROOT; no position is above `last`. Cost: O(log n) for a tree."""
+    if shape == STAR:
         return ROOT
-    last = max(filled)
     if shape == CHAIN:
         return next((above for above in range(position + 1, last + 1) if above in filled), ROOT)
     # In-order numbers from 1: the lowest set bit is the height. A parent has the next bit set instead.

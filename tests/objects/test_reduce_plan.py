@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
@@ -12,11 +13,11 @@ from hrdma.objects.shape import BINARY, CHAIN, ROOT, STAR, cost, degree, parent
 
 def test_positions():
     seven = set(range(7))
-    assert [parent(BINARY, position, seven) for position in range(7)] == [1, 3, 1, ROOT, 5, 3, 5]
-    assert [parent(BINARY, position, set(range(5))) for position in range(5)] == [1, 3, 1, ROOT, 3]
-    assert [parent(BINARY, position, {0, 2, 4}) for position in (0, 2, 4)] == [ROOT] * 3
-    assert [parent(CHAIN, position, {0, 2, 3}) for position in (0, 2, 3)] == [2, 3, ROOT]
-    assert parent(STAR, 4, seven) == ROOT
+    assert [parent(BINARY, position, seven, 6) for position in range(7)] == [1, 3, 1, ROOT, 5, 3, 5]
+    assert [parent(BINARY, position, set(range(5)), 4) for position in range(5)] == [1, 3, 1, ROOT, 3]
+    assert [parent(BINARY, position, {0, 2, 4}, 4) for position in (0, 2, 4)] == [ROOT] * 3
+    assert [parent(CHAIN, position, {0, 2, 3}, 3) for position in (0, 2, 3)] == [2, 3, ROOT]
+    assert parent(STAR, 4, seven, 6) == ROOT
 
 
 def test_thresholds_are_the_crossovers():
@@ -173,3 +174,15 @@ def test_a_sum_of_an_old_attempt_is_refused():
     plan.orders()
     assert plan.finish(old) is None
     assert plan.finish(plan.attempt) == ["r"]
+
+
+def test_planning_is_quick_for_many_objects():
+    """256 objects on 256 nodes, orders after each: a few milliseconds each."""
+    for kind in (STAR, BINARY, CHAIN):
+        plan = Plan(256, 999, kind)
+        started = time.process_time()
+        for i in range(256):
+            plan.arrive(f"r{i}", i)
+            plan.orders()
+        plan.lose(100, 999)
+        assert time.process_time() - started < 256 * 0.02
