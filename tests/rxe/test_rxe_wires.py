@@ -60,7 +60,8 @@ def test_a_shaper_holds_rdma_to_its_rate(other, guest, output):
     output("tc qdisc replace dev wire0 root handle 1: htb default 1")
     try:
         output("tc class add dev wire0 parent 1: classid 1:1 htb rate 20mbit burst 32k")
-        command = perftest.command("ib_write_bw", "rxe0", f"-s {MESSAGE} -n {COUNT} -t 16")
+        # The queue holds packets longer than the QP's usual time-out of 67 ms; -u 18 is one second.
+        command = perftest.command("ib_write_bw", "rxe0", f"-s {MESSAGE} -n {COUNT} -t 16 -u 18")
         with other.start(command):
             perftest.wait_for_server(other.run)
             told = output(f"{command} {guest['HOSTS_ADDR1']}")
