@@ -29,7 +29,7 @@ from hrdma.lab.lab import Lab
 from hrdma.topo.fabric import Fabric
 from hrdma.topo.fabrics import parse, quantity
 from hrdma.topo.planner import Candidate, compare
-from hrdma.topo.units import in_bytes, in_seconds
+from hrdma.units import in_bytes, in_seconds
 
 LENET = 4 * 61_706
 VGG = 4 * 143_667_240

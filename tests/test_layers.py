@@ -27,7 +27,7 @@ class Rule(NamedTuple):
     others: str = ""
 
 
-BASE = "hrdma.types hrdma.errors"
+BASE = "hrdma.types hrdma.errors hrdma.units"
 SETTINGS = "hrdma.config hrdma.world hrdma.log"
 API = "hrdma.communicator hrdma.collectives hrdma.runtime"
 
@@ -36,6 +36,7 @@ API = "hrdma.communicator hrdma.collectives hrdma.runtime"
 RULES = {
     "hrdma.types": Rule(),
     "hrdma.errors": Rule(),
+    "hrdma.units": Rule(),
     "hrdma.topo": Rule(BASE, "numpy tomli"),
     "hrdma.qos": Rule(BASE, "pyroute2 click rich tomli"),
     "hrdma._core": Rule(BASE, "numpy ml_dtypes"),

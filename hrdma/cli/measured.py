@@ -43,7 +43,7 @@ def show(
     from hrdma.bench.fabrics import measure, payload, plain
     from hrdma.lab.lab import Lab
     from hrdma.topo.planner import compare
-    from hrdma.topo.units import in_bytes, in_seconds
+    from hrdma.units import in_bytes, in_seconds
 
     if collective != "allreduce":
         raise ValueError(f"--measure runs allreduce, not {collective}")
