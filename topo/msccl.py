@@ -40,6 +40,7 @@ _RECEIVING = ("r", "rcs", "rrc", "rrs", "rrcs")
 _SENDING = ("s", "rcs", "rrs", "rrcs")
 _REDUCING = ("rrc", "rrs", "rrcs", "re")
 _TYPES = {*_RECEIVING, *_SENDING, "re", "cpy", "nop"}
+_BUFFERS = ("i", "o", "s")
 
 
 @dataclass
@@ -200,7 +201,8 @@ def loads(text: str) -> Schedule:
     Raises
     ------
     ScheduleError
-        Not XML, not this format, steps that wait for each other, or that depend on an order which nothing enforces.
+        Not XML, not this format, steps that wait for each other, or that depend on an order which nothing enforces, a
+        message that nobody receives, a step that does what a schedule cannot say.
     """
     try:
         algo = ET.fromstring(text)
@@ -233,10 +235,14 @@ def _gpus(algo: ET.Element) -> list[list[_Block]]:
     found: dict[int, list[_Block]] = {}
     for gpu in algo.iter("gpu"):
         listed = [_Block(-1, -1, 0) for _ in gpu.iter("tb")]
+        if int(gpu.attrib["id"]) in found:
+            raise ScheduleError(f"gpu {gpu.get('id')} is there twice")
+        if sorted(int(tb.attrib["id"]) for tb in gpu.iter("tb")) != list(range(len(listed))):
+            raise ScheduleError(
+                f"the {len(listed)} threadblocks of gpu {gpu.get('id')} are not numbered from 0, once each"
+            )
         for tb in gpu.iter("tb"):
             number = int(tb.attrib["id"])
-            if not 0 <= number < len(listed):
-                raise ScheduleError(f"gpu {gpu.get('id')} has threadblock {number} among {len(listed)}")
             listed[number] = _Block(int(tb.attrib["send"]), int(tb.attrib["recv"]), int(tb.get("chan", "0")))
             for index, step in enumerate(tb.iter("step")):
                 if int(step.attrib["s"]) != index or step.attrib["type"] not in _TYPES:
@@ -244,12 +250,18 @@ def _gpus(algo: ET.Element) -> list[list[_Block]]:
                         f"gpu {gpu.get('id')}, threadblock {number}: step {step.get('s')} of type {step.get('type')!r} "
                         f"where step {index} should be, of one of the types {' '.join(sorted(_TYPES))}"
                     )
+                buffers = step.get("srcbuf", "i"), step.get("dstbuf", "i")
+                if not set(buffers) <= set(_BUFFERS):
+                    raise ScheduleError(
+                        f"gpu {gpu.get('id')}, threadblock {number}, step {index}: buffers {' and '.join(buffers)}; "
+                        f"known: {' '.join(_BUFFERS)}"
+                    )
                 wait = int(step.get("depid", "-1")), int(step.get("deps", "-1"))
                 listed[number].steps.append(
                     _Step(
                         step.attrib["type"],
-                        (step.get("srcbuf", "i"), int(step.get("srcoff", "0"))),
-                        (step.get("dstbuf", "i"), int(step.get("dstoff", "0"))),
+                        (buffers[0], int(step.get("srcoff", "0"))),
+                        (buffers[1], int(step.get("dstoff", "0"))),
                         int(step.get("cnt", "0")),
                         [wait] if wait[0] >= 0 else [],
                     )
@@ -292,6 +304,12 @@ class _Reader:
                     raise ScheduleError(
                         f"gpu {rank}, threadblock {tb}, step {self.done[rank][tb]} waits for ever", rank=rank
                     )
+        for (src, dst, channel), line in self.lines.items():
+            if line:
+                raise ScheduleError(
+                    f"gpu {src} sends chunk {line[0][0]} to gpu {dst} by channel {channel}, where nobody receives it",
+                    rank=src, chunk=line[0][0],
+                )  # fmt: skip
         return sorted(self.rows)
 
     def ready(self, rank: int, tb: int) -> bool:
@@ -319,6 +337,8 @@ class _Reader:
                     f"gpu {rank} expects {step.count} chunks from gpu {block.recv}, which sends {count}", rank=rank
                 )
             buffer, place = step.dst if step.kind != "rrs" else step.src
+            if buffer == "s" and step.kind in _REDUCING:
+                raise ScheduleError(f"gpu {rank} reduces into scratch, which a schedule cannot say", rank=rank)
             if buffer == "s":
                 for k in range(count):
                     self.aside[rank, place + k] = rnd, block.recv, block.channel, chunk + k
@@ -326,6 +346,11 @@ class _Reader:
                 raise ScheduleError(
                     f"gpu {rank} puts chunk {chunk} where chunk {place} belongs", rank=rank, chunk=chunk
                 )
+            elif step.kind in ("rrc", "rrcs") and (step.src[0] == "s" or step.src[1] != place):
+                raise ScheduleError(
+                    f"gpu {rank} reduces what it receives of chunk {chunk} with {step.src}, which is not its own value of it",
+                    rank=rank, chunk=chunk,
+                )  # fmt: skip
             else:
                 self.land(rank, rnd, block.recv, block.channel, chunk, count, step.kind in _REDUCING)
         elif step.kind in ("re", "cpy"):

@@ -83,7 +83,25 @@ def test_an_exchange_lands_in_scratch() -> None:
         ('coll="allreduce"', 'coll="alltoall"', "2 chunks are not a multiple of the 4 blocks of alltoall"),
         ('type="rrcs"', 'type="rrx"', "of type 'rrx' where step 1 should be"),
         ('step s="2"', 'step s="3"', "step 3 of type 'r' where step 2 should be"),
-        ('<tb id="0"', '<tb id="4"', "threadblock 4 among 1"),
+        ('<tb id="0"', '<tb id="4"', "the 1 threadblocks of gpu 0 are not numbered from 0, once each"),
+        ('<gpu id="1"', '<gpu id="0"', "gpu 0 is there twice"),
+        ('<tb id="0" send="1"', '<tb id="0" send="7"', "gpu 0, threadblock 0, step 2 waits for ever"),
+        (
+            'srcbuf="i" srcoff="1"',
+            'srcbuf="x" srcoff="1"',
+            "gpu 0, threadblock 0, step 1: buffers x and i; known: i o s",
+        ),
+        (
+            'srcbuf="i" srcoff="1"',
+            'srcbuf="i" srcoff="0"',
+            r"receives of chunk 1 with \('i', 0\), which is not its own",
+        ),
+        (
+            'srcbuf="i" srcoff="1"',
+            'srcbuf="s" srcoff="1"',
+            r"receives of chunk 1 with \('s', 1\), which is not its own",
+        ),
+        ('srcoff="1" dstbuf="i"', 'srcoff="1" dstbuf="s"', "gpu 0 reduces into scratch, which a schedule cannot say"),
         ('depid="-1" deps="-1"', 'depid="0" deps="2"', "gpu 0, threadblock 0, step 0 waits for ever"),
         ('depid="-1" deps="-1"', 'depid="5" deps="0"', "waits for step 0 of threadblock 5, which is not there"),
         (
@@ -101,13 +119,27 @@ def test_what_is_not_that_format_is_refused(old: str, new: str, message: str) ->
         msccl.loads(text)
 
 
+def test_a_message_that_nobody_receives_is_refused() -> None:
+    """One send more, after all that the result needs: it would meet the first receive of the next operation."""
+    last = '   <step s="2" type="r" srcbuf="i" srcoff="0"'
+    more = RING.replace(
+        last, '   <step s="2" type="s" srcbuf="i" srcoff="1" dstbuf="i" dstoff="1" cnt="1"/>\n' + last, 1
+    )
+    more = more.replace(last, last.replace('s="2"', 's="3"'), 1)
+    with pytest.raises(
+        ScheduleError, match="gpu 0 sends chunk 1 to gpu 1 by channel 0, where nobody receives it"
+    ) as caught:
+        msccl.loads(more)
+    assert (caught.value.rank, caught.value.chunk) == (0, 1)
+
+
 def test_a_race_is_refused() -> None:
     """Without the word that a send waits for what it sends, the result depends on who comes first."""
     text = msccl.dumps(lookup("ring").build("allreduce", parse("star:3"), 1, 0, None))
     raced = re.sub(r'depid="\d+" deps="\d+"', 'depid="-1" deps="-1"', text)
     assert raced != text
-    with pytest.raises(ScheduleError):
-        msccl.loads(raced).check()
+    with pytest.raises(ScheduleError, match="is used after it has changed there"):
+        msccl.loads(raced)
 
 
 def test_a_wrong_program_is_read_but_not_proved() -> None:
