@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from topo_reference import PER_RANK, ROOTED, counts_of, run
 
@@ -12,7 +14,9 @@ from hrdma.topo.algorithms import ALGORITHMS, multitree, server
 from hrdma.topo.algorithms.on_fabric import known, lookup, refusal
 from hrdma.topo.fabrics import parse
 from hrdma.topo.lower import lower
-from hrdma.topo.schedule import Schedule
+from hrdma.topo.program import BORROW, RECV, RECV_REDUCE, SEND, ProgramSpec
+from hrdma.topo.schedule import CHUNK, OP, REDUCE, ROUND, SPAN, Schedule
+from hrdma.topo.verify import check_programs
 
 FABRICS = (
     "ring:2", "ring:5", "star:4", "star:6", "star:7", "mesh:2x3", "mesh:3x3", "torus:2x2", "torus:4x4", "torus:3x2", "torus:3x4",
@@ -88,37 +92,78 @@ def test_multitree_steps(fabric: str, steps: int) -> None:
     assert len(set(out)) == len(out) and len(set(into)) == len(into)  # no link is taken twice in a step
 
 
-@pytest.mark.parametrize(("text", "name", "collective"), [case for case in CASES if 3 < parse(case[0]).ranks <= 12])
+SMALL = [case for case in CASES if 3 < parse(case[0]).ranks <= 12]
+LOST = (
+    r"ends without the contribution|by a rank that does not have it|holds nothing of it|an average could not be scaled"
+)
+TWICE = r"gets the contribution of rank \d+ twice"
+CLASH = r"overlap but differ in extent|is both copied to and reduced into|is copied to from ranks"
+
+
+def _sabotaged(table: np.ndarray, at: int, kind: str, chunks: int) -> np.ndarray | None:
+    """The table with one transfer changed; None where that kind of change would be none."""
+    bad = table.copy()
+    if kind == "lost":
+        return np.delete(bad, at, axis=0)
+    if kind == "doubled":
+        again = bad[at].copy()
+        again[ROUND] = bad[-1, ROUND] + 1
+        return np.vstack([bad, again]) if again[OP] == REDUCE else None  # a copy that comes twice changes nothing
+    if kind == "misplaced":
+        room = chunks - bad[at, SPAN]
+        bad[at, CHUNK] = (bad[at, CHUNK] + 1) % (room + 1)
+        return bad if room else None
+    bad[at, OP] ^= 1
+    return bad
+
+
+@pytest.mark.parametrize(("text", "name", "collective"), SMALL)
 def test_sabotage_is_caught(text: str, name: str, collective: str) -> None:
-    """A lost, a doubled and a misplaced chunk in any transfer, a reduction where a copy is, and a cycle."""
-    good = lookup(name).build(collective, parse(text), 1, 0, None)
+    """A lost, a doubled and a misplaced chunk in any transfer, a reduction where a copy is."""
+    good = lookup(name).build(collective, parse(text), 1, 1 if collective in ROOTED else 0, None)
+    good.check()
     rng = random.Random(f"{text} {name} {collective}")
-    for kind in ("lost", "doubled", "misplaced", "turned"):
-        table = good.table.copy()
-        at = rng.randrange(len(table))
-        if kind == "lost":
-            bad = table[[i for i in range(len(table)) if i != at]]
-        elif kind == "doubled":
-            again = table[at].copy()
-            again[0] = table[-1, 0] + 1
-            bad = table if table[at, 5] == 0 else table[[*range(len(table)), at]]
-            bad[-1] = again
-            if table[at, 5] == 0:
-                continue  # a copy that comes twice changes nothing
-        elif kind == "misplaced":
-            if good.chunks == 1:
-                continue
-            room = good.chunks - table[at, 4]
-            if not room:
-                continue
-            table[at, 3] = (table[at, 3] + 1 + rng.randrange(room)) % (room + 1)
-            bad = table
-        else:
-            table[at, 5] ^= 1
-            bad = table
-        with pytest.raises(ScheduleError) as caught:
-            Schedule(collective, good.size, bad, good.split, 0, weights=None).check()
+    at = rng.randrange(len(good.table))
+    for kind, match in (
+        ("lost", LOST), ("doubled", TWICE), ("misplaced", f"{LOST}|{TWICE}|{CLASH}"),
+        ("turned", f"{LOST}|{TWICE}|{CLASH}|is reduced into, which"),
+    ):  # fmt: skip
+        bad = _sabotaged(good.table, at, kind, good.chunks)
+        if bad is None:
+            continue
+        with pytest.raises(ScheduleError, match=match) as caught:
+            replace(good, table=bad).check()
         assert caught.value.rank is not None and caught.value.chunk is not None, kind
+
+
+@pytest.mark.parametrize(("text", "name", "collective"), [case for case in SMALL if case[2] == "allreduce"])
+def test_a_cycle_of_dependencies_is_caught(text: str, name: str, collective: str) -> None:
+    """One that would begin by sending sends nothing before it has received everything, for which others need what it has."""
+    schedule = lookup(name).build(collective, parse(text), 1, 0, None)
+    programs = [lower(schedule, rank, 24 * schedule.size, 8, in_place=True) for rank in range(schedule.size)]
+    check_programs(programs)
+    first = [
+        rank for rank, spec in enumerate(programs) if ((spec.instrs["op"] == SEND) & (spec.instrs["after"] == 0)).any()
+    ]
+    at = random.Random(f"{text} {name}").choice(first)
+    spec = programs[at]
+    sends = np.flatnonzero(spec.instrs["op"] == SEND)
+    for last in np.flatnonzero(np.isin(spec.instrs["op"], (RECV, RECV_REDUCE, BORROW))).tolist():
+        for send in sends.tolist():
+            spec = _waiting(spec, send, last)
+    with pytest.raises(ScheduleError, match=r"deadlock: instruction \d+ can never end or start|waits for itself"):
+        check_programs([*programs[:at], spec, *programs[at + 1 :]])
+
+
+def _waiting(spec: ProgramSpec, index: int, other: int) -> ProgramSpec:
+    """The program when instruction `index` also waits for `other`."""
+    instrs, unlocks = spec.instrs.copy(), spec.unlocks.tolist()
+    at = int(instrs["unlock"][other]) + int(instrs["nunlock"][other])
+    instrs["unlock"] += ((instrs["unlock"] >= at) & (np.arange(len(instrs)) != other)).astype(np.uint32)
+    unlocks.insert(at, index)
+    instrs["nunlock"][other] += 1
+    instrs["after"][index] += 1
+    return replace(spec, instrs=instrs, unlocks=np.array(unlocks, np.uint32))
 
 
 @pytest.mark.parametrize("name", ["bml", "hips-ring", "multitree"])

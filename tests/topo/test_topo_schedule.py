@@ -38,9 +38,13 @@ def test_other_text_is_refused(text: str) -> None:
 
 def test_edited_text_is_refused() -> None:
     text = build("ring", "allreduce", 2).to_json()
-    for old, new in (('"allreduce"', '"allmagic"'), ('"reduce", 0', '"add", 0'), ("[0, 1, ", "[0, ")):
+    for old, new, match in (
+        ('"allreduce"', '"allmagic"', "unknown collective 'allmagic'; known: "),
+        ('"reduce", 0', '"add", 0', "op of a transfer is copy or reduce, not 'add'"),
+        ("[0, 1, ", "[0, ", "not a schedule: ValueError: not enough values to unpack"),
+    ):
         assert old in text
-        with pytest.raises(ScheduleError):
+        with pytest.raises(ScheduleError, match=match):
             Schedule.from_json(text.replace(old, new, 1))
 
 
