@@ -27,9 +27,9 @@ import sys
 from hrdma.bench.fabrics import Measurement, measure, payload, plain
 from hrdma.lab.lab import Lab
 from hrdma.topo.fabric import Fabric
-from hrdma.topo.fabrics import parse, quantity
+from hrdma.topo.fabrics import parse
 from hrdma.topo.planner import Candidate, compare
-from hrdma.units import in_bytes, in_seconds
+from hrdma.units import in_bytes, in_seconds, size_value
 
 LENET = 4 * 61_706
 VGG = 4 * 143_667_240
@@ -79,7 +79,7 @@ def main() -> None:
     own = {"bcube": "bml", "torus": "torus", "ring": "torus"}.get(fabric.kind, "hips-ring")
     names = tuple(options.algorithms) or (*FLAT, "hips-mesh", own)
     scaled = round(VGG * fabric.nic_rate / PUBLISHED_RATE) // 4 * 4
-    sizes = [(f"allreduce of {size}", int(quantity(size)) // 4 * 4) for size in options.sizes]
+    sizes = [(f"allreduce of {size}", size_value(size) // 4 * 4) for size in options.sizes]
     sizes = sizes or [("LeNet-5", LENET), ("VGG-19, scaled", scaled)]
     planned = [(label, nbytes, predicted(fabric, nbytes, names)) for label, nbytes in sizes]
     everything: list[Measurement] = []

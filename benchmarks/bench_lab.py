@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from hrdma.lab.lab import Lab
-from hrdma.topo.fabrics import parse, quantity
+from hrdma.topo.fabrics import parse, rate_bit_s
 
 CASES = (("star:2", "one"), ("star:2", "both"), ("mesh:3", "one"))
 SHARE = 1448 / 1514  # payload of a full frame
@@ -107,7 +107,7 @@ def main() -> None:
         f"{'fabric':10} {'ways':6} {'rate':>9} {'Mbit/s':>10} {'expected':>10} {'off by':>8} {'worst':>8} {'busy':>6}"
     )
     for (spec, ways, rate), rounds in found.items():
-        wanted = quantity(rate) * SHARE
+        wanted = rate_bit_s(rate) * SHARE
         goodputs = [goodput for each, _ in rounds for goodput in each]
         middle, used = median(goodputs), median(share for _, share in rounds)
         off = f"{middle / wanted - 1:+8.2%} {min(goodputs) / wanted - 1:+8.2%}"

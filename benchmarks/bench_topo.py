@@ -23,10 +23,11 @@ from collections.abc import Callable
 from hrdma.topo.algorithms import multitree
 from hrdma.topo.algorithms.on_fabric import lookup
 from hrdma.topo.cost import NETWORK, Cost
-from hrdma.topo.fabrics import parse, quantity
+from hrdma.topo.fabrics import parse
 from hrdma.topo.lower import lower
 from hrdma.topo.planner import on_fabric
 from hrdma.topo.simulate import WIRES, simulate
+from hrdma.units import size_value
 
 STEPS = {"torus:2x2": 2, "torus:4x4": 5, "torus:8x8": 17, "mesh:4x4": 10, "mesh:8x8": 32, "bcube:3,2": 6, "bcube:4,2": 8,
          "bcube:2,3": 3}  # fmt: skip
@@ -138,7 +139,7 @@ def scale(quick: bool) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nbytes", default="575MB", type=quantity, help="of the gradient (575MB: VGG-19)")
+    parser.add_argument("--nbytes", default="575MB", type=size_value, help="of the gradient (575MB: VGG-19)")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     steps()

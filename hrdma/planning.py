@@ -12,17 +12,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hrdma.topo import fabric_file, fabrics, plan_file
+from hrdma.topo import fabric_file, plan_file
 from hrdma.topo.algorithms import ALGORITHMS
 from hrdma.topo.algorithms.on_fabric import lookup, refusal
 from hrdma.topo.choice import Choice, choose
 from hrdma.topo.cost import DEFAULT_COST, NETWORK, Cost
 from hrdma.topo.layout import block_counts
 from hrdma.topo.lower import lower
-from hrdma.topo.planner import FabricPlan
+from hrdma.topo.planner import ROOTED, FabricPlan
 from hrdma.topo.planner import plan as plan_on_fabric
 from hrdma.topo.program import INSTR, REF, ProgramSpec
 from hrdma.types import COLLECTIVES, DTYPES, OPS
@@ -65,8 +64,8 @@ class Network:
         """Equal on ranks that will plan alike."""
         if self.given is None:
             return self.fabric.digest()
-        schedule = hashlib.sha256(self.given.schedule().to_json().encode()).hexdigest()
-        return f"{self.fabric.digest()} with plan {schedule[:16]}"
+        schedule = self.given.schedule().to_json()
+        return f"{self.fabric.digest()} with plan {hashlib.sha256(f'{self.given.root} {schedule}'.encode()).hexdigest()[:16]}"
 
     def plan(
         self, collective: str, *, rank: int, counts, itemsize: int, root: int, in_place: bool, deterministic: bool, cost: Cost,
@@ -105,7 +104,11 @@ class Network:
                 if why := refusal(algorithm, collective, self.fabric):
                     raise ValueError(f"{algorithm} cannot plan {collective} on {self.fabric.name}: {why}")
                 schedule = lookup(algorithm).build(collective, self.fabric, parts or 1, root, rank)
-            elif given is not None and (given.collective, given.root) == (collective, root):
+            elif (
+                given is not None
+                and given.collective == collective
+                and (collective not in ROOTED or given.root == root)
+            ):
                 made, schedule = given, given.schedule(rank)
             else:
                 made = plan_on_fabric(collective, self.fabric, nbytes, cost, root=root)
@@ -152,10 +155,7 @@ def network(fabric: str, given: str, ranks: int) -> Network | None:
     OSError
         A file cannot be read.
     """
-    found = None
-    if fabric:
-        is_file = fabric.endswith(".toml") or Path(fabric).is_file()
-        found = fabric_file.load(fabric) if is_file else fabrics.parse(fabric)
+    found = fabric_file.find(fabric) if fabric else None
     made = plan_file.load(given, found) if given else None
     found = found or (made.fabric if made else None)
     if found is None:

@@ -6,6 +6,7 @@ A bare number is refused, and so is ``10gbps``: tc reads it as bytes per second,
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 __all__ = ["in_bytes", "in_seconds", "rate_text", "rate_value", "seconds_value", "size_value"]
 
@@ -15,7 +16,10 @@ _RATES = {f"{prefix}bit": factor / 8 for prefix, factor in _PREFIX.items()}
 _SIZES = {
     "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30,
 }  # fmt: skip
-_TIMES = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_TIMES = {
+    "ns": Fraction(1, 10**9), "us": Fraction(1, 10**6), "ms": Fraction(1, 1000), "s": Fraction(1), "min": Fraction(60),
+    "h": Fraction(3600),
+}  # fmt: skip
 
 
 def _split(text: object, what: str, example: str) -> tuple[float, str]:
@@ -62,7 +66,7 @@ def seconds_value(text: object) -> float:
     number, unit = _split(text, "time", "20s")
     if unit not in _TIMES:
         raise ValueError(f"time {text!r} has the unknown unit {unit!r}; use one of {', '.join(_TIMES)}")
-    return number * _TIMES[unit]
+    return float(Fraction(number) * _TIMES[unit])
 
 
 def rate_text(rate: float) -> str:

@@ -212,14 +212,6 @@ class Fabric:
         """bit/s of the slowest NIC of a host."""
         return min((self.links[directed >> 1].rate for directed in self.host_links()), default=self.memory_rate)
 
-    @cached_property
-    def host_rate(self) -> float:
-        """bit/s of all NICs of the host that has least."""
-        return min(
-            (sum(self.links[d >> 1].rate for d, _, _ in self.around[host]) for host in range(self.hosts)),
-            default=self.memory_rate,
-        )
-
     def without(self, *links: int) -> Fabric:
         """The fabric after links (by index) have failed; irregular, and its NICs are numbered anew.
 

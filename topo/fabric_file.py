@@ -1,4 +1,4 @@
-"""Fabrics in TOML files: `load`, `dump`.
+"""Fabrics in TOML files: `load`, `dump`; and `find`, which takes a file or a name.
 
     fabric = "bcube:3,2"          # what `hrdma.topo.fabrics.parse` reads
     rate = "200mbit"
@@ -9,7 +9,7 @@ or, wired by hand:
     name = "two racks"
     hosts = 4
     switches = 2
-    rate = "10gbit"               # of the links that do not say; so with latency
+    rate = "10gbit"               # of the links that do not say; so with latency. Numbers are bit/s and seconds
 
     [[link]]
     a = [0, 0]                    # node, NIC; hosts come first, then switches
@@ -25,22 +25,27 @@ compared with that of the constructor.
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hrdma.topo.fabric import Fabric, Link, Port
-from hrdma.topo.fabrics import CONSTRUCTORS, LATENCY, RATE, parse, quantity
+from hrdma.topo.fabrics import CONSTRUCTORS, LATENCY, RATE, latency_s, parse, rate_bit_s
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["dump", "dumps", "load", "loads"]
+__all__ = ["dump", "dumps", "find", "load", "loads"]
 
 _HEAD = ("name", "hosts", "switches", "kind", "shape", "ranks_per_host", "memory_rate", "memory_latency", "interfaces")
 _KNOWN = {*_HEAD, "fabric", "rate", "latency", "link"}
+_NAMED = ("fabric", "rate", "latency")
+_OF_LINK = ("a", "b", "rate", "latency")
 
 
 def dumps(fabric: Fabric) -> str:
@@ -76,53 +81,166 @@ def load(path: str | Path) -> Fabric:
 def loads(text: str) -> Fabric:
     """A fabric from the text of a file; see `load`."""
     data = tomllib.loads(text)  # its error is a ValueError, with line and column
-    if unknown := sorted(set(data) - _KNOWN):
-        raise ValueError(f"unknown key {unknown[0]!r}; known: {', '.join(sorted(_KNOWN))}")
-    rate, latency = quantity(data.get("rate", RATE)), quantity(data.get("latency", LATENCY))
-    if "fabric" in data:
-        if more := sorted(set(data) - {"fabric", "rate", "latency"}):
-            raise ValueError(f"{more[0]!r} beside 'fabric': the fabric {data['fabric']!r} has its own")
-        return parse(str(data["fabric"]), rate, latency)
+    try:
+        return _built(_Table(data, _KNOWN))
+    except _KeyError as error:
+        raise ValueError(f"line {_line(text, error.link, error.key)}: {error}") from error
+
+
+def find(
+    text: str,
+    rate: float | None = None,
+    latency: float | None = None,
+    *,
+    usual: tuple[str | float, str | float] = (RATE, LATENCY),
+) -> Fabric:
+    """The fabric that a user names: by a file, or as `hrdma.topo.fabrics.parse` reads it.
+
+    Parameters
+    ----------
+    text : str
+        A file where there is one, or where it ends in ``.toml``.
+    rate, latency : float, optional
+        bit/s and seconds of every link, whatever the file says.
+    usual : (str or float, str or float)
+        Those of a name without them.
+
+    Raises
+    ------
+    ValueError
+        As `load` and `parse`.
+    OSError
+        The file cannot be read.
+    """
+    if not text.endswith(".toml") and not Path(text).is_file():
+        return parse(text, usual[0] if rate is None else rate, usual[1] if latency is None else latency)
+    fabric = load(text)
+    given = {"rate": rate, "latency": latency}
+    changed = {key: value for key, value in given.items() if value is not None}
+    return replace(fabric, links=tuple(link._replace(**changed) for link in fabric.links))
+
+
+class _KeyError(ValueError):
+    """What is wrong with a key of the file, or of one of its links."""
+
+    def __init__(self, message: str, key: str, link: int | None) -> None:
+        super().__init__(message if link is None else f"link {link}: {message}")
+        self.key = key
+        self.link = link
+
+
+def _line(text: str, link: int | None, key: str) -> int:
+    """Where a key stands; where it does not, the head of its link."""
+    at, near = -1, 1
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.match(r"\s*\[\[\s*link\s*\]\]", line):
+            at += 1
+            near = number if at == link else near
+        elif at == (-1 if link is None else link) and re.match(rf"\s*\"?{re.escape(key)}\"?\s*=", line):
+            return number
+    return near
+
+
+class _Table:
+    """The keys of the file or of a link, each of the type that it must have."""
+
+    def __init__(self, data: Mapping[str, Any], known: Collection[str], link: int | None = None) -> None:
+        self.data, self.link = data, link
+        if unknown := sorted(set(data) - set(known)):
+            raise self.wrong(unknown[0], f"unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}")
+
+    def wrong(self, key: str, message: str) -> _KeyError:
+        return _KeyError(message, key, self.link)
+
+    def text(self, key: str, default: str) -> str:
+        return self._typed(key, default, "text", lambda value: isinstance(value, str))
+
+    def whole(self, key: str, default: int) -> int:
+        return self._typed(key, default, "a whole number", _is_whole)
+
+    def wholes(self, key: str, what: str = "a list of whole numbers") -> tuple[int, ...]:
+        return tuple(self._typed(key, [], what, lambda value: isinstance(value, list) and all(map(_is_whole, value))))
+
+    def tables(self, key: str) -> list[dict[str, Any]]:
+        return self._typed(key, [], f"a list of tables, each under [[{key}]]", lambda value: _is_list_of(dict, value))
+
+    def names(self, key: str) -> tuple[tuple[str, ...], ...]:
+        found = self._typed(
+            key, [], 'a list of names for every host, as in [["eth0", "eth1"], ["eth0", "eth1"]]',
+            lambda value: _is_list_of(list, value) and all(_is_list_of(str, names) for names in value),
+        )  # fmt: skip
+        return tuple(map(tuple, found))
+
+    def number(self, key: str, default: float, read: Callable[[str | float], float]) -> float:
+        try:
+            return read(self.data.get(key, default))
+        except ValueError as error:
+            raise self.wrong(key, f"{key}: {error}") from error
+
+    def _typed(self, key: str, default: Any, what: str, fits: Callable[[Any], bool]) -> Any:
+        value = self.data.get(key, default)
+        if not fits(value):
+            raise self.wrong(key, f"{key} is {value!r}; it must be {what}")
+        return value
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_list_of(kind: type, value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, kind) for entry in value)
+
+
+def _built(table: _Table) -> Fabric:
+    rate, latency = table.number("rate", RATE, rate_bit_s), table.number("latency", LATENCY, latency_s)
+    if "fabric" in table.data:
+        name = table.text("fabric", "")
+        if more := sorted(set(table.data) - set(_NAMED)):
+            raise table.wrong(more[0], f"{more[0]!r} beside 'fabric': the fabric {name!r} has its own")
+        return parse(name, rate, latency)
     for key in ("hosts", "link"):
-        if key not in data:
+        if key not in table.data:
             raise ValueError(f'no {key!r}: a fabric has hosts and links, or is named, as in fabric = "bcube:3,2"')
-    links = tuple(_link(index, given, rate, latency) for index, given in enumerate(data["link"]))
-    fields = {key: data[key] for key in _HEAD if key in data}
-    for key in ("hosts", "switches", "ranks_per_host"):
-        if key in fields and not isinstance(fields[key], int):
-            raise ValueError(f"{key} is {fields[key]!r}; it must be a whole number")
-    for key in ("memory_rate", "memory_latency"):
-        if key in fields:
-            fields[key] = quantity(fields[key])
-    fields["shape"] = tuple(int(n) for n in fields.get("shape", ()))
-    fields["interfaces"] = tuple(tuple(map(str, names)) for names in fields.get("interfaces", ()))
-    fabric = Fabric(**{"name": "unnamed", "switches": 0, **fields, "links": links})
+    links = [_link(_Table(link, _OF_LINK, index), rate, latency) for index, link in enumerate(table.tables("link"))]
+    fabric = Fabric(
+        name=table.text("name", "unnamed"),
+        hosts=table.whole("hosts", 0),
+        switches=table.whole("switches", 0),
+        links=tuple(links),
+        kind=table.text("kind", ""),
+        shape=table.wholes("shape"),
+        ranks_per_host=table.whole("ranks_per_host", 1),
+        memory_rate=table.number("memory_rate", Fabric.memory_rate, rate_bit_s),
+        memory_latency=table.number("memory_latency", Fabric.memory_latency, latency_s),
+        interfaces=table.names("interfaces"),
+    )
     if fabric.kind:
         _compare(fabric)
     return fabric
 
 
-def _link(index: int, given: dict[str, Any], rate: float, latency: float) -> Link:
-    what = f"link {index}"
-    if unknown := sorted(set(given) - {"a", "b", "rate", "latency"}):
-        raise ValueError(f"{what}: unknown key {unknown[0]!r}; known: a, b, rate, latency")
+def _link(table: _Table, rate: float, latency: float) -> Link:
     ports = []
     for end in ("a", "b"):
-        port = given.get(end)
-        if not isinstance(port, list) or len(port) != 2 or not all(isinstance(n, int) for n in port):
-            raise ValueError(f"{what}: {end} is {port!r}; write [node, NIC]")
+        port = table.wholes(end, "[node, NIC]")
+        if len(port) != 2:
+            raise table.wrong(end, f"{end} is {list(port)}; it must be [node, NIC]")
         ports.append(Port(*port))
-    return Link(ports[0], ports[1], quantity(given.get("rate", rate)), quantity(given.get("latency", latency)))
+    return Link(*ports, table.number("rate", rate, rate_bit_s), table.number("latency", latency, latency_s))
 
 
 def _compare(fabric: Fabric) -> None:
     """The wiring is that of the kind which it claims."""
     if fabric.kind not in CONSTRUCTORS or not fabric.shape:
         raise ValueError(f"kind {fabric.kind!r} needs a shape, and to be one of {', '.join(CONSTRUCTORS)}")
-    if fabric.kind == "bcube":
-        model = CONSTRUCTORS["bcube"][0](fabric.shape)
-    else:
-        model = CONSTRUCTORS[fabric.kind][0](*fabric.shape)
+    shape, (make, least, most) = fabric.shape, CONSTRUCTORS[fabric.kind]
+    most = -1 if fabric.kind == "bcube" else most  # of which the shape is the digits, not the arguments
+    if len(shape) < least or 0 <= most < len(shape) or max(shape) > max(fabric.nodes, fabric.ranks):
+        raise ValueError(f"shape {list(shape)} is not one of a {fabric.kind} of {fabric.hosts} hosts")
+    model = make(shape) if fabric.kind == "bcube" else make(*shape)
+    if shape != model.shape:
+        raise ValueError(f"shape {list(shape)} is not complete: that of {model.name} is {list(model.shape)}")
     counts = [(f.hosts, f.switches, f.ranks_per_host) for f in (fabric, model)]
     if counts[0] != counts[1]:
         raise ValueError(f"(hosts, switches, ranks_per_host) are {counts[0]}; those of {model.name} are {counts[1]}")

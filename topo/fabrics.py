@@ -21,20 +21,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from decimal import Decimal, InvalidOperation
 from math import prod
 
 from hrdma.topo.fabric import Fabric, Link, Port, digits
+from hrdma.units import rate_value, seconds_value
 
 __all__ = [
     "bcube",
     "cluster",
     "factors",
     "fat_tree",
+    "latency_s",
     "leaf_spine",
     "mesh",
     "parse",
-    "quantity",
+    "rate_bit_s",
     "ring",
     "star",
     "torus",
@@ -245,28 +246,39 @@ CONSTRUCTORS: dict[str, tuple[Callable[..., Fabric], int, int]] = {  # and how m
     "cluster": (cluster, 1, 3),
 }
 
-_UNITS = {
-    "": "1", "k": "1e3", "m": "1e6", "g": "1e9", "t": "1e12", "bit": "1", "kbit": "1e3", "mbit": "1e6", "gbit": "1e9",
-    "tbit": "1e12", "s": "1", "ms": "1e-3", "us": "1e-6", "ns": "1e-9", "b": "1", "kb": "1e3", "mb": "1e6", "gb": "1e9",
-    "kib": "1024", "mib": "1048576", "gib": "1073741824",
-}  # fmt: skip
+
+def rate_bit_s(value: str | float) -> float:
+    """A rate: a number of bit/s, or text with its unit, such as ``"200mbit"``.
+
+    Raises
+    ------
+    ValueError
+        Neither; or the text is of another kind, has no unit or an ambiguous one.
+    """
+    return 8.0 * rate_value(value) if isinstance(value, str) else _number("rate", value, "bit/s", "10gbit")
 
 
-def quantity(value: str | float) -> float:
-    """A number with an optional unit: ``200mbit`` (bit/s), ``10us`` (seconds), ``575MB`` (bytes)."""
-    if not isinstance(value, str):
-        return float(value)
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*?)(?:/s)?\s*", value.lower())
-    try:
-        if match and match[2] in _UNITS:
-            return float(Decimal(match[1]) * Decimal(_UNITS[match[2]]))
-    except InvalidOperation:
-        pass
-    raise ValueError(f"not a quantity: {value!r}; write for example 200mbit, 10us or 32MiB")
+def latency_s(value: str | float) -> float:
+    """A time: a number of seconds, or text with its unit, such as ``"50us"``; zero needs none. ValueError otherwise."""
+    if isinstance(value, str):
+        return 0.0 if value.strip() == "0" else seconds_value(value)
+    return _number("latency", value, "seconds", "50us")
+
+
+def _number(what: str, value: object, unit: str, example: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{what} is {value!r}; write a number of {unit}, or for example {example!r}")
+    return float(value)
 
 
 def parse(text: str, rate: str | float = RATE, latency: str | float = LATENCY) -> Fabric:
     """A fabric from ``kind:numbers``; sides are joined by ``x``, other numbers by ``,``.
+
+    Parameters
+    ----------
+    text : str
+    rate, latency : str or float
+        Of every link: as `rate_bit_s` and `latency_s` take them.
 
     Raises
     ------
@@ -280,7 +292,7 @@ def parse(text: str, rate: str | float = RATE, latency: str | float = LATENCY) -
     if not re.fullmatch(r"\d+([,x]\d+)*", rest):
         raise ValueError(f"numbers of {text!r} are {rest!r}; write for example bcube:3,2 or torus:4x4")
     numbers = [int(part) for part in re.split("[,x]", rest)]
-    how = {"rate": quantity(rate), "latency": quantity(latency)}
+    how = {"rate": rate_bit_s(rate), "latency": latency_s(latency)}
     if kind == "bcube" and "x" in rest:
         return make(tuple(numbers), **how)
     if len(numbers) < least or (0 <= most < len(numbers)):

@@ -1,7 +1,7 @@
 """Plans in files: JSON with the fabric, the reasons and the schedule, a round per line, so that it can be edited.
 
 A plan holds all that it needs: `load` gives it back, compares the fabric with the job's where one is given, and proves the
-schedule before anything else may use it.
+schedule before anything else may use it. `schedule_of` and `prove` also take the other files that hold a schedule.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from hrdma.errors import ScheduleError
+from hrdma.topo import msccl
 from hrdma.topo.fabric import Fabric
 from hrdma.topo.fabric_file import dumps as fabric_dumps
 from hrdma.topo.fabric_file import loads as fabric_loads
-from hrdma.topo.planner import Candidate, FabricPlan
+from hrdma.topo.planner import ROOTED, Candidate, FabricPlan
 from hrdma.topo.schedule import Schedule
 
-__all__ = ["dump", "dumps", "load", "loads"]
+__all__ = ["dump", "dumps", "load", "loads", "prove", "schedule_of"]
 
 _FORMAT = "hrdma.plan"
 _VERSION = 1
@@ -62,7 +63,8 @@ def loads(text: str, fabric: Fabric | None = None) -> FabricPlan:
     Raises
     ------
     ScheduleError
-        Not a plan; for another fabric or another number of ranks; a schedule that is wrong, with rank and chunk.
+        Not a plan; for another fabric or another number of ranks; a schedule that is of another collective or root than the
+        plan says, or wrong, with rank and chunk.
     """
     try:
         data = json.loads(text)
@@ -103,6 +105,8 @@ def _untouched(found: FabricPlan, schedule: Schedule) -> bool:
 def _belongs(found: FabricPlan, schedule: Schedule, fabric: Fabric | None) -> None:
     if schedule.collective != found.collective:
         raise ScheduleError(f"the plan is for {found.collective}, its schedule for {schedule.collective}")
+    if schedule.collective in ROOTED and schedule.root != found.root:
+        raise ScheduleError(f"the plan has root {found.root}, its schedule root {schedule.root}")
     if schedule.size != found.fabric.ranks:
         raise ScheduleError(
             f"the plan's schedule is for {schedule.size} ranks; {found.fabric.name} has {found.fabric.ranks}"
@@ -118,3 +122,56 @@ def _belongs(found: FabricPlan, schedule: Schedule, fabric: Fabric | None) -> No
             f"the plan is for another fabric: {found.fabric.name} ({found.fabric.digest()}), "
             f"not {fabric.name} ({fabric.digest()}); plan again"
         )
+
+
+def schedule_of(path: str | Path) -> Schedule:
+    """The schedule in a file: of a plan, alone (JSON), or as a program of MSCCL (XML). Not proved.
+
+    Raises
+    ------
+    ScheduleError
+        None of these; the message names the file.
+    OSError
+        When it cannot be read.
+    """
+    return _held(path)[0]
+
+
+def prove(path: str | Path, fabric: Fabric | None = None) -> Schedule:
+    """The schedule in a file, as `schedule_of`, proved.
+
+    Parameters
+    ----------
+    path : str or Path
+    fabric : Fabric, optional
+        It must be for this one: a plan for one that is equal, others for as many ranks.
+
+    Raises
+    ------
+    ScheduleError
+        As `schedule_of` and `loads`; for another fabric or number of ranks; wrong, with rank and chunk.
+    OSError
+        When it cannot be read.
+    """
+    schedule, is_plan = _held(path)
+    if is_plan:
+        return load(path, fabric).schedule()
+    if fabric is not None and schedule.size != fabric.ranks:
+        raise ScheduleError(f"{path}: it is for {schedule.size} ranks; {fabric.name} has {fabric.ranks}")
+    schedule.check()
+    return schedule
+
+
+def _held(path: str | Path) -> tuple[Schedule, bool]:
+    """The schedule in a file, and whether that is a plan."""
+    try:
+        text = Path(path).read_text()
+        if text.lstrip().startswith("<"):
+            return msccl.loads(text), False
+        data = json.loads(text)
+        is_plan = isinstance(data, dict) and data.get("format") == _FORMAT
+        return Schedule.from_json(json.dumps(data["schedule"]) if is_plan and "schedule" in data else text), is_plan
+    except ScheduleError as error:
+        raise ScheduleError(f"{path}: {error}", rank=error.rank, chunk=error.chunk) from error
+    except ValueError as error:
+        raise ScheduleError(f"{path}: neither JSON nor XML: {error}") from error

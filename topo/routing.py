@@ -26,23 +26,9 @@ from hrdma.errors import ScheduleError
 from hrdma.topo.fabric import Fabric, digits
 from hrdma.topo.schedule import CHUNK, DST, LANE, ROUND, SPAN, SRC, Schedule, blocks
 
-__all__ = ["Routes", "bind", "chunk_bytes", "link_loads", "toward"]
+__all__ = ["Routes", "bind", "chunk_bytes", "link_loads"]
 
 _GRIDS = ("ring", "torus", "mesh")
-
-
-def toward(fabric: Fabric, host: int, other: int) -> int:
-    """The NIC of a host that is wired to another host, directly or through one switch.
-
-    Raises
-    ------
-    ValueError
-        When there is none.
-    """
-    for _, node, nic in fabric.around[host]:
-        if node == other or (node >= fabric.hosts and any(end == other for _, end, _ in fabric.around[node])):
-            return nic
-    raise ValueError(f"{fabric.name}: no NIC of host {host} is wired to host {other}")
 
 
 class Routes:

@@ -7,15 +7,12 @@ import os
 import shutil
 import signal
 import sys
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from hrdma.cli.quantities import RATE, TIME
 from hrdma.lab import DEFAULT_NAME
-
-if TYPE_CHECKING:
-    from hrdma.topo.fabric import Fabric
 
 __all__ = ["command"]
 
@@ -69,18 +66,18 @@ def _named(function: Any) -> Any:
 
 @command.command("up")
 @click.argument("spec", metavar="SPEC")
+@click.option("--n", type=click.IntRange(1), help="Hosts of a ring or star, ports of a BCube's or fat-tree's switches.")
+@click.option("--levels", type=click.IntRange(1), help="With --n: levels of a BCube, NICs of a host.")
 @click.option(
-    "--n", type=click.IntRange(1), help="First number of the fabric: hosts of a ring, ports of a BCube's switches."
+    "--dims", metavar="AxB", help="Sides of a torus or mesh, hosts at the switches of each level of a BCube: 4x4."
 )
-@click.option("--levels", type=click.IntRange(1), help="Levels of a BCube: NICs of a host.")
-@click.option("--dims", metavar="AxB", help="Sides of a torus or mesh: 4x4.")
 @click.option(
-    "--rate", metavar="RATE", help=f"Of every link, each way: 200mbit, 1gbit.  [default: the file's, or {DEFAULT_RATE}]"
+    "--rate", type=RATE, help=f"Of every link, each way: 200mbit, 1gbit.  [default: the file's, or {DEFAULT_RATE}]"
 )
-@click.option("--latency", metavar="TIME", help="Of every link, each way: 0ms, 50us.  [default: the file's, or 0]")
+@click.option("--latency", type=TIME, help="Of every link, each way: 0ms, 50us.  [default: the file's, or 0]")
 @_named
 def up(
-    spec: str, n: int | None, levels: int | None, dims: str | None, rate: str | None, latency: str | None, name: str
+    spec: str, n: int | None, levels: int | None, dims: str | None, rate: float | None, latency: float | None, name: str
 ) -> None:
     """Bring a lab up.
 
@@ -96,12 +93,14 @@ def up(
     be; 126 not root; 128 + n after signal n. Unless it is 0, nothing is left.
     """
     from hrdma.lab.lab import Lab, need_root
+    from hrdma.topo.fabric_file import find
 
     need_root()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # as an exception, so that what was begun is removed
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    numbers = [str(part) for part in (n, levels, dims) if part is not None]
-    lab = Lab.up(_fabric(spec, numbers, rate, latency), name)
+    given = {"--n": n, "--levels": levels, "--dims": dims}
+    text = _fabric_name(spec, {option: str(value) for option, value in given.items() if value is not None})
+    lab = Lab.up(find(text, rate, latency, usual=(DEFAULT_RATE, 0.0)), name)
     switches = len(lab.nodes) - lab.hosts
     nics = sum(len(node["nics"]) for node in lab.nodes[: lab.hosts])
     program = "hrdma" if shutil.which("hrdma") or not sys.argv[0].endswith("hrdma") else os.path.relpath(sys.argv[0])
@@ -116,24 +115,30 @@ def up(
         click.echo(f"  {program} lab {words:28} {what}")
 
 
-def _fabric(spec: str, numbers: list[str], rate: str | None, latency: str | None) -> Fabric:
-    from hrdma.topo import fabrics
-    from hrdma.topo.fabric_file import load
+# Which options say the numbers of a fabric; those of the others stand behind its name.
+_OPTIONS = {
+    "ring": (("--n",),),
+    "star": (("--n",),),
+    "fat_tree": (("--n",),),
+    "bcube": (("--n", "--levels"), ("--dims",)),
+    "torus": (("--dims",),),
+    "mesh": (("--dims",),),
+    "leaf_spine": (),
+    "cluster": (),
+}
 
-    if spec.endswith(".toml"):
-        if numbers:
-            raise click.UsageError(f"{spec} says what the fabric is: leave out --n, --levels and --dims")
-        fabric = load(spec)
-        links = tuple(
-            link._replace(
-                rate=link.rate if rate is None else fabrics.quantity(rate),
-                latency=link.latency if latency is None else fabrics.quantity(latency),
-            )
-            for link in fabric.links
-        )
-        return replace(fabric, links=links)
-    text = spec + (":" if numbers and ":" not in spec else "," if numbers else "") + ",".join(numbers)
-    return fabrics.parse(text, rate=rate or DEFAULT_RATE, latency=latency or 0.0)
+
+def _fabric_name(spec: str, options: dict[str, str]) -> str:
+    """The file or the name of a fabric, the numbers in options included."""
+    if not options:
+        return spec
+    if spec.endswith(".toml") or ":" in spec:
+        raise click.UsageError(f"{spec} says what the fabric is: leave out {' and '.join(options)}")
+    if spec in _OPTIONS and tuple(options) not in _OPTIONS[spec]:
+        ways = " or ".join(" with ".join(form) for form in _OPTIONS[spec])
+        ways = ways or f"its numbers behind the name, as in {spec}:2,2,2"
+        raise click.UsageError(f"{spec} takes {ways}, not {' with '.join(options)}")
+    return f"{spec}:{','.join(options.values())}"
 
 
 @command.command("run", context_settings={"allow_interspersed_args": False})

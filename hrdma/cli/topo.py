@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hrdma.cli.quantities import RATE, SIZE, TIME
 from hrdma.lab import DEFAULT_NAME
 
 if TYPE_CHECKING:
@@ -26,28 +27,11 @@ LONG = 100_000  # transfers whose simulation takes long enough to say how far it
 PIPED_WIDTH = 120  # of the output where neither a terminal nor COLUMNS says
 
 
-class _Quantity(click.ParamType):
-    """Bytes, bit/s or seconds with a unit."""
-
-    name = "quantity"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        from hrdma.topo.fabrics import quantity
-
-        try:
-            return quantity(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-QUANTITY = _Quantity()
-
-
 def _with_fabric(function: Callable) -> Callable:
     """The options that say which fabric."""
     for option in (
-        click.option("--latency", type=QUANTITY, help="Of its links, such as 5us; not with a file."),
-        click.option("--rate", type=QUANTITY, help="Of its links, such as 200mbit; not with a file."),
+        click.option("--latency", type=TIME, help="Of its links, such as 5us.  [default: the file's, or 1us]"),
+        click.option("--rate", type=RATE, help="Of its links, such as 200mbit.  [default: the file's, or 10gbit]"),
         click.option("--fabric", "text", required=True, help="Such as bcube:3,2 or torus:4x4, or a TOML file."),
     ):
         function = option(function)
@@ -59,28 +43,15 @@ def _with_collective(function: Callable) -> Callable:
     for option in (
         click.option(
             "--message",
-            type=QUANTITY,
+            type=TIME,
             help="Core time of a message, such as 7us; 0s: links alone. By default that of TCP.",
         ),
         click.option("--root", default=0, show_default=True, help="Of broadcast, reduce, gather and scatter."),
-        click.option(
-            "--size", "nbytes", type=QUANTITY, default="32MiB", show_default=True, help="Of the whole vector."
-        ),
+        click.option("--size", "nbytes", type=SIZE, default="32MiB", show_default=True, help="Of the whole vector."),
         click.option("--collective", default="allreduce", show_default=True),
     ):
         function = option(function)
     return function
-
-
-def _fabric(text: str, rate: float | None, latency: float | None) -> Fabric:
-    from hrdma.topo.fabric_file import load
-    from hrdma.topo.fabrics import LATENCY, RATE, parse
-
-    if text.endswith(".toml") or Path(text).is_file():
-        if rate is not None or latency is not None:
-            raise ValueError(f"{text} says itself what its links do; leave out --rate and --latency")
-        return load(text)
-    return parse(text, RATE if rate is None else rate, LATENCY if latency is None else latency)
 
 
 def _cost(message: float | None) -> Cost:
@@ -106,10 +77,11 @@ def _schedule(
 ) -> Schedule:
     """Of a file, of an algorithm, or the planner's."""
     from hrdma.topo.algorithms.on_fabric import lookup, refusal
+    from hrdma.topo.plan_file import schedule_of
     from hrdma.topo.planner import plan as planned
 
     if plan is not None:
-        return _read(Path(plan))
+        return schedule_of(plan)
     if algorithm is None:
         return planned(collective, fabric, nbytes, cost, root=root).schedule()
     if why := refusal(algorithm, collective, fabric):
@@ -117,29 +89,6 @@ def _schedule(
     if not 0 <= root < fabric.ranks or parts < 1:
         raise ValueError(f"out of range: root {root} of {fabric.ranks} ranks, {parts} parts")
     return lookup(algorithm).build(collective, fabric, parts, root, None)
-
-
-def _read(path: Path) -> Schedule:
-    """The schedule of a plan, a schedule or an XML, not proved."""
-    from hrdma.errors import ScheduleError
-    from hrdma.topo import msccl
-    from hrdma.topo.schedule import Schedule
-
-    try:
-        text = path.read_text()
-    except UnicodeDecodeError as error:
-        raise ScheduleError(f"{path}: neither JSON nor XML: {error}") from error
-    try:
-        if text.lstrip().startswith("<"):
-            return msccl.loads(text)
-        data = json.loads(text)
-        if isinstance(data, dict) and "schedule" in data:
-            text = json.dumps(data["schedule"])
-        return Schedule.from_json(text)
-    except ScheduleError as error:
-        raise ScheduleError(f"{path}: {error}", rank=error.rank, chunk=error.chunk) from error
-    except ValueError as error:
-        raise ScheduleError(f"{path}: neither JSON nor XML: {error}") from error
 
 
 @contextmanager
@@ -192,9 +141,9 @@ def command() -> None:
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write it as a TOML file, to be edited.")
 def show(text: str, rate: float | None, latency: float | None, output: str | None) -> None:
     """Shows a fabric: who is wired to whom."""
-    from hrdma.topo.fabric_file import dump
+    from hrdma.topo.fabric_file import dump, find
 
-    fabric = _fabric(text, rate, latency)
+    fabric = find(text, rate, latency)
     if output:
         dump(fabric, output)
         return
@@ -249,6 +198,7 @@ def compare(
     hrdma lab up bcube --n 3 --levels 2 --rate 200mbit
     hrdma topo compare --fabric bcube:3,2 --size 32MiB --measure
     """
+    from hrdma.topo.fabric_file import find
     from hrdma.topo.planner import compare as compared
 
     if measure:
@@ -257,7 +207,7 @@ def compare(
         rate, latency = like_lab(lab_name, text, rate, latency)
         with _progress() as progress:
             show(
-                _fabric(text, rate, latency),
+                find(text, rate, latency),
                 lab_name,
                 collective,
                 nbytes,
@@ -268,7 +218,7 @@ def compare(
                 progress,
             )
         return
-    fabric = _fabric(text, rate, latency)
+    fabric = find(text, rate, latency)
     with _progress() as progress:
         found, refused = compared(
             collective, fabric, nbytes, _cost(message), root=root, names=names or None, simulated=simulated,
@@ -324,9 +274,10 @@ def plan(
 ) -> None:  # fmt: skip
     """The cheapest plan, and why; proved before it is written."""
     from hrdma.topo import msccl, plan_file
+    from hrdma.topo.fabric_file import find
     from hrdma.topo.planner import plan as planned
 
-    fabric = _fabric(text, rate, latency)
+    fabric = find(text, rate, latency)
     made = planned(collective, fabric, nbytes, _cost(message), root=root, algorithm=algorithm)
     click.echo(json.dumps(made.to_dict(), indent=2) if as_json else made.explain())
     if output:
@@ -339,17 +290,23 @@ def plan(
 
 @command.command("check")
 @click.argument("path", type=click.Path(exists=True, dir_okay=False))
-@click.option("--fabric", "text", help="It must be a plan for this one.")
-def check(path: str, text: str | None) -> None:
-    """Proves a plan, a schedule (JSON) or an XML of MSCCL."""
-    from hrdma.errors import ScheduleError
-    from hrdma.topo import plan_file
+@click.option("--fabric", "text", help="It must be for this one.")
+@click.option("--rate", type=RATE, help="Of the fabric's links.  [default: the file's, or 10gbit]")
+@click.option("--latency", type=TIME, help="Of the fabric's links.  [default: the file's, or 1us]")
+def check(path: str, text: str | None, rate: float | None, latency: float | None) -> None:
+    """Proves a plan, a schedule (JSON) or an XML of MSCCL.
 
+    A plan must be for its own fabric, and for the one that is given: links and
+    rates. Of the other two only the number of ranks can be compared.
+    """
+    from hrdma.errors import ScheduleError
+    from hrdma.topo.fabric_file import find
+    from hrdma.topo.plan_file import prove
+
+    if text is None and (rate, latency) != (None, None):
+        raise click.UsageError("--rate and --latency are those of --fabric")
     try:
-        schedule = _read(Path(path))
-        schedule.check()
-        if text is not None:
-            plan_file.load(path, _fabric(text, None, None))
+        schedule = prove(path, None if text is None else find(text, rate, latency))
     except ScheduleError as error:
         click.echo(f"hrdma topo check: {error}", err=True)
         sys.exit(EXIT_WRONG)
@@ -381,10 +338,11 @@ def simulate(
     accuracy: float,
 ) -> None:  # fmt: skip
     """Predicts one schedule, with a slow host or a failed link if you like."""
+    from hrdma.topo.fabric_file import find
     from hrdma.topo.simulate import simulate as simulated
     from hrdma.units import in_bytes, in_seconds
 
-    fabric, cost = _fabric(text, rate, latency), _cost(message)
+    fabric, cost = find(text, rate, latency), _cost(message)
     factors = {}
     for given in slow:
         host, _, factor = given.partition("=")
@@ -427,8 +385,9 @@ def draw(
 ) -> None:  # fmt: skip
     """Draws the fabric, and the load on each link: of all rounds together, then of each."""
     from hrdma.topo.draw import draw as drawn
+    from hrdma.topo.fabric_file import find
 
-    fabric = _fabric(text, rate, latency)
+    fabric = find(text, rate, latency)
     schedule = None
     if not bare:
         schedule = _schedule(algorithm, path, collective, fabric, nbytes, root, parts, _cost(message))
@@ -443,7 +402,8 @@ def holds(
     text: str, rate, latency, collective: str, nbytes: float, root: int, message, algorithm, parts: int, path
 ) -> None:
     """Who holds what after each round, for small cases."""
+    from hrdma.topo.fabric_file import find
     from hrdma.topo.holdings import holdings
 
-    fabric = _fabric(text, rate, latency)
+    fabric = find(text, rate, latency)
     click.echo(holdings(_schedule(algorithm, path, collective, fabric, nbytes, root, parts, _cost(message))))

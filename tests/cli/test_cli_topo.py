@@ -46,9 +46,43 @@ def test_plan_check_and_the_ways_out(tmp_path: Path) -> None:
     data = json.loads(Path(plan).read_text())
     data["schedule"]["rounds"][2].pop()
     Path(plan).write_text(json.dumps(data))
-    assert "hrdma topo check: rank" in topo("check", plan, code=1)
+    assert f"hrdma topo check: {plan}: rank" in topo("check", plan, code=1)
     Path(plan).write_text("neither")
     assert "neither JSON nor XML" in topo("check", plan, code=1)
+
+
+def test_a_plan_is_checked_against_its_fabric_and_the_one_given(tmp_path: Path) -> None:
+    plan, schedule, xml = (str(tmp_path / name) for name in ("plan.json", "schedule.json", "plan.xml"))
+    topo("plan", "--fabric", "bcube:2,2", "--rate", "200mbit", "-o", plan)
+    topo("plan", "--fabric", "bcube:2,2", "-o", xml)
+    topo("check", plan, "--fabric", "bcube:2,2", "--rate", "200mbit")
+    assert "for another fabric: bcube:2,2 (" in topo("check", plan, "--fabric", "bcube:2,2", code=1)
+    assert "the plan is for 4 ranks on bcube:2,2; star:5 has 5" in topo("check", plan, "--fabric", "star:5", code=1)
+    data = json.loads(Path(plan).read_text())
+    Path(schedule).write_text(json.dumps(data["schedule"]))
+    for path in (schedule, xml):
+        topo("check", path, "--fabric", "star:4")
+        assert f"{path}: it is for 4 ranks; star:5 has 5" in topo("check", path, "--fabric", "star:5", code=1)
+    Path(plan).write_text(json.dumps(data | {"fabric": 'fabric = "star:5"'}))
+    assert "the plan's schedule is for 4 ranks; star:5 has 5" in topo("check", plan, code=1)
+    Path(plan).write_text(json.dumps(data | {"collective": "reduce"}))
+    assert "the plan is for reduce, its schedule for allreduce" in topo("check", plan, code=1)
+    assert "--rate and --latency are those of --fabric" in topo("check", plan, "--rate", "1gbit", code=2)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--size", "200mbit", "size '200mbit' has the unknown unit 'mbit'; use one of B, kB"),
+        ("--rate", "10gbps", "for bits per second write 10gbit"),
+        ("--rate", "32MiB", "rate '32MiB' has the unknown unit 'MiB'"),
+        ("--latency", "10mbit", "time '10mbit' has the unknown unit 'mbit'"),
+        ("--message", "7", "time '7' is not a number with a unit"),
+    ],
+)
+def test_numbers_of_another_kind_are_refused(option: str, value: str, message: str) -> None:
+    shown = " ".join(topo("compare", "--fabric", "star:2", option, value, code=2).split())
+    assert message in shown.replace("│ ", "")
 
 
 def test_simulate_with_trouble() -> None:
@@ -74,7 +108,7 @@ def test_show_draw_and_holds(tmp_path: Path) -> None:
     topo("show", "--fabric", "bcube:2,2", "--rate", "200mbit", "-o", path)
     assert load(path) == parse("bcube:2,2", rate=200e6)
     assert "0.2 Gbit/s" in topo("show", "--fabric", path)
-    assert "leave out --rate" in topo("show", "--fabric", path, "--rate", "1gbit", code=2)
+    assert "1 Gbit/s" in topo("show", "--fabric", path, "--rate", "1gbit")
     for extra in ((), ("--bare",), ("--algorithm", "bml", "--round", "1")):
         topo("draw", "--fabric", path, "-o", str(tmp_path / "x.svg"), *extra)
         assert (tmp_path / "x.svg").read_text().startswith("<svg")

@@ -8,13 +8,29 @@ from math import prod
 import pytest
 
 from hrdma.topo.fabric import Fabric, Link, Port, digits, number
-from hrdma.topo.fabric_file import dump, dumps, load, loads
-from hrdma.topo.fabrics import bcube, cluster, factors, fat_tree, leaf_spine, mesh, parse, quantity, ring, star, torus
+from hrdma.topo.fabric_file import dump, dumps, find, load, loads
+from hrdma.topo.fabrics import (
+    bcube,
+    cluster,
+    factors,
+    fat_tree,
+    latency_s,
+    leaf_spine,
+    mesh,
+    parse,
+    rate_bit_s,
+    ring,
+    star,
+    torus,
+)
 
 ALL = (
     "ring:2", "ring:5", "star:1", "star:4", "mesh:4x4", "mesh:2x3x2", "torus:2x2", "torus:4x4", "torus:3x4x5", "bcube:3,2",
     "bcube:2,3", "bcube:4x3", "fat_tree:4", "leaf_spine:4,3,2", "cluster:4,3,2", "cluster:1,4",
 )  # fmt: skip
+
+
+WIRED = "hosts = 2\n[[link]]\na = [0, 0]\nb = [1, 0]\n"
 
 
 def _link(a: tuple[int, int], b: tuple[int, int], rate: float = 1e9, latency: float = 1e-6) -> Link:
@@ -47,7 +63,7 @@ def test_counts() -> None:
     islands = cluster(4, 3, 2)
     assert (islands.hosts, islands.ranks, islands.rails) == (4, 12, 2)
     assert [islands.host_of(rank) for rank in (0, 2, 3, 11)] == [0, 0, 1, 3]
-    assert torus(4, 4).host_rate == 4e10 and torus(4, 4).nic_rate == 1e10
+    assert torus(4, 4).nic_rate == 1e10
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (4, 3), (2, 3, 4)])
@@ -101,13 +117,29 @@ def test_a_failed_link() -> None:
         fabric.without(0, 1)
 
 
-def test_quantities() -> None:
-    assert [quantity(q) for q in ("200mbit", "10 Gbit/s", "50us", "1e9", 3, "575MB", "32MiB", "2k")] == [
-        2e8, 1e10, 5e-5, 1e9, 3.0, 575e6, 32 * 2**20, 2e3,
-    ]  # fmt: skip
-    for wrong in ("fast", "1.2.3", "10 parsecs", "-5mbit", ""):
-        with pytest.raises(ValueError, match="not a quantity"):
-            quantity(wrong)
+def test_rates_and_latencies() -> None:
+    assert [rate_bit_s(rate) for rate in ("200mbit", "10 Gbit", "1.5mbit", 1e9, 3)] == [2e8, 1e10, 1.5e6, 1e9, 3.0]
+    assert [latency_s(time) for time in ("50us", "70ns", "0ms", "0", 0, 2e-6)] == [5e-5, 7e-8, 0.0, 0.0, 0.0, 2e-6]
+
+
+@pytest.mark.parametrize(
+    ("read", "wrong", "message"),
+    [
+        (rate_bit_s, "fast", "rate 'fast' is not a number with a unit; write for example '10gbit'"),
+        (rate_bit_s, "10gbps", "ambiguous: .* would be 80gbit; for bits per second write 10gbit"),
+        (rate_bit_s, "32MiB", "rate '32MiB' has the unknown unit 'MiB'; use one of bit, kbit"),
+        (rate_bit_s, "10us", "rate '10us' has the unknown unit 'us'; use one of bit"),
+        (rate_bit_s, "1e9", "rate '1e9' has the unknown unit|rate '1e9' is not a number with a unit"),
+        (rate_bit_s, True, "rate is True; write a number of bit/s"),
+        (rate_bit_s, [1], r"rate is \[1\]; write a number of bit/s"),
+        (latency_s, "10mbit", "time '10mbit' has the unknown unit 'mbit'; use one of ns, us, ms"),
+        (latency_s, "5", "time '5' is not a number with a unit; write for example '20s'"),
+        (latency_s, {}, "latency is {}; write a number of seconds"),
+    ],
+)
+def test_rates_and_latencies_that_are_refused(read, wrong, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(wrong)
 
 
 @pytest.mark.parametrize(
@@ -163,10 +195,28 @@ def test_wiring_that_is_refused(hosts: int, switches: int, links: list[Link], ma
         ("hosts = 2\n", "no 'link'"),
         ("fabric = 'bcube:3,2'\nhosts = 4\n".replace("'", '"'), "'hosts' beside 'fabric'"),
         ("hosts = 2\nspeed = 3\n", "unknown key 'speed'"),
-        ("hosts = 2.5\n[[link]]\na = [0, 0]\nb = [1, 0]\n", "hosts is 2.5"),
-        ("hosts = 2\n[[link]]\na = [0]\nb = [1, 0]\n", r"link 0: a is \[0\]; write \[node, NIC\]"),
-        ("hosts = 2\n[[link]]\na = [0, 0]\nb = [1, 0]\nspeed = 1\n", "link 0: unknown key 'speed'"),
-        ('hosts = 2\n[[link]]\na = [0, 0]\nb = [1, 0]\nrate = "slow"\n', "not a quantity: 'slow'"),
+        ("hosts = 2.5\n[[link]]\na = [0, 0]\nb = [1, 0]\n", "line 1: hosts is 2.5; it must be a whole number"),
+        ("hosts = true\n[[link]]\na = [0, 0]\nb = [1, 0]\n", "line 1: hosts is True; it must be a whole number"),
+        ("hosts = 2\n[[link]]\na = [0]\nb = [1, 0]\n", r"line 3: link 0: a is \[0\]; it must be \[node, NIC\]"),
+        ("hosts = 2\n[[link]]\na = [0, 0]\nb = 1\n", r"line 4: link 0: b is 1; it must be \[node, NIC\]"),
+        ("hosts = 2\n[[link]]\nb = [0, 0]\n", r"line 2: link 0: a is \[\]; it must be \[node, NIC\]"),
+        ("hosts = 2\n[[link]]\na = [0, 0]\nb = [1, 0]\nspeed = 1\n", "line 5: link 0: unknown key 'speed'"),
+        (WIRED + 'rate = "slow"\n', "line 5: link 0: rate: rate 'slow' is not a number with a unit"),
+        (WIRED + 'latency = "1mbit"\n', "line 5: link 0: latency: time '1mbit' has the unknown unit 'mbit'"),
+        ("rate = [1]\n" + WIRED, r"line 1: rate: rate is \[1\]; write a number of bit/s"),
+        ('memory_rate = "9GB"\n' + WIRED, "line 1: memory_rate: rate '9GB' has the unknown unit 'GB'"),
+        ("hosts = 2\nlink = 3\n", r"line 2: link is 3; it must be a list of tables, each under \[\[link\]\]"),
+        ("hosts = 2\nlink = [1]\n", r"line 2: link is \[1\]; it must be a list of tables"),
+        ("name = 3\n" + WIRED, "line 1: name is 3; it must be text"),
+        ("fabric = 3\n", "line 1: fabric is 3; it must be text"),
+        ('kind = "ring"\nshape = 2\n' + WIRED, "line 2: shape is 2; it must be a list of whole numbers"),
+        ('kind = "ring"\nshape = ["a"]\n' + WIRED, r"line 2: shape is \['a'\]; it must be a list of whole numbers"),
+        ('kind = "ring"\nshape = [2, 2]\n' + WIRED, r"shape \[2, 2\] is not one of a ring of 2 hosts"),
+        ('kind = "ring"\nshape = [999999999]\n' + WIRED, r"shape \[999999999\] is not one of a ring of 2 hosts"),
+        ('kind = "leaf_spine"\nshape = [2]\n' + WIRED, r"shape \[2\] is not one of a leaf_spine of 2 hosts"),
+        ('kind = "cluster"\nshape = [2]\n' + WIRED, r"not complete: that of cluster:2,1,1 is \[2, 1, 1\]"),
+        ("interfaces = 3\n" + WIRED, "line 1: interfaces is 3; it must be a list of names for every host"),
+        ("interfaces = [3, 4]\n" + WIRED, r"line 1: interfaces is \[3, 4\]; it must be a list of names"),
         ("hosts = \n", "line 1"),
     ],
 )
@@ -176,6 +226,18 @@ def test_files_that_are_refused(text: str, match: str, tmp_path) -> None:
     with pytest.raises(ValueError, match=match) as caught:
         load(path)
     assert str(path) in str(caught.value)
+
+
+def test_a_fabric_is_found_by_file_or_name(tmp_path) -> None:
+    path = tmp_path / "two"
+    path.write_text(WIRED)
+    assert find(str(path)) == load(path)
+    assert {link.rate for link in find(str(path), rate=5e6).links} == {5e6}
+    assert {link.latency for link in find(str(path), rate=5e6).links} == {1e-6}
+    assert find("ring:3", usual=("1mbit", 0)) == parse("ring:3", 1e6, 0)
+    assert find("ring:3", 2e6, 1e-3, usual=("1mbit", 0)) == parse("ring:3", 2e6, 1e-3)
+    with pytest.raises(FileNotFoundError):
+        find(str(tmp_path / "absent.toml"))
 
 
 def test_a_short_file_and_a_false_claim() -> None:

@@ -144,7 +144,7 @@ def test_wrong_plans_are_refused(tmp_path) -> None:
     data = json.loads(text)
     data["schedule"]["rounds"][0].pop()
     path.write_text(json.dumps(data))
-    with pytest.raises(ScheduleError) as caught:
+    with pytest.raises(ScheduleError, match=r"plan.json: rank \d, chunk \d") as caught:
         network("", str(path), 4)
     assert caught.value.rank is not None and caught.value.chunk is not None
 

@@ -184,6 +184,10 @@ def test_a_plan_may_be_edited(text: str) -> None:
             lambda d: d["schedule"].__setitem__("collective", "reduce"),
             "the plan is for allreduce, its schedule for reduce",
         ),
+        (
+            lambda d: (d.__setitem__("collective", "reduce"), d["schedule"].update(collective="reduce", root=3)),
+            "the plan has root 0, its schedule root 3",
+        ),
         (lambda d: d.__setitem__("version", 2), "it has no format 'hrdma.plan', version 1"),
         (lambda d: d.pop("candidates"), "not a plan: KeyError: 'candidates'"),
         (lambda d: d["candidates"].clear(), "it has no candidates"),
