@@ -115,9 +115,11 @@ def find(
     if not text.endswith(".toml") and not Path(text).is_file():
         return parse(text, usual[0] if rate is None else rate, usual[1] if latency is None else latency)
     fabric = load(text)
-    given = {"rate": rate, "latency": latency}
-    changed = {key: value for key, value in given.items() if value is not None}
-    return replace(fabric, links=tuple(link._replace(**changed) for link in fabric.links))
+    links = (
+        link._replace(rate=link.rate if rate is None else rate, latency=link.latency if latency is None else latency)
+        for link in fabric.links
+    )
+    return replace(fabric, links=tuple(links))
 
 
 class _KeyError(ValueError):
@@ -221,13 +223,15 @@ def _built(table: _Table) -> Fabric:
 
 
 def _link(table: _Table, rate: float, latency: float) -> Link:
-    ports = []
-    for end in ("a", "b"):
-        port = table.wholes(end, "[node, NIC]")
-        if len(port) != 2:
-            raise table.wrong(end, f"{end} is {list(port)}; it must be [node, NIC]")
-        ports.append(Port(*port))
-    return Link(*ports, table.number("rate", rate, rate_bit_s), table.number("latency", latency, latency_s))
+    def port(end: str) -> Port:
+        numbers = table.wholes(end, "[node, NIC]")
+        if len(numbers) != 2:
+            raise table.wrong(end, f"{end} is {list(numbers)}; it must be [node, NIC]")
+        return Port(*numbers)
+
+    return Link(
+        port("a"), port("b"), table.number("rate", rate, rate_bit_s), table.number("latency", latency, latency_s)
+    )
 
 
 def _compare(fabric: Fabric) -> None:
