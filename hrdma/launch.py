@@ -24,11 +24,12 @@ from typing import BinaryIO, NamedTuple
 
 import click
 
-__all__ = ["command", "main", "reserve_port", "run"]
+__all__ = ["command", "enter_network", "main", "reserve_port", "run"]
 
 GRACE = 5.0  # seconds between asking ranks to end and killing them
 LONGEST_LINE = 1 << 20  # bytes held back for the end of a line
 EXIT_TIMEOUT = 124  # as timeout(1)
+EXIT_NOT_PERMITTED = 126
 EXIT_NOT_FOUND = 127
 EXIT_SIGNAL = 128  # plus the signal's number
 PR_SET_PDEATHSIG = 1
@@ -91,7 +92,7 @@ def run(
     -------
     int
         0; or the exit code of the first rank that failed, 128 plus the number of the signal that ended it; 124 after
-        the timeout; 127 when there is no such command; 128 plus the number of a signal that ended the launcher.
+        the timeout; 126 when a rank cannot enter its namespace; 127 when there is no such command; 128 plus the number of a signal that ended the launcher.
 
     Notes
     -----
@@ -190,8 +191,13 @@ class _Job:
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(EXIT_SIGNAL + signal.SIGKILL)
-            if place.namespace >= 0 and _libc.setns(place.namespace, CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), "cannot enter the network namespace of the rank")
+            if place.namespace < 0:
+                return
+            try:
+                enter_network(place.namespace)
+            except OSError as error:  # of an exception here only its type would reach the launcher
+                os.write(2, f"cannot enter the network namespace of the rank: {error.strerror}\n".encode())
+                os._exit(EXIT_NOT_PERMITTED)
 
         process = subprocess.Popen(
             argv,
@@ -364,11 +370,29 @@ _OWN = frozenset(
 
 
 def reserve_port(address: str) -> socket.socket:
-    """A port that stays ours: bound but not listening, so that rank 0 can listen on it and nobody else gets it."""
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((address, 0))
+    """A port that stays ours: bound but not listening, so that rank 0 can listen on it and nobody else gets it.
+
+    The socket is the caller's to close, once the ranks have ended.
+    """
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, 0))
+        stack.pop_all()
     return sock
+
+
+def enter_network(namespace: int) -> None:
+    """Moves the calling thread into an open network namespace.
+
+    Raises
+    ------
+    OSError
+        It is none, or this process may not enter it.
+    """
+    if _libc.setns(namespace, CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"setns: {os.strerror(number)}")
 
 
 class _Guard:

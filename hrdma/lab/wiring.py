@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from pyroute2 import IPRoute
@@ -36,6 +36,7 @@ QUEUE = 50e-3  # seconds of the rate that wait at a link before packets are drop
 LEAST_QUEUE = 256 << 10
 MOST_GSO = 65536
 DELAY_QUEUE = 10000  # packets held back by netem
+NO_NETEM = {errno.ENOENT: "this kernel has no netem (CONFIG_NET_SCH_NETEM): bring it up with --latency 0"}
 
 SETTINGS = {
     "net/ipv4/ip_forward": "1",
@@ -74,7 +75,7 @@ def counters(lab: str, node: str) -> dict[str, dict[str, int]]:
     """Bytes that each interface of a node has sent and received, without loopback."""
 
     def read() -> dict[str, dict[str, int]]:
-        with IPRoute() as ip:
+        with _said(f"{node}: counters"), IPRoute() as ip:
             links = {link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_STATS64") for link in ip.get_links()}
         return {name: {key: stats[key] for key in ("tx_bytes", "rx_bytes")} for name, stats in links.items()}
 
@@ -99,17 +100,20 @@ def _set(name: str, value: str) -> None:
 
 
 @contextlib.contextmanager
-def _said(what: str) -> Iterator[None]:
-    """Errors say what was being done, and name the mend where there is one."""
+def _said(what: str, mends: Mapping[int, str] = MappingProxyType({})) -> Iterator[None]:
+    """Errors say what was being done and why the kernel refuses it, and name the mend where there is one."""
     try:
         yield
     except (NetlinkError, OSError) as error:
-        code = error.code if isinstance(error, NetlinkError) else error.errno
+        netlink = isinstance(error, NetlinkError)
+        code, why = (error.code, str(error.args[-1])) if netlink else (error.errno or 0, str(error.strerror or error))
+        if code in mends:
+            raise RuntimeError(f"{what}: {mends[code]}") from error
         if code in (errno.EPERM, errno.EACCES):
             raise PermissionError(
-                code, f"{what}: not permitted; a lab needs root (CAP_SYS_ADMIN, CAP_NET_ADMIN)"
+                code, f"{what}: not permitted ({why}); a lab needs root (CAP_SYS_ADMIN, CAP_NET_ADMIN)"
             ) from error
-        raise RuntimeError(f"{what}: {os.strerror(code or 0)} (errno {code})") from error
+        raise RuntimeError(f"{what}: {why} (errno {code})") from error
 
 
 def _join(lab: str, plan: Plan, number: int) -> None:
@@ -175,15 +179,8 @@ class _Part:
         how: dict[str, Any] = {"handle": "1:"}
         if nic.latency > 0:
             delay = round(nic.latency * 1e6)
-            try:
+            with _said(f"{self.node.name}.{nic.name}: a latency of {nic.latency:g} s", NO_NETEM):
                 self.ip.tc("add", "netem", index, handle="1:", delay=delay, limit=DELAY_QUEUE)
-            except NetlinkError as error:
-                if error.code != errno.ENOENT:
-                    raise
-                raise RuntimeError(
-                    f"{self.node.name}.{nic.name}: a latency of {nic.latency:g} s, and this kernel has no netem "
-                    "(CONFIG_NET_SCH_NETEM): bring it up with --latency 0"
-                ) from error
             how = {"handle": "2:", "parent": "1:1"}
         queue = max(LEAST_QUEUE, round(nic.rate_bit_s / 8 * QUEUE))
         rate = {"rate": round(nic.rate_bit_s / 8), "burst": bucket, "limit": queue}  # a number is bytes per second

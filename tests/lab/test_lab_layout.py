@@ -1,14 +1,20 @@
-"""Plans of labs, without a kernel: packets walk along the planned routes, and take the links that were predicted."""
+"""Plans of labs, without a kernel: packets walk along the planned routes, and take the links that were predicted; what
+a refusal of the kernel becomes."""
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from pyroute2.netlink.exceptions import NetlinkError
 
 from hrdma.lab.layout import BRIDGE, Plan, Route, plan
+from hrdma.lab.wiring import _said
+from hrdma.launch import reserve_port
 from hrdma.topo.fabric import Fabric, Link, Port
 from hrdma.topo.fabrics import parse
 from hrdma.topo.routing import Routes
@@ -199,3 +205,37 @@ def test_what_cannot_be_a_lab(text, rate, complaint):
     else:
         with pytest.raises(ValueError, match=complaint):
             plan(fabric, 128)
+
+
+# --- what the kernel says ---
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (NetlinkError(errno.EINVAL, "Device is up"), RuntimeError, "h0.nic0: rate: Device is up (errno 22)"),
+        (
+            OSError(errno.ENOSPC, "mount: No space left on device"),
+            RuntimeError,
+            "rate: mount: No space left .* (errno 28)",
+        ),
+        (
+            NetlinkError(errno.EPERM, "Operation not permitted"),
+            PermissionError,
+            "not permitted (Operation not permitted); a",
+        ),
+        (NetlinkError(errno.ENOENT, "Qdisc kind is unknown"), RuntimeError, "h0.nic0: rate: no such thing"),
+    ],
+)
+def test_errors_carry_the_kernels_words(error, kind, text):
+    pattern = text.replace("(", r"\(").replace(")", r"\)")
+    with pytest.raises(kind, match=pattern) as caught, _said("h0.nic0: rate", {errno.ENOENT: "no such thing"}):
+        raise error
+    assert caught.value.__cause__ is error
+
+
+def test_a_port_that_cannot_be_had_leaves_no_socket():
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="Cannot assign requested address"):
+        reserve_port("192.0.2.1")
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -106,7 +106,9 @@ def transfer(sender: socket.socket, receiver: socket.socket, nbytes: int) -> flo
     thread.start()
     got, start, first = 0, 0.0, 0
     while got < nbytes:
-        got += len(receiver.recv(1 << 20))
+        more = len(receiver.recv(1 << 20))
+        assert more, f"the stream ended after {got} of {nbytes} bytes"
+        got += more
         if not start and got > nbytes // 10:
             start, first = time.monotonic(), got
     thread.join()
@@ -158,7 +160,7 @@ def test_latency_is_kept_or_refused(lab, name):
     try:
         made = Lab.up(fabric, name)
     except RuntimeError as error:
-        assert "a latency of 0.005 s, and this kernel has no netem" in str(error)
+        assert "a latency of 0.005 s: this kernel has no netem" in str(error)
         netem = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
         assert inside(lab, 0, lambda: subprocess.run(netem, capture_output=True)).returncode != 0
         assert name not in namespaces.labs()
