@@ -92,12 +92,12 @@ def up(
     Exit codes: 0 it is up; 1 the name is taken, or the kernel refuses something; 2 wrong usage or a fabric that cannot
     be; 126 not root; 128 + n after signal n. Unless it is 0, nothing is left.
     """
-    from hrdma.lab.lab import Lab, need_root
+    from hrdma.lab.lab import STOPPING, Lab, need_root
     from hrdma.topo.fabric_file import find
 
     need_root()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # as an exception, so that what was begun is removed
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    for number in STOPPING:
+        signal.signal(number, _leave)
     given = {"--n": n, "--levels": levels, "--dims": dims}
     text = _fabric_name(spec, {option: str(value) for option, value in given.items() if value is not None})
     lab = Lab.up(find(text, rate, latency, usual=(DEFAULT_RATE, 0.0)), name)
@@ -113,6 +113,15 @@ def up(
         (f"down{option}", "take it down"),
     ):
         click.echo(f"  {program} lab {words:28} {what}")
+
+
+def _leave(number: int, _: object) -> None:
+    """A signal as an exception, so that what was begun is removed; once, so that removing is not interrupted."""
+    from hrdma.lab.lab import STOPPING
+
+    for each in STOPPING:
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 # Which options say the numbers of a fabric; those of the others stand behind its name.
@@ -230,8 +239,10 @@ def status(name: str | None, as_json: bool) -> None:
     for each in need:
         try:
             found.append(module.Lab.find(each).status())
-        except RuntimeError as error:
-            found.append({"name": each, "complete": False, "error": str(error)})
+        except (RuntimeError, OSError) as error:
+            if name is not None and isinstance(error, FileNotFoundError):
+                raise
+            found.append({"name": each, "complete": False, "error": f"lab {each}: {error}"})
     if as_json:
         click.echo(json.dumps(found, indent=1))
     elif not found:
@@ -278,10 +289,20 @@ def _show(entry: dict[str, Any]) -> None:
 def down(name: str, everything: bool) -> None:
     """Take a lab down: end what runs in it, remove its namespaces. Can be repeated.
 
-    Exit code: 0, also where there was nothing; 1 when a process does not end; 126 not root.
+    Exit code: 0, also where there was nothing; 1 when a process does not end, the
+    other labs of --all are down then; 126 not root.
     """
     from hrdma.lab import lab
 
     lab.need_root()
+    failed = False
     for each in lab.labs() if everything else [name]:
-        click.echo(f"lab {each} is down" if lab.down(each) else f"there was no lab {each}")
+        try:
+            click.echo(f"lab {each} is down" if lab.down(each) else f"there was no lab {each}")
+        except PermissionError:
+            raise
+        except (RuntimeError, OSError) as error:
+            click.echo(f"hrdma lab: lab {each}: {error}", err=True)
+            failed = True
+    if failed:
+        sys.exit(EXIT_FAILED)

@@ -2,8 +2,9 @@
 
 What the kernel has is what counts: a lab is there when namespaces with its name are. The file
 `/run/hrdma/labs/NAME.json` is written last when it comes up and removed last when it goes down; namespaces without it
-are an interrupted start, which `down` removes as well. A lock on the folder keeps two commands from building or
-removing at once; the kernel frees it when its holder dies.
+are an interrupted start, which `down` removes as well. A file that is none of ours, or of another version, counts as
+none. A lock on the folder keeps two commands from building or removing at once; the kernel frees it when its holder
+dies. Once begun a removal goes on to its end: signals that would end this process are held back meanwhile.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import contextlib
 import fcntl
 import json
 import os
-import re
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,8 +31,10 @@ __all__ = ["Lab", "down", "labs", "need_root"]
 
 STATES = "/run/hrdma/labs"
 LOCK_TIMEOUT = 60.0
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NETWORKS = range(128, 256)  # second octet of 10.x; one for each lab
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+VERSION = 1  # of the file
+_KEYS = {"version", "name", "fabric", "network", "hosts", "ranks_per_host", "nodes"}
 
 
 def need_root() -> None:
@@ -41,10 +45,10 @@ def need_root() -> None:
 
 def labs() -> list[str]:
     """Names of all labs of this machine, those of which only a part is there too."""
+    files = []
     with contextlib.suppress(FileNotFoundError):
         files = [name.removesuffix(".json") for name in os.listdir(STATES) if name.endswith(".json")]
-        return sorted({*files, *namespaces.labs()})
-    return namespaces.labs()
+    return sorted({*(name for name in files if namespaces.is_name(name)), *namespaces.labs()})
 
 
 class Lab:
@@ -99,7 +103,7 @@ class Lab:
         from hrdma.lab.wiring import build
 
         need_root()
-        if not _NAME.fullmatch(name):
+        if not namespaces.is_name(name):
             raise ValueError(f"lab name {name!r}: up to 32 lower-case letters, digits and hyphens")
         with _locked():
             if name in labs():
@@ -109,15 +113,13 @@ class Lab:
             network = _free_network()
             layout = plan(fabric, network)
             state = {
+                "version": VERSION,
                 "name": name,
                 "fabric": fabric.name,
                 "network": network,
                 "hosts": layout.hosts,
                 "ranks_per_host": fabric.ranks_per_host,
-                "nodes": [
-                    {"name": node.name, "nics": [vars(nic) for nic in node.nics], "bridge": node.bridge is not None}
-                    for node in layout.nodes
-                ],
+                "nodes": [{"name": node.name, "nics": [vars(nic) for nic in node.nics]} for node in layout.nodes],
             }
             try:
                 build(name, layout)
@@ -138,9 +140,9 @@ class Lab:
         RuntimeError
             Only a part of it is there.
         """
-        state = _read(name) if _NAME.fullmatch(name) else None
+        state = _read(name) if namespaces.is_name(name) else None
         there = namespaces.namespaces().get(name, [])
-        if state is None and not there:
+        if name not in labs():
             others = ", ".join(labs())
             raise FileNotFoundError(
                 f"there is no lab {name!r}" + (f"; there are: {others}" if others else ": hrdma lab up")
@@ -275,13 +277,31 @@ def down(name: str) -> bool:
 
 
 def _remove(name: str) -> None:
-    nodes = namespaces.namespaces().get(name, [])
-    namespaces.stop_processes(namespaces.path(name, node) for node in nodes)
-    for node in nodes:
-        namespaces.remove(name, node)
-    for file in (_file(name), _unfinished(name)):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(file)
+    with _signals_held_back():
+        nodes = namespaces.namespaces().get(name, [])
+        namespaces.stop_processes(namespaces.path(name, node) for node in nodes)
+        for node in nodes:
+            namespaces.remove(name, node)
+        for file in (_file(name), _unfinished(name)):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file)
+
+
+@contextlib.contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """What SIGINT, SIGTERM and SIGHUP do, they do afterwards. Other threads than the main one never run handlers."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 # --- state ---
@@ -296,12 +316,14 @@ def _unfinished(name: str) -> str:
 
 
 def _read(name: str) -> dict[str, Any] | None:
-    """The state of a lab; None when there is none, or it was written by another version."""
+    """The state of a lab; None when there is none that this version has written."""
     try:
         with open(_file(name)) as file:
-            return json.load(file)
-    except (FileNotFoundError, json.JSONDecodeError):
+            state = json.load(file)
+    except (OSError, ValueError):
         return None
+    ours = isinstance(state, dict) and set(state) >= _KEYS and (state["version"], state["name"]) == (VERSION, name)
+    return state if ours else None
 
 
 def _write(state: Mapping[str, Any]) -> None:

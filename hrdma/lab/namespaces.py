@@ -4,8 +4,9 @@ A lab's namespaces are `/run/netns/hrdma-LAB-h0`, `-h1`, ... for hosts and `-s0`
 lab is known by these names alone, and `ip netns exec` works with them. A namespace ends when its name is gone and the
 last process has left it; all interfaces in it, and hence their other ends, end with it.
 
-What has to be done in a namespace is done by a thread that enters it, never by a forked child: a child would run the
-cleanup of this process when a signal ends it, and share the kernel's poll sets with it.
+What has to be done in a namespace is done by a thread that enters it and ends there, never by a forked child: a child
+would run the cleanup of this process when a signal ends it, and share the kernel's poll sets with it. Who waits for such
+a thread waits for its end, also when a signal interrupts: removing what it is still making would leave a part behind.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from hrdma.launch import CLONE_NEWNET, enter_network
+
 __all__ = [
     "create",
     "enter",
     "inside",
+    "is_name",
     "labs",
     "namespace",
     "namespaces",
@@ -37,7 +41,6 @@ __all__ = [
 
 FOLDER = "/run/netns"
 PREFIX = "hrdma-"
-CLONE_NEWNET = 0x40000000
 MS_BIND, MS_REC, MS_SHARED = 1 << 12, 1 << 14, 1 << 20
 MNT_DETACH = 2
 INSIDE = 30.0  # seconds that a thread in a namespace may take
@@ -45,9 +48,15 @@ ASK = 2.0  # seconds that processes have after SIGTERM
 KILL = 5.0  # seconds after SIGKILL until one that is still there is reported
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_ENTRY = re.compile(rf"{PREFIX}(?P<lab>.+)-(?P<kind>[hs])(?P<number>[0-9]+)")
+_NAME = "[a-z0-9][a-z0-9-]{0,31}"
+_ENTRY = re.compile(rf"{PREFIX}(?P<lab>{_NAME})-(?P<kind>[hs])(?P<number>[0-9]+)")
 
 T = TypeVar("T")
+
+
+def is_name(lab: str) -> bool:
+    """Whether a lab can be called so: lower-case letters, digits and hyphens."""
+    return re.fullmatch(_NAME, lab) is not None
 
 
 def namespace(lab: str, node: str) -> str:
@@ -105,7 +114,9 @@ def enter(file: str) -> None:
     """Moves the calling thread into a network namespace."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _checked(_libc.setns(descriptor, CLONE_NEWNET), "setns", file)
+        enter_network(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, file) from error
     finally:
         os.close(descriptor)
 
@@ -138,7 +149,12 @@ def _in_thread(function: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
-    thread.join(INSIDE)
+    end = time.monotonic() + INSIDE
+    try:
+        thread.join(INSIDE)
+    except BaseException:
+        thread.join(max(0.0, end - time.monotonic()))
+        raise
     if thread.is_alive():
         raise TimeoutError(f"the kernel has not answered for {INSIDE:g} s")
     return result.result()
@@ -185,13 +201,8 @@ def processes(files: Iterable[str]) -> dict[str, list[int]]:
     return found
 
 
-def stop_processes(files: Iterable[str]) -> int:
+def stop_processes(files: Iterable[str]) -> None:
     """Ends every process in network namespaces: asks, waits, kills.
-
-    Returns
-    -------
-    int
-        How many there were.
 
     Raises
     ------
@@ -216,7 +227,6 @@ def stop_processes(files: Iterable[str]) -> int:
     left = [pid for pids in processes(files).values() for pid in pids]
     if left:
         raise RuntimeError(f"processes {', '.join(map(str, left))} of the lab do not end, SIGKILL notwithstanding")
-    return len(seen)
 
 
 def _signal_all(files: list[str], number: int, seen: set[int]) -> list[int]:

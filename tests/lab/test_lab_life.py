@@ -159,6 +159,125 @@ def test_up_that_is_interrupted_leaves_nothing(name, number):
     assert traces(name) == []
 
 
+INTERRUPTED = """
+import os, signal, sys, time
+from hrdma.lab import namespaces
+from hrdma.lab.lab import Lab, down
+from hrdma.topo.fabrics import parse
+
+def signalled(function):
+    def call(*arguments):
+        os.kill(os.getpid(), int(sys.argv[2]))
+        time.sleep(0.3)
+        return function(*arguments)
+    return call
+
+def main():
+    {what}
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_removal_that_is_interrupted_goes_on_to_its_end(name, number):
+    """The signal comes before every namespace that is removed, and does what it does when all are."""
+    Lab.up(TWO, name)
+    text = (
+        INTERRUPTED.format(what="namespaces.remove = signalled(namespaces.remove)\n    down(sys.argv[1])") + "main()\n"
+    )
+    command = [sys.executable, "-c", text, name, str(int(number))]
+    done = subprocess.run(command, env=environment(), timeout=30, stderr=subprocess.DEVNULL)
+    assert done.returncode == -number
+    assert traces(name) == []
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_what_a_thread_still_makes_when_up_is_interrupted_is_removed(name, twice):
+    """The signal comes while a namespace is being made; then also while what was made is removed."""
+    what = "namespaces._mount = signalled(namespaces._mount)"
+    if twice:
+        what += "; namespaces.remove = signalled(namespaces.remove)"
+    text = INTERRUPTED.format(what=what) + (
+        "main()\n"
+        "from hrdma.cli.lab import command\n"
+        "command(['up', 'ring:2', '--name', sys.argv[1]])\n"
+    )  # fmt: skip
+    number = signal.SIGTERM
+    done = subprocess.run([sys.executable, "-c", text, name, str(int(number))], env=environment(), timeout=30)
+    assert done.returncode == 128 + number
+    assert traces(name) == []
+
+
+# --- files and names that are not ours ---
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b"{}", b'{"version": 99}'], ids=repr)
+def test_a_file_that_says_nothing_is_a_part_and_is_removed(name, hrdma, content):
+    Lab.up(TWO, name)
+    with open(f"{labs.STATES}/{name}.json", "wb") as file:
+        file.write(content)
+    with pytest.raises(RuntimeError, match="only a part is there"):
+        Lab.find(name)
+    shown = json.loads(hrdma("status", "--json").stdout)  # of all labs: one that is broken hides no other
+    assert [entry["complete"] for entry in shown if entry["name"] == name] == [False]
+    with Lab.up(TWO, f"{name}-2"):
+        assert labs.down(name) is True
+    assert traces(name) == []
+
+
+def test_a_file_of_another_version_is_not_read(name):
+    with Lab.up(TWO, name):
+        path = f"{labs.STATES}/{name}.json"
+        with open(path) as file:
+            state = json.load(file)
+        assert state["version"] == labs.VERSION
+        with open(path, "w") as file:
+            json.dump({**state, "version": labs.VERSION + 1}, file)
+        with pytest.raises(RuntimeError, match="only a part is there"):
+            Lab.find(name)
+
+
+def test_a_lab_with_a_namespace_that_is_none_is_shown_as_broken(name, hrdma):
+    Lab.up(TWO, name)
+    namespaces.remove(name, "h1")
+    os.close(os.open(namespaces.path(name, "h1"), os.O_CREAT | os.O_EXCL, 0))
+    done = hrdma("status", "--name", name)
+    assert done.returncode == 0 and f"lab {name}: " in done.stdout and "Invalid argument" in done.stdout
+
+
+def test_names_that_no_lab_can_have_are_left_alone(name):
+    foreign = [
+        f"{labs.STATES}/{name.upper()}.json",
+        f"{labs.STATES}/{name} x.json",
+        f"{namespaces.FOLDER}/hrdma-{name.upper()}-h0",
+    ]
+    with Lab.up(TWO, name):
+        try:
+            for file in foreign:
+                os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0o600))
+            assert [one for one in labs.labs() if name in one.lower()] == [name]
+        finally:
+            for file in foreign:
+                os.unlink(file)
+
+
+def test_down_of_all_goes_on_after_one_that_does_not_end(monkeypatch, root):
+    from click.testing import CliRunner
+
+    from hrdma.cli.lab import command
+
+    def down(name: str) -> bool:
+        if name == "a":
+            raise RuntimeError("processes 7 of the lab do not end")
+        return True
+
+    monkeypatch.setattr(labs, "labs", lambda: ["a", "b"])
+    monkeypatch.setattr(labs, "down", down)
+    done = CliRunner().invoke(command, ["down", "--all"])
+    assert done.exit_code == 1
+    assert done.stdout == "lab b is down\n"
+    assert done.stderr == "hrdma lab: lab a: processes 7 of the lab do not end\n"
+
+
 # --- what runs in a lab ---
 
 
@@ -240,7 +359,7 @@ def test_root_without_the_rights(name):
         env=environment(), capture_output=True, text=True, timeout=30, preexec_fn=drop_rights,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (126, "")
-    assert "not permitted; a lab needs root (CAP_SYS_ADMIN, CAP_NET_ADMIN)" in done.stderr
+    assert "not permitted (" in done.stderr and "a lab needs root (CAP_SYS_ADMIN, CAP_NET_ADMIN)" in done.stderr
     assert traces(name) == []
 
 
