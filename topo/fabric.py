@@ -5,7 +5,7 @@ rail) or sockets (on a switch), numbered from 0 without gaps. Links are full dup
 `2 i + 1` from b to a, each at the full rate; these numbers are the *directed links* of routes and loads.
 
 `kind` and `shape` say which constructor of `hrdma.topo.fabrics` the wiring is from; algorithms and routing that need it
-(digits of a BCube, dimensions of a torus) read them, and whoever claims a kind is checked against its wiring. A fabric
+(digits of a BCube, dimensions of a torus) read them, so a file that claims a kind is checked against its wiring. A fabric
 without a kind is irregular: it has shortest routes and MultiTree.
 
 Ranks are the hosts, or `ranks_per_host` on each (rank r lives on host r // ranks_per_host): those of a host reach each

@@ -177,7 +177,7 @@ def run(
     all are stopped.
 
     Exit code: that of the first rank that failed (128 + signal when it was killed), 124 after the timeout, 127 when
-    there is no such command.
+    there is no such command, 126 not root.
     """
     from hrdma.lab.lab import Lab, need_root
 

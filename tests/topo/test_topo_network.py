@@ -120,6 +120,23 @@ def test_the_settings_name_a_fabric_a_file_or_a_plan(tmp_path) -> None:
     assert (one.instrs == lower(made.schedule(0), 0, 1000, 4).instrs).all()
 
 
+def test_a_given_plan_runs_for_its_root_and_ranks_agree_on_that() -> None:
+    made = on_fabric("broadcast", BCUBE.fabric, 1 << 20, root=2, algorithm="ring")
+    given = Network(BCUBE.fabric, made)
+    said = [
+        plan("broadcast", size=4, rank=0, counts=1000, itemsize=4, root=root, on=given).explanation for root in (2, 1)
+    ]
+    assert "with root 2 of 1 MiB" in said[0] and "ring" in said[0]
+    assert "with root 1 of 4 KiB" in said[1]
+    assert Network(BCUBE.fabric, replace(made, root=1)).digest() != given.digest()
+    # where there is no root the number does not matter
+    summed = on_fabric("allreduce", BCUBE.fabric, 1 << 20, root=2, algorithm="ring")
+    assert (
+        "of 1 MiB"
+        in plan("allreduce", size=4, rank=0, counts=1000, itemsize=4, on=Network(BCUBE.fabric, summed)).explanation
+    )
+
+
 @pytest.mark.parametrize(
     ("fabric", "ranks", "error", "match"),
     [
