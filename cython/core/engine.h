@@ -184,8 +184,9 @@ struct hr_conn {
     struct hr_rmem peer_ledger;
     int has_ledger, ledger_shown;
     /* measuring */
+    uint64_t round_rx; /* bulk that had come by its beginning */
     int64_t round_since, busy_since, alone_since, rtt;
-    uint64_t round_bytes, round_mark, round_rx;
+    uint64_t round_bytes, round_mark;
     double rate;
     uint64_t tx_bytes, rx_bytes, tx_msgs, rx_msgs, busy_ns;
 };
