@@ -67,7 +67,8 @@ def alone(tmp_path_factory, name: str) -> Iterator[Path]:
 def dist(tmp_path_factory) -> dict[str, Path]:
     """The source archive of a copy of this tree, and the wheel made from that archive and nothing else."""
     with alone(tmp_path_factory, "dist") as folder:
-        if not (folder / "tree").exists():
+        if not list(folder.glob("*.whl")):
+            shutil.rmtree(folder / "tree", ignore_errors=True)  # of a worker that failed
             built = shutil.ignore_patterns(".*", "build", "dist", "*.so", "*.egg-info", "__pycache__", "_core.c")
             shutil.copytree(ROOT, folder / "tree", ignore=built)
             options = ("--no-isolation", "--skip-dependency-check", "--outdir", folder)
