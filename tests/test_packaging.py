@@ -140,10 +140,11 @@ def test_two_ranks_from_an_unrelated_folder(python, tmp_path):
     assert "rank 1 of 2 is right" in output
 
 
-def test_the_example_of_the_front_page(python, tmp_path):
-    (example,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    (tmp_path / "example.py").write_text(example)
+def test_the_examples_of_the_front_page(python, tmp_path):
+    ranks, objects = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "example.py").write_text(ranks)
     run(python.with_name("hrdma"), "run", "-n", "3", "--timeout", "60", "example.py", cwd=tmp_path)
+    run(python, "-c", objects, cwd=tmp_path)
 
 
 def test_info_of_the_wheel(python, tmp_path):

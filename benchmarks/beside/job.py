@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -196,6 +197,7 @@ class Job:
                     if answer is None:
                         continue
                     if not answer:
+                        key.data.wait(END_SECONDS)  # its last words come after it has hung up
                         raise Failure(f"a rank ended: {self._said()}")
                     if "error" in answer:
                         raise Failure(answer["error"])
@@ -269,6 +271,10 @@ class _Line:
             return None
         text, self._text = self._text, b""
         return json.loads(text)
+
+    def wait(self, seconds: float) -> None:
+        """Returns when the process has ended, or after so many seconds."""
+        select.select([self._process], [], [], seconds)
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
