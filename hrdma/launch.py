@@ -20,11 +20,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import click
 
-__all__ = ["command", "enter_network", "main", "reserve_port", "run"]
+from hrdma.places import Place, enter_network, places, reserve_port
+
+__all__ = ["command", "main", "run"]
 
 GRACE = 5.0  # seconds between asking ranks to end and killing them
 LONGEST_LINE = 1 << 20  # bytes held back for the end of a line
@@ -33,7 +35,6 @@ EXIT_NOT_PERMITTED = 126
 EXIT_NOT_FOUND = 127
 EXIT_SIGNAL = 128  # plus the signal's number
 PR_SET_PDEATHSIG = 1
-CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -86,7 +87,7 @@ def run(
         The network namespace (file) that each rank runs in; ranks of one count as a host of their own. This
         process's where none are given.
     meeting : socket, optional
-        From `reserve_port`: the address and port at which rank 0 is met. A port of loopback where it is not given.
+        From `hrdma.places.reserve_port`: the address and port at which rank 0 is met. A port of loopback where it is not given.
 
     Returns
     -------
@@ -112,27 +113,10 @@ def run(
     if namespaces and len(namespaces) != ranks:
         raise ValueError(f"{len(namespaces)} namespaces for {ranks} ranks: one for each is needed")
     with contextlib.ExitStack() as stack:
-        places = _places(ranks, namespaces, stack)
+        where = places(ranks, namespaces, stack)
         address, port = (meeting or stack.enter_context(reserve_port("127.0.0.1"))).getsockname()[:2]
         given = {"MASTER_ADDR": address, "MASTER_PORT": str(port), **_shared(os.environ), **_shared(env or {})}
-        return _Job(prefix=prefix, keep_going=keep_going).run(argv, places, given, timeout)
-
-
-class _Place(NamedTuple):
-    """Where a rank runs: an open network namespace (-1: this one), and its place among the ranks there."""
-
-    namespace: int
-    local_rank: int
-    local_size: int
-
-
-def _places(ranks: int, namespaces: Sequence[str], stack: contextlib.ExitStack) -> list[_Place]:
-    files = list(namespaces) or [""] * ranks
-    opened = {"": -1}
-    for file in set(files) - {""}:
-        opened[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        stack.callback(os.close, opened[file])
-    return [_Place(opened[file], files[:rank].count(file), files.count(file)) for rank, file in enumerate(files)]
+        return _Job(prefix=prefix, keep_going=keep_going).run(argv, where, given, timeout)
 
 
 def _shared(environ: Mapping[str, str]) -> dict[str, str]:
@@ -152,7 +136,7 @@ class _Job:
         self._selector = selectors.DefaultSelector()
         self._token = secrets.token_hex(32)
 
-    def run(self, argv: list[str], places: list[_Place], env: dict[str, str], timeout: float | None) -> int:
+    def run(self, argv: list[str], where: list[Place], env: dict[str, str], timeout: float | None) -> int:
         end = None if timeout is None else time.monotonic() + timeout
         sys.stdout.flush()
         sys.stderr.flush()
@@ -160,8 +144,8 @@ class _Job:
         with _Signals() as signals:
             self._selector.register(signals.descriptor, selectors.EVENT_READ, None)
             try:
-                for rank, place in enumerate(places):
-                    self._start(rank, len(places), place, argv, env, guard)
+                for rank, place in enumerate(where):
+                    self._start(rank, len(where), place, argv, env, guard)
                 while self._running:
                     self._turn(signals, end, timeout)
             finally:
@@ -175,7 +159,7 @@ class _Job:
                     entry.process.wait()
         return self._code
 
-    def _start(self, rank: int, count: int, place: _Place, argv: list[str], env: dict[str, str], guard: _Guard) -> None:
+    def _start(self, rank: int, count: int, place: Place, argv: list[str], env: dict[str, str], guard: _Guard) -> None:
         environment = {
             "HRDMA_TOKEN": self._token,
             "PYTHONUNBUFFERED": "1",
@@ -367,32 +351,6 @@ _OWN = frozenset(
         "TORCHELASTIC_USE_AGENT_STORE",
     )
 )
-
-
-def reserve_port(address: str) -> socket.socket:
-    """A port that stays ours: bound but not listening, so that rank 0 can listen on it and nobody else gets it.
-
-    The socket is the caller's to close, once the ranks have ended.
-    """
-    with contextlib.ExitStack() as stack:
-        sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((address, 0))
-        stack.pop_all()
-    return sock
-
-
-def enter_network(namespace: int) -> None:
-    """Moves the calling thread into an open network namespace.
-
-    Raises
-    ------
-    OSError
-        It is none, or this process may not enter it.
-    """
-    if _libc.setns(namespace, CLONE_NEWNET) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"setns: {os.strerror(number)}")
 
 
 class _Guard:

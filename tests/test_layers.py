@@ -55,8 +55,9 @@ RULES = {
         f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.calibration hrdma.control hrdma.nics"
     ),
     "hrdma.objects": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.control", "numpy ml_dtypes"),
-    "hrdma.launch": Rule(f"{BASE} {SETTINGS}", "click rich"),
-    "hrdma.lab": Rule(f"{BASE} hrdma.topo hrdma.launch hrdma.communicator", "numpy pyroute2"),
+    "hrdma.places": Rule(),
+    "hrdma.launch": Rule(f"{BASE} {SETTINGS} hrdma.places", "click rich"),
+    "hrdma.lab": Rule(f"{BASE} hrdma.topo hrdma.launch hrdma.places hrdma.communicator", "numpy pyroute2"),
     "hrdma.bench": Rule(f"{BASE} {SETTINGS} {API} hrdma", "numpy ml_dtypes"),
     "hrdma.bench.fabrics": Rule(f"{BASE} {API} hrdma hrdma.topo hrdma.lab", "numpy"),
     "hrdma.cli": Rule(

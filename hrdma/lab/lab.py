@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hrdma import launch
+from hrdma import launch, places
 from hrdma.lab import DEFAULT_NAME, namespaces
 from hrdma.lab.layout import plan
 
@@ -218,7 +218,7 @@ class Lab:
         files = [self.namespace(host) for host in range(self.hosts) for _ in range(each)]
 
         def reserve() -> socket.socket:
-            return launch.reserve_port(self.addresses(0)[0] if self.addresses(0) else "127.0.0.1")
+            return places.reserve_port(self.addresses(0)[0] if self.addresses(0) else "127.0.0.1")
 
         with namespaces.inside(files[0], reserve) as meeting:
             return launch.run(
@@ -294,14 +294,14 @@ def _signals_held_back() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in STOPPING}
+    before = [(each, signal.signal(each, lambda number, _: came.append(number))) for each in STOPPING]
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        for number in came[:1]:
-            signal.raise_signal(number)
+        for each, handler in before:
+            signal.signal(each, signal.SIG_DFL if handler is None else handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 # --- state ---

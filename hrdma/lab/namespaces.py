@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from hrdma.launch import CLONE_NEWNET, enter_network
+from hrdma.places import CLONE_NEWNET, enter_network
 
 __all__ = [
     "create",

@@ -105,8 +105,10 @@ def _said(what: str, mends: Mapping[int, str] = MappingProxyType({})) -> Iterato
     try:
         yield
     except (NetlinkError, OSError) as error:
-        netlink = isinstance(error, NetlinkError)
-        code, why = (error.code, str(error.args[-1])) if netlink else (error.errno or 0, str(error.strerror or error))
+        if isinstance(error, NetlinkError):
+            code, why = error.code, str(error.args[-1])
+        else:
+            code, why = error.errno or 0, error.strerror or str(error)
         if code in mends:
             raise RuntimeError(f"{what}: {mends[code]}") from error
         if code in (errno.EPERM, errno.EACCES):

@@ -14,7 +14,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from hrdma.lab.layout import BRIDGE, Plan, Route, plan
 from hrdma.lab.wiring import _said
-from hrdma.launch import reserve_port
+from hrdma.places import reserve_port
 from hrdma.topo.fabric import Fabric, Link, Port
 from hrdma.topo.fabrics import parse
 from hrdma.topo.routing import Routes
