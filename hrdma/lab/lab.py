@@ -31,6 +31,7 @@ __all__ = ["Lab", "down", "labs", "need_root"]
 
 STATES = "/run/hrdma/labs"
 LOCK_TIMEOUT = 60.0
+NEVER_SPIN = {"HRDMA_SPIN_US": "0"}  # hosts of a lab share the processors: who spins keeps others from their work
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NETWORKS = range(128, 256)  # second octet of 10.x; one for each lab
 VERSION = 1  # of the file
@@ -199,7 +200,7 @@ class Lab:
         ranks_per_host : int, optional
             Rank r is on host ``r // ranks_per_host``. The fabric's where it is not given: 1 but for clusters.
         timeout, prefix, keep_going, env
-            As for `hrdma.launch.run`.
+            As for `hrdma.launch.run`. Ranks sleep at once while they wait, unless ``HRDMA_SPIN_US`` says otherwise.
 
         Returns
         -------
@@ -220,6 +221,7 @@ class Lab:
         def reserve() -> socket.socket:
             return places.reserve_port(self.addresses(0)[0] if self.addresses(0) else "127.0.0.1")
 
+        given = {**NEVER_SPIN, **{name: os.environ[name] for name in NEVER_SPIN if name in os.environ}, **(env or {})}
         with namespaces.inside(files[0], reserve) as meeting:
             return launch.run(
                 command,
@@ -227,7 +229,7 @@ class Lab:
                 timeout=timeout,
                 prefix=prefix,
                 keep_going=keep_going,
-                env=env,
+                env=given,
                 namespaces=files,
                 meeting=meeting,
             )

@@ -66,6 +66,14 @@ def test_a_cluster_has_its_own_number_of_ranks_on_each_host(name, hrdma):
         assert [one[0] for one in found] == [inode(own, rank // 3) for rank in range(6)]
 
 
+@pytest.mark.parametrize(("said", "seen"), [({}, "0"), ({"HRDMA_SPIN_US": "50"}, "50")])
+def test_ranks_do_not_spin_unless_they_are_told_to(lab, hrdma, said, seen):
+    """The processors are those of all hosts."""
+    text = "import os; print(os.environ['HRDMA_SPIN_US'])"
+    done = hrdma("run", "--name", lab.name, "--", sys.executable, "-c", text, env=environment(**said))
+    assert [line.partition("] ")[2] for line in done.stdout.splitlines()] == [seen] * 4
+
+
 def test_when_one_rank_fails_all_are_stopped(lab, hrdma):
     text = "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '2' else time.sleep(60)"
     start = time.monotonic()
