@@ -14,16 +14,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hrdma.topo import fabric_file, plan_file
 from hrdma.topo.algorithms import ALGORITHMS
 from hrdma.topo.algorithms.on_fabric import lookup, refusal
 from hrdma.topo.choice import Choice, choose
 from hrdma.topo.cost import DEFAULT_COST, NETWORK, Cost
 from hrdma.topo.layout import block_counts
-from hrdma.topo.lower import lower
+from hrdma.topo.lower import SCRATCH, lower
 from hrdma.topo.planner import ROOTED, FabricPlan
 from hrdma.topo.planner import plan as plan_on_fabric
 from hrdma.topo.program import INSTR, REF, ProgramSpec
+from hrdma.topo.routing import chunk_bytes
+from hrdma.topo.schedule import DST, ROUND, Schedule
 from hrdma.types import COLLECTIVES, DTYPES, OPS
 
 if TYPE_CHECKING:
@@ -89,7 +93,8 @@ class Network:
 
         Notes
         -----
-        Time: about 0.1 s the first time for 9 hosts, then a few milliseconds. Schedules are compared at the next power of
+        Time: about 0.1 s the first time for 9 hosts, then a few milliseconds. Memory: scratch for what a rank receives in
+        one round, up to the size of the vector; with less, messages by one NIC would wait for those by another. Schedules are compared at the next power of
         two of the bytes, so that sizes that differ little share one.
         """
         if deterministic:
@@ -113,7 +118,8 @@ class Network:
             else:
                 made = plan_on_fabric(collective, self.fabric, nbytes, cost, root=root)
                 schedule = made.schedule(rank)
-            spec = lower(schedule, rank, counts, itemsize, in_place=in_place)
+            scratch = _of_one_round(schedule, rank, counts * itemsize * blocks)
+            spec = lower(schedule, rank, counts, itemsize, in_place=in_place, scratch=scratch)
         except ValueError as error:  # no algorithm has this collective here, or a given plan does not do for the counts
             if algorithm is not None:
                 raise
@@ -122,7 +128,16 @@ class Network:
         return Plan(**vars(spec), reason=reason)
 
 
+_PADDING = 4096  # of a transfer's place in scratch: more than alignment takes
 _BLOCKS = ("allgather", "reduce_scatter", "gather", "scatter", "alltoall")
+
+
+def _of_one_round(schedule: Schedule, rank: int, nbytes: int) -> int:
+    """Bytes of scratch in which all that a rank receives in a round fits at once, and never less than usual."""
+    mine = schedule.for_rank(rank)
+    arriving = mine.table[:, DST] == rank
+    each = chunk_bytes(mine, nbytes)[arriving] + _PADDING
+    return max(SCRATCH, int(np.bincount(mine.table[arriving, ROUND], each).max(initial=0)))
 
 
 def _power(nbytes: int) -> int:

@@ -33,16 +33,16 @@ from hrdma.topo.program import INSTR, REF, ProgramSpec
 from hrdma.topo.schedule import CHUNK, DST, ROUND, SRC, Schedule
 from hrdma.topo.schedule import REDUCE as OP_REDUCE
 
-__all__ = ["lower"]
+__all__ = ["SCRATCH", "lower"]
 
-_SCRATCH = 8 << 20  # bytes of scratch before ranges are used again
+SCRATCH = 8 << 20  # bytes of scratch before ranges are used again
 _NT_BYTES = 32 << 20  # results this large do not stay in a cache anyway
 _TAGS = 1 << 24  # the core keeps the other bits of a tag
 _PACK = struct.Struct("=BBHiIIIIIIQBB6xQQ").pack
 
 
 def lower(
-    schedule: Schedule, rank: int, counts, itemsize: int, *, in_place: bool = False, scratch: int = _SCRATCH
+    schedule: Schedule, rank: int, counts, itemsize: int, *, in_place: bool = False, scratch: int = SCRATCH
 ) -> ProgramSpec:
     """One rank's program of a schedule.
 

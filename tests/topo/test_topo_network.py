@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from topo_reference import ROOTED, counts_of, run
 
@@ -14,6 +15,7 @@ from hrdma.errors import ScheduleError
 from hrdma.planning import NETWORK, Network, lower, network, plan
 from hrdma.topo import plan_file
 from hrdma.topo import program as isa
+from hrdma.topo.algorithms.on_fabric import lookup
 from hrdma.topo.fabric_file import dump, dumps, load, loads
 from hrdma.topo.fabrics import parse
 from hrdma.topo.infer import Nic
@@ -56,6 +58,19 @@ def counts_like(collective: str, size: int, count: int) -> list:
     if isinstance(example[0], int):
         return [count] * size
     return [tuple([count] * size for _ in one) if isinstance(one, tuple) else [count] * size for one in example]
+
+
+def test_what_arrives_in_a_round_waits_for_no_scratch() -> None:
+    """By each of two NICs from two others at once: with less scratch one NIC waits for the other, and time doubles."""
+    on, count = Network(parse("bcube:3,2", rate="50mbit", latency=0)), (32 << 20) // 4
+    how = {"rank": 4, "counts": count, "itemsize": 4, "in_place": True}
+    made = plan("allreduce", size=9, dtype="float32", algorithm="bml", on=on, **how)
+    usual = lower(lookup("bml").build("allreduce", on.fabric, 1, 0, 4), **how)
+    waiting = []
+    for spec in (made, usual):
+        receives = np.isin(spec.instrs["op"], (isa.RECV, isa.RECV_REDUCE, isa.BORROW))
+        waiting.append(4 - (spec.instrs["after"][receives] == 0).sum())
+    assert waiting == [0, 2] and made.tmp_bytes < 32 << 20
 
 
 def test_large_vectors_take_all_rails() -> None:
