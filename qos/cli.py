@@ -29,7 +29,7 @@ from hrdma.qos.policy import Policy, load
 from hrdma.qos.record import DIRECTORY, Record, holder, stem
 from hrdma.qos.state import chosen, counters
 from hrdma.qos.status import Row, rows
-from hrdma.qos.units import rate_text, seconds_value
+from hrdma.units import rate_text, seconds_value
 from hrdma.qos.wire import Wire
 
 __all__ = ["command"]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hrdma.errors import PolicyError
-from hrdma.qos.units import rate_value, seconds_value, size_value
+from hrdma.units import rate_value, seconds_value, size_value
 
 if sys.version_info >= (3, 11):
     import tomllib

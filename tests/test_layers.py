@@ -27,7 +27,7 @@ class Rule(NamedTuple):
     others: str = ""
 
 
-BASE = "hrdma.types hrdma.errors"
+BASE = "hrdma.types hrdma.errors hrdma.units"
 SETTINGS = "hrdma.config hrdma.world hrdma.log"
 API = "hrdma.communicator hrdma.collectives hrdma.runtime"
 
@@ -36,8 +36,10 @@ API = "hrdma.communicator hrdma.collectives hrdma.runtime"
 RULES = {
     "hrdma.types": Rule(),
     "hrdma.errors": Rule(),
+    "hrdma.units": Rule(),
     "hrdma.topo": Rule(BASE, "numpy tomli"),
-    "hrdma.qos": Rule(BASE, "pyroute2 click rich tomli"),
+    "hrdma.qos": Rule(f"{BASE} hrdma.qos.client", "pyroute2 click rich tomli"),
+    "hrdma.qos.client": Rule(BASE),  # the socket's other end: what a job may know of the controller
     "hrdma._core": Rule(BASE, "numpy ml_dtypes"),
     "hrdma.log": Rule(),
     "hrdma.config": Rule("hrdma.world"),
@@ -46,9 +48,10 @@ RULES = {
     # These two see both sides: one plans what the core runs, the other measures what the plans' cost model needs.
     "hrdma.planning": Rule(f"{BASE} hrdma.topo hrdma._core", "numpy"),
     "hrdma.calibration": Rule(f"{BASE} {SETTINGS} hrdma hrdma.planning hrdma.topo hrdma._core", "numpy"),
+    "hrdma.traffic": Rule(f"{BASE} {SETTINGS} hrdma._core hrdma.qos.client"),
     "hrdma.communicator": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning", "numpy"),
     "hrdma.collectives": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning", "numpy"),
-    "hrdma.runtime": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.calibration hrdma.control"),
+    "hrdma.runtime": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.calibration hrdma.control hrdma.traffic"),
     "hrdma.objects": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma.control", "numpy"),
     "hrdma.launch": Rule(f"{BASE} {SETTINGS}", "click rich"),
     "hrdma.lab": Rule(f"{BASE} hrdma.topo hrdma.launch hrdma.communicator", "numpy pyroute2"),
@@ -221,6 +224,9 @@ SABOTAGE = [
     ("hrdma/communicator.py", "import zmq", "hrdma.communicator may import of others"),
     ("hrdma/control/x.py", "try:\n    pass\nfinally:\n    import click", "hrdma.control may import of others"),
     ("hrdma/control/x.py", "from hrdma.runtime import init", "hrdma.control may import of hrdma"),
+    ("hrdma/runtime.py", "from hrdma.qos.client import Client", "hrdma.runtime may import of hrdma"),
+    ("hrdma/traffic.py", "from hrdma.qos.policy import Job", "hrdma.traffic may import of hrdma"),
+    ("qos/client.py", "from hrdma.qos.apply import Control", "hrdma.qos.client may import of hrdma"),
     ("hrdma/runtime.py", "import torch", "hrdma.runtime may import of others"),
     ("hrdma/runtime.py", "if TYPE_CHECKING:\n    from hrdma.cli import main", "hrdma.runtime may import of hrdma"),
     ("hrdma/integrations/torch.py", "import hrdma._core", "hrdma.integrations may import of hrdma"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hrdma.topo.algorithms import ALGORITHMS
 from hrdma.topo.cost import Cost
-from hrdma.topo.units import in_bytes, in_seconds
+from hrdma.units import in_bytes, in_seconds
 
 __all__ = ["Choice", "choose"]
 

@@ -16,7 +16,7 @@ import numpy as np
 from hrdma.topo.fabric import Fabric, digits
 from hrdma.topo.routing import Routes, link_loads
 from hrdma.topo.schedule import Schedule
-from hrdma.topo.units import in_bytes
+from hrdma.units import in_bytes
 
 __all__ = ["draw", "positions"]
 

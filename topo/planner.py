@@ -17,7 +17,7 @@ from hrdma.topo.cost import NETWORK, Cost, Work
 from hrdma.topo.fabric import Fabric
 from hrdma.topo.schedule import Schedule
 from hrdma.topo.simulate import simulate
-from hrdma.topo.units import in_bytes, in_seconds
+from hrdma.units import in_bytes, in_seconds
 from hrdma.types import COLLECTIVES
 
 __all__ = ["SIMULATED", "Candidate", "FabricPlan", "compare", "on_fabric", "plan"]

@@ -241,7 +241,7 @@ def _table(fabric: Fabric, collective: str, nbytes: float, found: list[Candidate
     from rich.console import Console
     from rich.table import Table
 
-    from hrdma.topo.units import in_bytes, in_seconds
+    from hrdma.units import in_bytes, in_seconds
 
     fixed = sys.stdout.isatty() or os.environ.get("COLUMNS")
     console = Console(width=None if fixed else PIPED_WIDTH, highlight=False, emoji=False)
@@ -331,7 +331,7 @@ def simulate(
 ) -> None:  # fmt: skip
     """Predicts one schedule, with a slow host or a failed link if you like."""
     from hrdma.topo.simulate import simulate as simulated
-    from hrdma.topo.units import in_bytes, in_seconds
+    from hrdma.units import in_bytes, in_seconds
 
     fabric, cost = _fabric(text, rate, latency), _cost(message)
     factors = {}

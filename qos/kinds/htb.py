@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from pyroute2.netlink.rtnl.tcmsg import sched_htb
 
-from hrdma.qos.units import rate_text
+from hrdma.units import rate_text
 from hrdma.qos.wire import pack, unpack
 
 __all__ = ["KIND", "OPTION", "HtbClass", "HtbQdisc", "decode", "encode", "explain"]

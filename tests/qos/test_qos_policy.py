@@ -20,7 +20,7 @@ from hrdma.qos.policy import BANDS, POLICIES, Job, Match, Policy, load, parse
 from hrdma.qos.state import Counter
 from hrdma.qos.status import Meter
 from hrdma.qos.tree import Device, build
-from hrdma.qos.units import rate_text, rate_value, seconds_value, size_value
+from hrdma.units import rate_text, rate_value, seconds_value, size_value
 
 GOOD = """[qos]
 policy = "tls-rr"

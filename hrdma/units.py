@@ -1,4 +1,4 @@
-"""Rates, sizes and times with their units: ``"10gbit"``, ``"1.9MB"``, ``"20s"``.
+"""Rates, sizes and times with their units: read as ``"10gbit"``, ``"1.9MB"``, ``"20s"``, and written for people.
 
 A bare number is refused, and so is ``10gbps``: tc reads it as bytes per second, nearly everybody else as bits.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["rate_text", "rate_value", "seconds_value", "size_value"]
+__all__ = ["in_bytes", "in_seconds", "rate_text", "rate_value", "seconds_value", "size_value"]
 
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 _PREFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -72,3 +72,19 @@ def rate_text(rate: float) -> str:
         if bits >= factor and (bits / factor == round(bits / factor) or bits >= 1e4 * factor or factor == 1):
             return f"{bits / factor:.10g}{prefix}bit"
     return f"{bits:.10g}bit"
+
+
+def in_bytes(n: float) -> str:
+    """Bytes, in the largest binary unit that leaves at least one."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if n >= unit:
+            return f"{n / unit:.4g} {name}"
+    return f"{n:.4g} B"
+
+
+def in_seconds(t: float) -> str:
+    """Seconds, milliseconds or microseconds."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if t >= unit:
+            return f"{t / unit:.3g} {name}"
+    return f"{t * 1e6:.3g} us"
