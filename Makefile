@@ -3,6 +3,7 @@
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 STAMPS := build/stamps
+WORKERS := -n 2 --dist loadgroup# much of a test is waiting; more of them would disturb each other
 EXTENSION := $(shell find cython -name '*.[ch]' ! -name _core.c -o -name '*.px[di]' -o -name '*.pyx' -o -name '*.def')
 C_FILES := $(shell find cython tests benchmarks -name '*.[ch]' ! -name _core.c)
 PACKAGES := $(wildcard hrdma/__init__.py topo/__init__.py qos/__init__.py)
@@ -35,7 +36,7 @@ build: $(STAMPS)/hrdma
 # --- what users call ---
 
 fast: build $(STAMPS)/test.pip ## build, and run the fast tests (plain `make`)
-	$(PY) -m pytest -q -m "not slow"
+	$(PY) -m pytest $(WORKERS) -q -m "not slow"
 
 demo: build $(STAMPS)/demo.pip ## data-parallel training on four ranks
 	.venv/bin/hrdma run -n 4 -m hrdma.examples.train_digits
@@ -44,7 +45,7 @@ lab: build ## a network of 9 hosts with 2 NICs each on this machine, to measure 
 	.venv/bin/hrdma lab up bcube --n 3 --levels 2 --rate 200mbit
 
 test: build $(STAMPS)/test.pip ## every test that this machine can run; ends with what was skipped and why
-	$(PY) -m pytest --durations=10 --durations-min=2
+	$(PY) -m pytest $(WORKERS) --durations=10 --durations-min=2
 
 CHECKS := check-ruff check-format check-cython check-types check-c check-layers
 .PHONY: $(CHECKS)
@@ -68,7 +69,7 @@ check-layers: $(STAMPS)/test.pip
 	$(PY) -m pytest -q tests/test_layers.py
 
 san: $(STAMPS)/test.pip ## the C tests under the address, undefined and thread sanitizers
-	$(PY) -m pytest tests/test_core.py --flavour asan --flavour tsan
+	$(PY) -m pytest $(WORKERS) tests/test_core.py --flavour asan --flavour tsan
 
 BENCHMARKS := $(patsubst benchmarks/core/%.c,build/c/plain/%,$(wildcard benchmarks/core/bench_*.c))
 FOUND = build/bench/$@

@@ -57,7 +57,7 @@ def test_the_bytes_of_hips_grow_by_single_percents() -> None:
     assert many / few - 1 == pytest.approx(0.0656, abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_growth_from_16_to_1024_servers() -> None:
     """Published: 6.5 % for HiPS on BCube, 44.6 % for the ring on BCube; here for the gradient of VGG-19."""
