@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hrdma.communicator import Communicator
     from hrdma.config import Config
     from hrdma.control import ControlPlane
+    from hrdma.traffic import Membership
     from hrdma.world import World
 
 __all__ = ["Runtime", "finalize", "host_identity", "init"]
@@ -56,12 +57,14 @@ class Runtime:
         self.lost: dict[int, str] = {}
         self.control: ControlPlane | None = None
         self.cards: list[dict[str, Any]] = []
+        self.traffic: Membership | None = None
         self._lock = threading.Lock()
         self._closed = False
         self.pid = os.getpid()
         self.engine = self._open(world)
         try:
             self._join(world)
+            self._register()
             self._connect()
         except BaseException:
             self.close(0.0)
@@ -141,6 +144,13 @@ class Runtime:
         self.cards = [member.card for member in sorted(self.control.members, key=lambda member: member.rank)]
         self.control.start(self._on_lost, self._on_verdict, on_ask=self._on_ask)
 
+    def _register(self) -> None:
+        """With the traffic controller of this host, where the job has a name."""
+        from hrdma.traffic import join
+
+        first = next(rank for rank, card in enumerate(self.cards) if card["host"] == self.cards[self.rank]["host"])
+        self.traffic = join(self.config, deadline=self.deadline, tell=self.rank == first)
+
     def _connect(self) -> None:
         own = self.cards[self.rank]
         local = [card for card in self.cards if card["host"] == own["host"]]
@@ -165,6 +175,9 @@ class Runtime:
             if rank != error.rank:
                 text = f"cannot connect to rank {rank} (over {transport}): {self.lost[rank]}; then {error}"
             raise PeerError(text, rank=rank, operation="init", phase="connect", transport=transport) from None
+        if self.traffic is not None:
+            self.traffic.stamp(self.engine)
+            self.log.info("%s", self.traffic)
         self._all_connected()
         if self.size > 1:
             chosen: dict[str, list[str]] = {}
@@ -266,6 +279,8 @@ class Runtime:
                 return
             self._closed = True
         deadline = time.monotonic() + seconds
+        if self.traffic is not None:
+            self.traffic.close()
         if os.getpid() != self.pid:
             if self.control is not None:
                 self.control.abandon()
@@ -334,7 +349,8 @@ def init(
     timeout : float, optional
         Seconds for this call and default of all others.
     **settings
-        Any other setting of :class:`hrdma.config.Config` by its name.
+        Any other setting of :class:`hrdma.config.Config` by its name; ``job="resnet", priority=2`` registers with the
+        traffic controller of each rank's host, where there is one, and stamps what the ranks send (`hrdma.traffic`).
 
     Returns
     -------
@@ -346,6 +362,8 @@ def init(
         The environment or an argument is wrong, or init was called before; nothing was opened.
     DeviceError
         A provider that was asked for cannot be had.
+    RefusedError
+        The traffic controller does not let the job in.
     PeerError, TimeoutError
         A rank did not come, or went away meanwhile; what was opened is closed again.
 

@@ -29,8 +29,8 @@ from hrdma.qos.policy import Policy, load
 from hrdma.qos.record import DIRECTORY, Record, holder, stem
 from hrdma.qos.state import chosen, counters
 from hrdma.qos.status import Row, rows
-from hrdma.units import rate_text, seconds_value
 from hrdma.qos.wire import Wire
+from hrdma.units import rate_text, seconds_value
 
 __all__ = ["command"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from hrdma.errors import DeviceError, HrdmaError, PolicyError, RefusedError, RequestError
 
-__all__ = ["MOST", "PROTOCOL", "Client", "socket_path"]
+__all__ = ["DIRECTORY", "MOST", "PROTOCOL", "Client", "controlled", "socket_path"]
 
 PROTOCOL = 1
 DIRECTORY = "/run/hrdma-qos"
@@ -30,6 +30,15 @@ _ERRORS: dict[str, type[HrdmaError]] = {
 def socket_path(dev: str, directory: str = DIRECTORY) -> str:
     """Where the controller of a device listens, in this network namespace."""
     return os.path.join(directory, f"{dev}@{os.stat('/proc/thread-self/ns/net').st_ino}.sock")
+
+
+def controlled(directory: str = DIRECTORY) -> list[str]:
+    """Devices of this network namespace of which a controller runs, or has run and been killed."""
+    end = socket_path("", directory).rpartition("/")[2]
+    try:
+        return sorted(name.removesuffix(end) for name in os.listdir(directory) if name.endswith(end))
+    except OSError:  # there has never been one, or it is not for this user
+        return []
 
 
 class Client:
@@ -90,7 +99,9 @@ class Client:
             raise _ERRORS.get(answer["error"], RequestError)(answer["message"])
         return answer
 
-    def register(self, job: str, *, model: str = "", size: int = 0, band: int | None = None) -> dict[str, Any]:
+    def register(
+        self, job: str, *, model: str = "", size: int = 0, band: int | None = None, priority: int | None = None
+    ) -> dict[str, Any]:
         """Joins a job, which is made if the policy does not name it; a second time it changes nothing.
 
         Parameters
@@ -100,6 +111,9 @@ class Client:
             See `hrdma.qos.policy.Job`; for a job that the policy does not name.
         band : int, optional
             Under ``strict``: the band of such a job.
+        priority : int, optional
+            The same as a wish, 0 to 7: the nearest band that the policy allows. Where it gives out the bands itself
+            this changes nothing.
 
         Returns
         -------
@@ -115,7 +129,7 @@ class Client:
         PolicyError
             A name, size or band that is none.
         """
-        return self._ask("register", job=job, model=model, size=size, band=band)
+        return self._ask("register", job=job, model=model, size=size, band=band, priority=priority)
 
     def unregister(self, job: str) -> None:
         """Leaves a job; one that the policy does not name goes with its last member."""

@@ -300,7 +300,13 @@ class Controller:
         raise RefusedError(f"unknown request {op!r}; there are: hello, register, unregister, adopt, status, rotate")
 
     def _register(
-        self, peer: Peer, job: str, model: str = "", size: int = 0, band: int | None = None
+        self,
+        peer: Peer,
+        job: str,
+        model: str = "",
+        size: int = 0,
+        band: int | None = None,
+        priority: int | None = None,
     ) -> dict[str, Any]:
         named = any(known.name == job for known in self.policy.jobs)
         if band is not None and self.policy.policy != "strict":
@@ -309,8 +315,10 @@ class Controller:
             raise RefusedError(f"the policy says the band of job {job!r}; register without one")
         if band is not None and band < self.policy.guest_band:
             raise RefusedError(f"band {band} is above what the policy allows here: {self.policy.guest_band}")
+        if priority is not None and (type(priority) is not int or not 0 <= priority <= BANDS):
+            raise RefusedError(f"priority {priority!r} is not 0 to {BANDS}")
         if not named and self.policy.policy == "strict" and band is None:
-            band = self.policy.guest_band
+            band = max(min(priority or 0, BANDS - 1), self.policy.guest_band)
         before = dict(peer.jobs)
         peer.jobs[job] = {"model": model, "size": size, "band": band}
         # The same process may have registered with the controller before this one.
@@ -368,7 +376,9 @@ class Controller:
         return replace(self.policy, jobs=tuple(jobs))
 
     def _install(self) -> None:
-        self.control.install(self._effective(), live=self._live)
+        effective = self._effective()
+        if effective != self.control.installed.policy:  # the second rank of a job changes nothing
+            self.control.install(effective, live=self._live)
         members = tuple(
             {"pid": peer.pid, "uid": peer.uid, "start": _start_of(peer.pid), "jobs": peer.jobs}
             for peer in self._peers

@@ -8,8 +8,8 @@ from pathlib import Path
 from hrdma.errors import PolicyError, RefusedError
 from hrdma.qos.policy import Policy
 from hrdma.qos.state import State, link_rate
-from hrdma.units import rate_text
 from hrdma.qos.wire import Wire, has_net_admin
+from hrdma.units import rate_text
 
 __all__ = ["check_device", "check_permission", "over_ssh", "rate_of"]
 

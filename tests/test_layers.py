@@ -51,7 +51,9 @@ RULES = {
     "hrdma.traffic": Rule(f"{BASE} {SETTINGS} hrdma._core hrdma.qos.client"),
     "hrdma.communicator": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning", "numpy"),
     "hrdma.collectives": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning", "numpy"),
-    "hrdma.runtime": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.calibration hrdma.control hrdma.traffic"),
+    "hrdma.runtime": Rule(
+        f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.calibration hrdma.control hrdma.traffic"
+    ),
     "hrdma.objects": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma.control", "numpy"),
     "hrdma.launch": Rule(f"{BASE} {SETTINGS}", "click rich"),
     "hrdma.lab": Rule(f"{BASE} hrdma.topo hrdma.launch hrdma.communicator", "numpy pyroute2"),

@@ -17,8 +17,8 @@ from hrdma.topo.cost import NETWORK, Cost, Work
 from hrdma.topo.fabric import Fabric
 from hrdma.topo.schedule import Schedule
 from hrdma.topo.simulate import simulate
-from hrdma.units import in_bytes, in_seconds
 from hrdma.types import COLLECTIVES
+from hrdma.units import in_bytes, in_seconds
 
 __all__ = ["SIMULATED", "Candidate", "FabricPlan", "compare", "on_fabric", "plan"]
 

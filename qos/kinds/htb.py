@@ -12,8 +12,8 @@ from functools import lru_cache
 
 from pyroute2.netlink.rtnl.tcmsg import sched_htb
 
-from hrdma.units import rate_text
 from hrdma.qos.wire import pack, unpack
+from hrdma.units import rate_text
 
 __all__ = ["KIND", "OPTION", "HtbClass", "HtbQdisc", "decode", "encode", "explain"]
 
