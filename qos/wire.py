@@ -66,18 +66,31 @@ NESTED_KINDS = ("ets",)  # the kernel parses their options strictly, and wants t
 DUMPS = {"qdisc": RTM_GETQDISC, "class": RTM_GETTCLASS, "filter": RTM_GETTFILTER}
 
 
-# Neither class derives from one that is used itself: pyroute2 keeps what it has made of `nla_map` in the class, and one
-# that derives from it finds that in place of its own.
-class rawtc(nlmsg):
-    """`tcmsg` with options as bytes, and with an attribute that came after it."""
+def _names(options: str) -> tuple[tuple[str, str], ...]:
+    kinds = {"TCA_KIND": "asciiz", "TCA_OPTIONS": options}
+    return (
+        *((name, kinds.get(name, "hex")) for name, _ in tcmsg.nla_map),
+        ("TCA_PAD", "hex"),
+        ("TCA_DUMP_INVISIBLE", "flag"),
+        ("TCA_CHAIN", "uint32"),
+    )
 
-    fields = tcmsg.fields
-    nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "cdata"), (11, "TCA_CHAIN", "uint32"))
+
+class rawtc(nlmsg):
+    """`tcmsg` with options as bytes, and with an attribute that came after it.
+
+    No subclass of it: once pyroute2 has used a class, its subclasses take over the attributes of that one, not their own.
+    """
+
+    prefix, fields = tcmsg.prefix, tcmsg.fields
+    nla_map = _names("cdata")
 
 
 class nestedtc(nlmsg):
-    fields = tcmsg.fields
-    nla_map = ((1, "TCA_KIND", "asciiz"), (2, "TCA_OPTIONS", "strict"), (11, "TCA_CHAIN", "uint32"))
+    """`rawtc` with the nested flag on the options."""
+
+    prefix, fields = tcmsg.prefix, tcmsg.fields
+    nla_map = _names("strict")
 
     class strict(nla):
         nla_flags = NLA_F_NESTED
