@@ -30,7 +30,7 @@ $(STAMPS)/hrdma: $(EXTENSION) setup.py pyproject.toml $(PACKAGES) $(STAMPS)/buil
 		$(PY) setup.py -q build_ext --inplace --build-temp build/extension)
 	@touch $@
 
-.PHONY: build fast demo lab test check san bench bench-quick bench-parts clean help
+.PHONY: build fast demo lab test test-rxe check san bench bench-quick bench-parts clean help
 build: $(STAMPS)/hrdma
 
 # --- what users call ---
@@ -46,6 +46,9 @@ lab: build ## a network of 9 hosts with 2 NICs each on this machine, to measure 
 
 test: build $(STAMPS)/test.pip ## every test that this machine can run; ends with what was skipped and why
 	$(PY) -m pytest $(WORKERS) --durations=10 --durations-min=2
+
+test-rxe: build $(STAMPS)/test.pip ## soft-RoCE tests in virtual machines; results in build/rxe_vm (part of make test)
+	HRDMA_STRICT=1 $(PY) -m pytest -s -v tests/rxe_stage/test_rxe_stage_in_guests.py --junitxml=build/rxe_vm/junit.xml
 
 CHECKS := check-ruff check-format check-cython check-types check-c check-layers
 .PHONY: $(CHECKS)
@@ -84,7 +87,7 @@ bench-parts: build ## providers below the engine, planning and priority, beside 
 	@$(MAKE) -s -f tests/core/Makefile FLAVOUR=plain benchmarks
 	@set -e; for program in $(BENCHMARKS) "$(PY) benchmarks/bench_planning.py --times" \
 		"$(PY) benchmarks/bench_topo.py --quick" \
-		".venv/bin/hrdma run -n 2 benchmarks/bench_priority.py"; do echo; echo "$$program"; $$program; done
+		".venv/bin/hrdma run -n 2 benchmarks/bench_priority.py" "$(PY) benchmarks/bench_objects.py"; do echo; echo "$$program"; $$program; done
 
 clean: ## what was built; .venv stays
 	rm -rf build dist *.egg-info hrdma/_core*.so cython/_core.c .pytest_cache .mypy_cache .ruff_cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import select
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.xdist_group("rxe"), pytest.mark.slow, pytest.mark.timeout(150)]
 
 BOOT = "100"  # seconds, with plenty for a machine that does other things
 
@@ -37,21 +36,24 @@ def test_a_command_that_fails(run, tmp_path):
 
 def test_output_results_environment_and_exit_code(outcome, tmp_path, monkeypatch):
     monkeypatch.setenv("HRDMA_STRICT", "it's\nexit 9")  # not a command
-    left = "sleep 1000 & "  # holds the output open
-    script = 'pwd; echo "$HOSTS $HOST $HRDMA_STRICT"; echo bad >/dev/stderr; echo result >"$RXE_OUT/found"; exit 3'
-    code, told, errors = outcome(left + script)
-    assert (code, errors) == (3, "")
-    assert told.splitlines() == [str(Path(__file__).parents[2]), "1 0 it's", "exit 9", "bad"]
-    assert (tmp_path / "found").read_text() == "result\n"
-
-
-def test_the_host_is_not_written_to(outcome):
-    mark = Path(__file__).with_name("written_in_the_guest")
+    inside = Path(__file__).with_name("written_in_the_guest")
+    script = f"""
+        sleep 1000 &  # holds the output open
+        pwd
+        echo "$HOSTS $HOST $HRDMA_STRICT"
+        echo bad >/dev/stderr
+        echo "only here" >{inside} && cat {inside}
+        echo result >"$RXE_OUT/found"
+        exit 3
+    """
     try:
-        code, _, errors = outcome(f"echo x >{mark} && cat {mark}")
-        assert (code, mark.exists()) == (0, False), errors
+        code, told, errors = outcome(script)
+        assert (code, errors) == (3, "")
+        assert told.splitlines() == [str(Path(__file__).parents[2]), "1 0 it's", "exit 9", "bad", "only here"]
+        assert (tmp_path / "found").read_text() == "result\n"
+        assert not inside.exists()
     finally:
-        mark.unlink(missing_ok=True)
+        inside.unlink(missing_ok=True)
 
 
 def test_two_guests_give_the_first_exit_code_that_is_not_zero(outcome):
@@ -107,9 +109,12 @@ def test_a_run_that_is_ended_takes_its_machines_along(run, tmp_path, number):
 
 
 def test_one_folder_is_for_one_run(outcome, tmp_path):
-    with contextlib.closing(os.fdopen(os.open(tmp_path, os.O_RDONLY))) as folder:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         code, _, errors = outcome("true")
+    finally:
+        os.close(folder)
     assert code == 125
     assert "another run writes to" in errors
 
