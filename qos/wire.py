@@ -294,7 +294,8 @@ class Wire:
             from hrdma.qos.kinds import missing  # here, since every kind imports this module
 
             message = f"cannot {what}: {missing(thing.kind)}"
-        return NetlinkError(message, errno=error.errno or 0, words=words)
+        lacked = thing.kind if unknown and thing else ""
+        return NetlinkError(message, errno=error.errno or 0, words=words, missing=lacked)
 
     def ifindex(self, name: str) -> int:
         """Index of a device; DeviceError where there is none of this name."""

@@ -38,8 +38,9 @@ RULES = {
     "hrdma.errors": Rule(),
     "hrdma.units": Rule(),
     "hrdma.topo": Rule(BASE, "numpy tomli"),
-    "hrdma.qos": Rule(f"{BASE} hrdma.qos.client", "pyroute2 click rich tomli"),
-    "hrdma.qos.client": Rule(BASE),  # the socket's other end: what a job may know of the controller
+    "hrdma.qos": Rule(f"{BASE} hrdma.qos.client hrdma.qos.files", "pyroute2 click rich tomli"),
+    "hrdma.qos.files": Rule(BASE),
+    "hrdma.qos.client": Rule(f"{BASE} hrdma.qos.files"),  # the socket's other end: what a job may know of the controller
     "hrdma._core": Rule(BASE, "numpy ml_dtypes"),
     "hrdma.log": Rule(),
     "hrdma.config": Rule("hrdma.world"),

@@ -111,7 +111,7 @@ def _need_htb() -> None:
         try:
             wire.request("add", root)
         except NetlinkError as error:
-            if "this kernel does not have" not in str(error):
+            if not error.missing:
                 raise
             pytest.skip(f"this kernel does not have what is tested: {error}")
         wire.request("delete", root)

@@ -174,7 +174,7 @@ def test_the_meter_sees_updates_between_pauses():
 
 
 def test_slots_stay_and_the_smallest_free_ones_are_taken():
-    assert slots_of(Policy("fifo", named(3)), {"j1": 0, "gone": 1}) == {"j0": 1, "j1": 0, "j2": 2}
+    assert slots_of(Policy("fifo", named(3)), {"j1": 0, "gone": 1}, 9) == {"j0": 1, "j1": 0, "j2": 2}
 
 
 # --- trees and differences ---
@@ -183,7 +183,7 @@ DEVICE = Device("v0", 5, 12_500_000, queues=8)
 
 
 def objects(policy: Policy, kind: str = "htb", rotation: int = 0):
-    return build(policy, kind, DEVICE, slots_of(policy, {}), assign(policy, rotation)).objects
+    return build(policy, kind, DEVICE, slots_of(policy, {}, 1000), assign(policy, rotation)).objects
 
 
 @pytest.mark.parametrize("kind", ["htb", "prio", "ets", "mqprio"])
