@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ import lab
 import pytest
 
 from hrdma.qos.client import Client, socket_path
-from hrdma.qos.controller import Controller
 from hrdma.qos.policy import Job, Match, Policy
 
 NBYTES = 2_000_000
@@ -27,27 +25,10 @@ STRICT = Policy("strict", (Job("named", (Match(dscp=20),), band=1),), rate=RATE,
 @contextlib.contextmanager
 def controllers(net: lab.Net, *policies: Policy) -> Iterator[None]:
     """One at v0 here, with a second policy one at v1 there as well; killed at the end."""
-    pids = []
-    try:
+    with contextlib.ExitStack() as stack:
         for dev, policy in zip(("v0", "v1"), policies):
-            ready, go = os.pipe()
-            pids.append(os.fork())
-            if not pids[-1]:
-                with contextlib.ExitStack() as stack:
-                    if dev == "v1":
-                        stack.enter_context(net.other())
-                    with Controller(dev, policy, directory=net.directory) as controller:
-                        os.write(go, b"1")
-                        controller.run()
-                os._exit(0)
-            os.close(go)
-            assert os.read(ready, 1) == b"1"
-            os.close(ready)
+            stack.enter_context(lab.serving(net, policy, dev))
         yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
 
 
 @dataclass

@@ -92,6 +92,11 @@ def test_what_is_wrong_is_named(old, new, line, key, text):
     assert (caught.value.line, caught.value.key) == (line, key)
 
 
+def test_sockets_of_a_cgroup_do_not_say_what_arrives():
+    with pytest.raises(PolicyError, match=r"job\[0\]\.match\[0\]\.cgroup: is about sockets that send"):
+        Policy("fifo", (Job("a", (Match(cgroup="a"),)),), direction="ingress")
+
+
 def test_the_same_in_python_has_a_key_and_no_line():
     with pytest.raises(PolicyError, match=r"^job\[0\]\.match\[0\]\.dscp: 104") as caught:
         Policy("fifo", (Job("a", (Match(dscp=104),)),))
