@@ -1,5 +1,6 @@
 """TensorLights on one machine: parameter-server jobs behind NICs of limited rate, FIFO beside TLs-One and TLs-RR.
 
+    python benchmarks/bench_tensorlights.py --quick                       the two ends: all servers on one host, and all apart
     python benchmarks/bench_tensorlights.py [--ratio 0.5 1 2] [--placements 6 3,3 2,2,2 1,1,1,1,1,1] [--json F] [--svg F]
 
 Needs root. Hosts are namespaces around one switch (`hrdma.lab`), with links of the same rate both ways. A job is one server and some workers,
@@ -13,7 +14,7 @@ other by computing and two fan-outs: c + 2 f = 21 f / 1.75, so c = 10 f, 10/21 o
 that too (ratio 1), and half and twice that. Jobs start 0.1 s apart where the published step took 0.64 s; the rotation's interval
 is two steps here, and was some thirty there, of runs a thousand times as long.
 
-Columns: average and slowest completion time of the jobs (the stagger of their starts left out), what the average is beside FIFO, how
+Under the table stands what was published, and the same of here. Columns: average and slowest completion time of the jobs (the stagger of their starts left out), what the average is beside FIFO, how
 long a worker that has its model waits for the last one of its job to have it, and the use of the busiest server's link.
 
 References: X. S. Huang, A. Chen, T. S. E. Ng, "Green, Yellow, Yield: End-Host Traffic Scheduling for Distributed Deep
@@ -112,7 +113,7 @@ def rank_main(setup: Setup, job: int, rank: int, ready: int, go: int, result: Pa
         gradients = [hrdma.zeros(setup.nbytes, "uint8") for _ in range(setup.workers if rank == 0 else 0)]
         comm.barrier()
         os.write(ready, b"1")
-        os.read(go, 1)  # the other end is closed
+        os.read(go, 1)
         time.sleep(job * STAGGER * setup.fan_outs)
         start = time.monotonic()
         for step in range(setup.steps):
@@ -226,19 +227,18 @@ def run(lab: Lab, setup: Setup, name: str, directory: str) -> Result:
                 files[job, rank].unlink(missing_ok=True)
 
                 def main(job: int = job, rank: int = rank) -> None:
-                    os.close(go)
                     rank_main(setup, job, rank, tell, hold, files[job, rank])
 
                 ranks.append(child(file, main, environment))
         take(ready, len(ranks), deadline)
         before = [sent(lab, host) for host in range(len(setup.placement))]
-        os.close(go)
+        os.write(go, bytes(len(ranks)))
         ended(ranks, deadline)
         moved = max(sent(lab, host) - start for host, start in enumerate(before))
         for pid in controllers:
             os.kill(pid, signal.SIGTERM)
         ended(controllers, deadline)
-    for end in (ready, tell, hold):
+    for end in (ready, tell, hold, go):
         os.close(end)
     found = {key: json.loads(file.read_text()) for key, file in files.items()}
     servers = [found[job, 0] for job in range(setup.jobs)]
@@ -276,6 +276,38 @@ def show(results: Sequence[Result]) -> None:
                   f"{wait:9.0f}{use:6.0%}", flush=True)  # fmt: skip
 
 
+def beside_published(results: Sequence[Result]) -> None:
+    """What is known of the published results, and the same measured here: medians over rounds, at ratio 1."""
+    rounds: dict[tuple[str, str], list[float]] = {}
+    for one in results:
+        if one.ratio == 1.0:
+            rounds.setdefault((one.placement, one.policy), []).append(statistics.mean(one.completion))
+    average = {case: statistics.median(values) for case, values in rounds.items()}
+    placements = list(dict.fromkeys(placement for placement, _ in average))
+    if len(placements) < 2:
+        return
+    most, least = max(placements, key=largest), min(placements, key=largest)
+
+    def gains(placement: str) -> str:
+        fifo = average[placement, "fifo"]
+        return ", ".join(f"{name} {average[placement, name] / fifo - 1:+.0%}" for name in POLICIES[1:])
+
+    slower = average[most, "fifo"] / average[least, "fifo"] - 1
+    rows = [
+        (f"average beside FIFO, servers on hosts {most}", "up to -31%", gains(most)),
+        (f"average beside FIFO, servers on hosts {least}", "about none", gains(least)),
+        (f"FIFO, {most} beside {least}", "about +75%", f"{slower:+.0%}"),
+    ]
+    print(f"\n{'':46}{'published':12}here")
+    for what, published, here in rows:
+        print(f"{what:46}{published:12}{here}")
+
+
+def largest(placement: str) -> int:
+    """Servers on the fullest host."""
+    return max(map(int, placement.split(",")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=6)
@@ -286,9 +318,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="policies take turns")
     parser.add_argument("--ratio", type=float, nargs="+", default=[0.5, 1.0, 2.0])
     parser.add_argument("--placements", nargs="+", default=["6", "3,3", "2,2,2", "1,1,1,1,1,1"])
+    parser.add_argument("--quick", action="store_true", help="the first and the last placement at ratio 1, 8 steps")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--svg", type=Path)
     options = parser.parse_args()
+    if options.quick:
+        options.ratio, options.steps = [1.0], 8
+        options.placements = [options.placements[0], options.placements[-1]]
     placements = [tuple(map(int, text.split(","))) for text in options.placements]
     for placement in placements:
         if sum(placement) != options.jobs or min(placement) < 1:
@@ -310,6 +346,7 @@ def main() -> None:
             show([one for one in results if (one.placement, one.ratio) == (",".join(map(str, place)), ratio)])
     print("\nall:")
     show(results)
+    beside_published(results)
     if options.json:
         options.json.write_text(json.dumps([asdict(one) for one in results], indent=1))
     if options.svg:
