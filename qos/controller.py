@@ -190,7 +190,7 @@ class Controller:
         installed = self.control.installed
         if installed.policy.policy == "tls-rr":
             return self.control.rotate()
-        self.meter.look(installed.tree.classes, self._counters())
+        self.meter.look(installed.tree.counted, self._counters())
         return self.control.rotate(live=self.meter.live)
 
     def _counters(self) -> dict[int, Any]:

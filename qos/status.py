@@ -40,7 +40,7 @@ def rows(wish: Wish, before: Mapping[int, Counter], after: Mapping[int, Counter]
         Between the two.
     """
     names: dict[int, list[str]] = {}
-    for job, handle in wish.tree.classes.items():
+    for job, handle in wish.tree.counted.items():
         names.setdefault(handle, []).append(job)
     places = {handle: (",".join(jobs), wish.places[jobs[0]].band) for handle, jobs in names.items()}
     if wish.kind == "htb" and wish.policy.policy != "fifo":

@@ -7,7 +7,7 @@ policies that rotate are refused there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 
 from hrdma.errors import PolicyError, RefusedError
@@ -26,6 +26,7 @@ ETH_P_ALL = 3
 IFB_INDEX = 0x48520000  # of an IFB: this and the index of the device whose ingress it orders
 ANY = tuple([DEFAULT_BAND] * 16)
 CLASSIFIERS = {module.KIND: module for module in (u32, flower)}  # best first: u32 is in more kernels
+CARRIERS = ROOT_HANDLE | 0xFFE0  # TC_H_MIN_PRIORITY: the class of traffic class 0 of mqprio; one more for each
 MARKED = 8  # skb->priority of band 0 under mqprio; smaller ones are what everybody uses
 
 
@@ -48,6 +49,7 @@ class Tree:
     objects: tuple[Object, ...]
     classes: Mapping[str, int]  #: of each job; several share one where the back end has only bands
     dcb: Dcb | None = None  #: the NIC's own priorities
+    counted: Mapping[str, int] = field(default_factory=dict)  #: the class with each job's counters
 
     def marks(self, policy: Policy) -> dict[str, int]:
         """`SO_PRIORITY` of the sockets that each matched cgroup opens."""
@@ -136,7 +138,11 @@ def build(
     body, classes = _BUILDERS[kind](policy, dev, device, slots, places)
     filters = _filters(policy, dev, slots, classes, _FILTERED.get(kind, ROOT_HANDLE), sort)
     tail: list[Object] = [Filter(device.name, sort.KIND, INGRESS_HANDLE, 1, ETH_P_ALL, options=sink)] if ingress else []
-    return Tree(kind, (*head, *body, *filters, *tail), classes)
+    counted = classes
+    if kind == "mqprio":  # `classes` are values of skb->priority
+        last = min(BANDS + 1, device.queues) - 1
+        counted = {name: CARRIERS | max(0, last - (mark - MARKED)) for name, mark in classes.items()}
+    return Tree(kind, (*head, *body, *filters, *tail), classes, counted=counted)
 
 
 def _queue(policy: Policy, dev: str, handle: int, parent: int) -> Qdisc:

@@ -40,7 +40,8 @@ RULES = {
     "hrdma.topo": Rule(BASE, "numpy tomli"),
     "hrdma.qos": Rule(f"{BASE} hrdma.qos.client hrdma.qos.files", "pyroute2 click rich tomli"),
     "hrdma.qos.files": Rule(BASE),
-    "hrdma.qos.client": Rule(f"{BASE} hrdma.qos.files"),  # the socket's other end: what a job may know of the controller
+    # The socket's other end: what a job may know of the controller.
+    "hrdma.qos.client": Rule(f"{BASE} hrdma.qos.files"),
     "hrdma._core": Rule(BASE, "numpy ml_dtypes"),
     "hrdma.log": Rule(),
     "hrdma.config": Rule("hrdma.world"),
