@@ -311,9 +311,11 @@ class Control:
         return True
 
     def renew(self) -> None:
-        """Starts the lease anew."""
+        """Starts the lease anew, and its keeper where that was killed."""
         if self.record:
             self.record = self._save(self.record.renewed())
+            if self.record.lease:
+                start_keeper(self.dev, self.directory)
 
     def remember(self, members: tuple[dict[str, Any], ...]) -> None:
         """Puts into the record who has registered, for the next controller."""

@@ -170,7 +170,7 @@ class Controller:
                         self._guarded(self._rotate)
                     elif what == "renew":
                         self._due[what] = now + lease
-                        self.control.renew()
+                        self._guarded(self.control.renew)
                     elif what == "listen":
                         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
                     else:
@@ -180,10 +180,10 @@ class Controller:
                 signal.signal(number, handler)
 
     def _guarded(self, action: Any) -> None:
-        """A change that the kernel refuses is undone and said; the controller goes on with what is installed."""
+        """A change that fails is undone and said; the controller goes on with what is installed."""
         try:
             action()
-        except (NetlinkError, RefusedError, TimeoutError) as error:
+        except (NetlinkError, RefusedError, OSError) as error:
             log.error("%s: %s", self.control.dev, error)
 
     def _rotate(self) -> int:

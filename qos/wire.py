@@ -302,6 +302,7 @@ class Wire:
         try:
             return socket.if_nametoindex(name)
         except OSError:
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).close()  # raises itself where descriptors have run out
             names = ", ".join(name for _, name in socket.if_nameindex())
             raise DeviceError(f"no device {name!r} in this network namespace; there are: {names}") from None
 

@@ -137,7 +137,8 @@ def cpu(pid: int) -> float:
 
 @lab.isolated
 def test_without_descriptors_it_waits_and_does_not_spin(net):
-    with lab.serving(net, POLICY) as pid:
+    rotating = dataclasses.replace(POLICY, policy="tls-rr", interval=0.2)
+    with lab.serving(net, rotating) as pid:
         first = Client("v0", net.directory)
         taken = len(os.listdir(f"/proc/{pid}/fd"))
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (taken, 1024))
@@ -152,6 +153,8 @@ def test_without_descriptors_it_waits_and_does_not_spin(net):
         late.send(b'{"op": "hello", "protocol": 1}')
         assert json.loads(late.recv(1000))["dev"] == "v0"
         late.close()
+        rotation = first.status()["rotation"]
+        lab.eventually(lambda: first.status()["rotation"] > rotation)  # it went on from where it was
         first.close()
 
 
