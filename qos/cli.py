@@ -20,7 +20,7 @@ from rich.table import Table
 
 from hrdma.errors import HrdmaError, RefusedError, RequestError
 from hrdma.qos import cgroup, dcb
-from hrdma.qos.apply import Control, candidates, crosses, difference, forget, look, wish_of
+from hrdma.qos.apply import Control, forget
 from hrdma.qos.client import Client
 from hrdma.qos.controller import Controller
 from hrdma.qos.files import DIRECTORY, stem
@@ -28,6 +28,7 @@ from hrdma.qos.objects import handle_text
 from hrdma.qos.plan import Op
 from hrdma.qos.plan import command as tc_command
 from hrdma.qos.policy import Policy, load
+from hrdma.qos.proposal import candidates, crosses, difference, look, wish_of
 from hrdma.qos.record import Record, holder
 from hrdma.qos.state import chosen, counters
 from hrdma.qos.status import Row, rows

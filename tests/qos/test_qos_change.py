@@ -12,12 +12,13 @@ import pytest
 from pyroute2 import IPRoute
 
 from hrdma.errors import DeviceError, NetlinkError, RefusedError
-from hrdma.qos.apply import Control, look, slots_of, wish_of
+from hrdma.qos.apply import Control
 from hrdma.qos.kinds import flower, fq, pfifo
 from hrdma.qos.objects import ROOT, Filter, Link, Qdisc, TClass
 from hrdma.qos.order import assign
 from hrdma.qos.plan import Op, plan
 from hrdma.qos.policy import Job, Match, Policy
+from hrdma.qos.proposal import look, slots_of, wish_of
 from hrdma.qos.record import Record, holder
 from hrdma.qos.tree import Device, build
 from hrdma.qos.wire import Wire

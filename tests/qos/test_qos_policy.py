@@ -11,12 +11,12 @@ import pytest
 
 from hrdma.errors import PolicyError, RefusedError
 from hrdma.qos import ladder
-from hrdma.qos.apply import candidates, slots_of
 from hrdma.qos.kinds import htb, pfifo
 from hrdma.qos.objects import INGRESS, ROOT, Filter, Link, Qdisc, TClass
 from hrdma.qos.order import Live, Place, assign, share_bands
 from hrdma.qos.plan import Op, back, command, plan
 from hrdma.qos.policy import BANDS, POLICIES, Job, Match, Policy, load, parse
+from hrdma.qos.proposal import candidates, slots_of
 from hrdma.qos.state import Counter
 from hrdma.qos.status import Meter
 from hrdma.qos.tree import Device, build

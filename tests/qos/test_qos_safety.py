@@ -15,10 +15,11 @@ import pytest
 from pyroute2 import IPRoute
 
 from hrdma.errors import DeviceError, NetlinkError, PolicyError, RefusedError
-from hrdma.qos import apply, guard
-from hrdma.qos.apply import Control, look
+from hrdma.qos import apply, guard, proposal
+from hrdma.qos.apply import Control
 from hrdma.qos.plan import plan
 from hrdma.qos.policy import Job, Match, Policy
+from hrdma.qos.proposal import look
 from hrdma.qos.record import Record, holder
 from hrdma.qos.wire import Wire
 
@@ -229,7 +230,7 @@ def test_without_the_capability_it_says_so(net):
     with pytest.raises(RefusedError, match="needs CAP_NET_ADMIN"):
         Control("v0", net.directory)
     with Wire() as wire, pytest.raises(RefusedError, match="CAP_NET_ADMIN"):
-        wire.request("add", apply.wish_of(POLICY, "htb", look(wire, "v0")[0]).tree.objects[0])
+        wire.request("add", proposal.wish_of(POLICY, "htb", look(wire, "v0")[0]).tree.objects[0])
 
 
 @lab.isolated
