@@ -179,7 +179,7 @@ def test_a_hundred_rotations_under_a_tcp_stream(net):
         for thread in threads:
             thread.join(5)
         assert control.installed.rotation == 100
-        assert rotating == pytest.approx(steady, rel=0.03)
+        assert rotating > 0.97 * steady  # more is what a busy machine had left out before
 
 
 def retransmissions(sock: socket.socket) -> int:
