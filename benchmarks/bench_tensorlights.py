@@ -298,9 +298,9 @@ def beside_published(results: Sequence[Result]) -> None:
         (f"average beside FIFO, servers on hosts {least}", "about none", gains(least)),
         (f"FIFO, {most} beside {least}", "about +75%", f"{slower:+.0%}"),
     ]
-    print(f"\n{'':46}{'published':12}here")
+    print(f"\n{'':58}{'published':12}here")
     for what, published, here in rows:
-        print(f"{what:46}{published:12}{here}")
+        print(f"{what:58}{published:12}{here}")
 
 
 def largest(placement: str) -> int:
