@@ -44,7 +44,7 @@ class Communicator(_core.CommunicatorBase):
     timeout : float
         Default deadline of calls, seconds.
     priority : int
-        Default priority of calls: 0 (most urgent) to 7; 4 at first.
+        Default priority of calls: 0 (most urgent) to 7; at first that of the job (``HRDMA_PRIORITY``, 4).
     deterministic : bool
         Default of ``deterministic=``.
 
@@ -63,6 +63,7 @@ class Communicator(_core.CommunicatorBase):
     def __init__(self, runtime: Runtime, id: int, members: Sequence[int]) -> None:
         members = tuple(members)
         super().__init__(runtime.engine, id, members, members.index(runtime.rank), timeout=runtime.config.timeout)
+        self.priority = runtime.config.priority
         self._runtime = runtime
         self._members = members
         self._children = 0
@@ -202,7 +203,8 @@ class Communicator(_core.CommunicatorBase):
         dict
             ``rank``, ``size``, ``members``, ``transports`` (provider by rank), ``mapped`` (whether peers' registered memory is
             read in place), ``cost`` (parameters of the planner), ``domains`` (text by provider), ``fabric`` (its name, or
-            None), ``rails`` (interfaces, in the order of lanes; empty where only one is used).
+            None), ``rails`` (interfaces, in the order of lanes; empty where only one is used), ``job`` (its name),
+            ``traffic`` (`hrdma.traffic.Membership.to_dict`, None where no controller has taken the job).
         """
         runtime = self._runtime
         return {
@@ -215,6 +217,8 @@ class Communicator(_core.CommunicatorBase):
             "domains": {name: domain["text"] for name, domain in runtime.engine.domains().items()},
             "fabric": None if runtime.network is None else runtime.network.fabric.name,
             "rails": list(runtime.rails),
+            "job": runtime.config.job,
+            "traffic": runtime.traffic and runtime.traffic.to_dict(),
         }
 
     def stats(self) -> dict[str, Any]:

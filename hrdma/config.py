@@ -49,6 +49,18 @@ def _seconds(value: str) -> float:
     return seconds
 
 
+def _priority(value: str) -> int:
+    if value not in tuple("01234567"):
+        raise ValueError("expected 0 (most urgent) to 7")
+    return int(value)
+
+
+def _job(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,63}", value):
+        raise ValueError("expected a name of letters, digits, '.', '_', '-'")
+    return value
+
+
 def _port(value: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", value) or not 0 < int(value) < 65536:
         raise ValueError("expected a port number, 1 to 65535")
@@ -117,6 +129,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("HRDMA_TCP", _options, "", "options of provider tcp, such as cc=system,sndbuf=4M"),
     Setting("HRDMA_SHM", _options, "", "options of provider shm, such as ring=1048576,cma=0"),
     Setting("HRDMA_FAULT", _text, "", "inject faults into a provider, such as tcp:drop=0.01,seed=7"),
+    Setting("HRDMA_JOB", _job, "", "registers the job under this name with the traffic controller of its host"),
+    Setting("HRDMA_PRIORITY", _priority, 4, "of calls, and the job's wish to the controller: 0 (most urgent) to 7"),
+    Setting("HRDMA_QOS", _text, "", "the controller: of device eth0, at a socket's path, or off; unset: the only one"),
     Setting("HRDMA_CACHE_DIR", _text, "", "folder of measured cost parameters; unset: ~/.cache/hrdma"),
     Setting("HRDMA_STRICT", _flag, False, "test runs only: a skipped test that CI must not skip fails"),
 )
@@ -157,6 +172,9 @@ class Config:
     tcp: str = ""
     shm: str = ""
     fault: str = ""
+    job: str = ""
+    priority: int = 4
+    qos: str = ""
     cache_dir: str = ""
     strict: bool = False
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)

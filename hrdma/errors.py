@@ -146,9 +146,12 @@ class NetlinkError(RequestError):
         The kernel's error number.
     words : str
         What the kernel said beyond the number; empty on kernels that say nothing.
+    missing : str
+        The kind of qdisc, classifier or device that this kernel does not have; empty where it refused something else.
     """
 
-    def __init__(self, message: str, *, errno: int = 0, words: str = "") -> None:
+    def __init__(self, message: str, *, errno: int = 0, words: str = "", missing: str = "") -> None:
         super().__init__(message)
         self.errno = errno
         self.words = words
+        self.missing = missing

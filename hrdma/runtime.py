@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hrdma.config import Config
     from hrdma.control import ControlPlane
     from hrdma.planning import Network
+    from hrdma.traffic import Membership
     from hrdma.world import World
 
 __all__ = ["Runtime", "finalize", "host_identity", "init"]
@@ -60,12 +61,14 @@ class Runtime:
         self.cards: list[dict[str, Any]] = []
         self.network = _network(config, world.size)
         self.rails = self._rails()
+        self.traffic: Membership | None = None
         self._lock = threading.Lock()
         self._closed = False
         self.pid = os.getpid()
         self.engine = self._open(world)
         try:
             self._join(world)
+            self._register()
             self._connect()
         except BaseException:
             self.close(0.0)
@@ -178,6 +181,13 @@ class Runtime:
                     f"rank {rank} has {other['network'] or 'none'}"
                 )
 
+    def _register(self) -> None:
+        """With the traffic controller of this host, where the job has a name."""
+        from hrdma.traffic import join
+
+        first = next(rank for rank, card in enumerate(self.cards) if card["host"] == self.cards[self.rank]["host"])
+        self.traffic = join(self.config, deadline=self.deadline, tell=self.rank == first)
+
     def _connect(self) -> None:
         own = self.cards[self.rank]
         local = [card for card in self.cards if card["host"] == own["host"]]
@@ -203,6 +213,9 @@ class Runtime:
             if rank != error.rank:
                 text = f"cannot connect to rank {rank} (over {transport}): {self.lost[rank]}; then {error}"
             raise PeerError(text, rank=rank, operation="init", phase="connect", transport=transport) from None
+        if self.traffic is not None:
+            self.traffic.stamp(self.engine)
+            self.log.info("%s", self.traffic)
         self._all_connected()
         if self.size > 1:
             chosen: dict[str, list[str]] = {}
@@ -323,6 +336,8 @@ class Runtime:
                 return
             self._closed = True
         deadline = time.monotonic() + seconds
+        if self.traffic is not None:
+            self.traffic.close()
         if os.getpid() != self.pid:
             if self.control is not None:
                 self.control.abandon()
@@ -405,7 +420,9 @@ def init(
         Seconds for this call and default of all others.
     **settings
         Any other setting of :class:`hrdma.config.Config` by its name: ``fabric="cluster.toml"`` plans collectives for
-        that network and uses all of its NICs, ``plan="mine.json"`` runs a schedule of one's own.
+        that network and uses all of its NICs, ``plan="mine.json"`` runs a schedule of one's own;
+        ``job="resnet", priority=2`` registers with the traffic controller of each rank's host, where there is one, and
+        stamps what the ranks send (`hrdma.traffic`).
 
     Returns
     -------
@@ -420,6 +437,8 @@ def init(
         The plan is wrong, or is for another fabric; nothing was opened.
     DeviceError
         A provider that was asked for cannot be had.
+    RefusedError
+        The traffic controller does not let the job in.
     PeerError, TimeoutError
         A rank did not come, or went away meanwhile; what was opened is closed again.
 

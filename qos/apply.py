@@ -9,74 +9,28 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hrdma.errors import DeviceError, HrdmaError, NetlinkError, RefusedError
 from hrdma.qos import cgroup, dcb, guard
-from hrdma.qos.objects import INGRESS, Dcb, Link, Object, Qdisc
-from hrdma.qos.order import Live, assign
+from hrdma.qos.files import DIRECTORY, stem
+from hrdma.qos.objects import Dcb, Link, Object, Qdisc
+from hrdma.qos.order import Live
 from hrdma.qos.plan import Op, back, beside, is_ours, plan
 from hrdma.qos.policy import Policy
-from hrdma.qos.record import DIRECTORY, Lock, Record, Wish, start_keeper, stem
-from hrdma.qos.state import State, differences, read
-from hrdma.qos.tree import Device, Tree, check_kind, ifb_name
+from hrdma.qos.proposal import candidates, crosses, difference, look, wish_of
+from hrdma.qos.record import Lock, Record, Wish, start_keeper
+from hrdma.qos.state import counters, differences
+from hrdma.qos.status import Meter
+from hrdma.qos.tree import CLASSIFIERS, ifb_name
 from hrdma.qos.wire import Wire
 
-__all__ = ["Control", "candidates", "forget", "look", "slots_of", "wish_of"]
+__all__ = ["Control", "forget"]
 
 log = logging.getLogger("hrdma")
-
-
-def look(wire: Wire, dev: str, every_class: bool = False) -> tuple[State, list[Object]]:
-    """A device's state, and all objects on it and on the IFB that belongs to it."""
-    state = read(wire, dev, every_class)
-    ifb = ifb_name(state.index)
-    try:
-        index = wire.ifindex(ifb)
-    except DeviceError:
-        return state, list(state.objects)
-    return state, [Link(ifb, index), *read(wire, ifb).objects, *state.objects]
-
-
-def slots_of(policy: Policy, before: Mapping[str, int]) -> dict[str, int]:
-    """A number for each job: the one it had, else the smallest that is free."""
-    kept = {job.name: before[job.name] for job in policy.jobs if job.name in before}
-    free = (number for number in range(len(policy.jobs)) if number not in set(kept.values()))
-    return {job.name: kept[job.name] if job.name in kept else next(free) for job in policy.jobs}
-
-
-def candidates(policy: Policy) -> list[str]:
-    """Back ends to try, best first; PolicyError where the one that is asked for cannot do what else is asked for."""
-    if policy.kind != "auto":
-        check_kind(policy, policy.kind)
-        return [policy.kind]
-    found = ["htb"]
-    for kind in ("ets", "prio"):
-        try:
-            check_kind(policy, kind)
-            found.append(kind)
-        except ValueError:
-            pass
-    return found
-
-
-def wish_of(
-    policy: Policy,
-    kind: str,
-    state: State,
-    before: Wish | None = None,
-    rotation: int | None = None,
-    live: Mapping[str, Live] | None = None,
-) -> Wish:
-    """What a policy means on a device; slots and rotation go on from the wish before."""
-    own = before.device.dcb if before else state.dcb
-    device = Device(state.dev, state.index, guard.rate_of(policy, state.dev), state.queues, own)
-    if rotation is None:
-        rotation = before.rotation if before else 0
-    slots = slots_of(policy, before.slots if before else {})
-    return Wish(policy, kind, device, slots, assign(policy, rotation, live), rotation)
 
 
 def forget(dev: str, directory: str = DIRECTORY) -> bool:
@@ -114,12 +68,13 @@ class Control:
 
     def __init__(self, dev: str, directory: str = DIRECTORY, patience: float = 0.0) -> None:
         guard.check_permission()
-        self.dev, self.directory = dev, directory
+        self.dev, self.directory = dev, os.path.abspath(directory)
+        self.record: Record | None = None
         self.wire = Wire()
         try:
-            if Record.load(directory, dev) is None:
+            if Record.load(self.directory, dev) is None:
                 self.wire.ifindex(dev)  # a name that is none leaves no lock behind
-            self._lock = Lock(directory, dev, patience)
+            self._lock = Lock(self.directory, dev, patience)
         except BaseException:
             self.wire.close()
             raise
@@ -136,22 +91,42 @@ class Control:
         try:
             index = self.wire.ifindex(self.dev)
         except DeviceError:
-            record.drop(self.directory)  # it took its traffic control along
+            self._vanished(record)
             raise
         if index != record.index:
-            record.drop(self.directory)
+            self._vanished(record)
             return None
+        return self._mended(record)
+
+    def _mended(self, record: Record) -> Record | None:
+        """After a change that was cut off, or could not be undone; and where a lease is over."""
         if record.settled is None or record.expired:
             self._leave(record)
             return None
-        if record.pending is not None:
-            self._go(record.settled.tree, record)
-            return self._save(replace(record, pending=None))
-        return record
+        return self._go(record) if record.pending else record
+
+    def _vanished(self, record: Record) -> None:
+        """The device has taken its traffic control along, but not the IFB that was made for it."""
+        ifb = ifb_name(record.index)
+        try:
+            self.wire.request("delete", Link(ifb, self.wire.ifindex(ifb)))
+        except DeviceError:  # there was none
+            pass
+        for path in record.marked:
+            cgroup.unmark(path)
+        record.drop(self.directory)
 
     def close(self) -> None:
-        self._lock.release()
-        self.wire.close()
+        """Gives the device out of hand; where it has gone meanwhile, what was left of it goes too."""
+        try:
+            if self.record:
+                try:
+                    self.wire.ifindex(self.dev)
+                except DeviceError:
+                    self._vanished(self.record)
+        finally:
+            self._lock.release()
+            self.wire.close()
 
     def __enter__(self) -> Control:
         return self
@@ -199,31 +174,32 @@ class Control:
 
         Notes
         -----
-        Another policy of the same back end and direction changes the tree in place. Another back end or direction reverts first,
-        which drops the packets that wait.
+        Another policy of the same back end and direction changes the tree in place. Another back end or direction takes the old
+        tree away first, which drops the packets that wait; where it then fails, the old one comes back.
         """
+        if self.record and (self.record.pending or not self.record.settled):
+            self.record = self._mended(self.record)
         state, have = look(self.wire, self.dev)
         if self.record is None:
             guard.check_device(self.wire, state, anyway)
-        kinds = candidates(policy)
         settled = self.record.settled if self.record else None
-        if settled and (settled.kind not in kinds or settled.policy.direction != policy.direction):
-            wish_of(policy, kinds[0], state).tree  # noqa: B018  raises before anything is given up
-            self.revert()
-            settled = None
-            state, have = look(self.wire, self.dev)
-        for kind in [settled.kind] if settled else kinds:
+        kinds = candidates(policy)
+        tries = [(kind, classifier) for kind in kinds for classifier in CLASSIFIERS]
+        if settled and settled.kind in kinds and settled.policy.direction == policy.direction:
+            tries = [(settled.kind, settled.classifier)]
+        while True:
+            kind, classifier = tries.pop(0)
+            before = (
+                settled if settled and settled.kind == kind and settled.policy.direction == policy.direction else None
+            )
+            wish = wish_of(policy, kind, state, before, rotation, live, classifier)
             try:
-                count = self._settle(wish_of(policy, kind, state, settled, rotation, live), have, replace_root, lease)
+                return self._settle(wish, have, replace_root, lease)
             except NetlinkError as error:
-                if "this kernel does not have" not in str(error) or kind == kinds[-1] or settled:
+                tries = [other for other in tries if error.missing not in other]
+                if error.missing not in (kind, classifier) or not tries:
                     raise
-                log.warning("%s: %s; trying the next back end", self.dev, error)
-                continue
-            if kind != kinds[0] and not settled:
-                log.warning("%s: took back end %s", self.dev, kind)
-            return count
-        raise AssertionError("unreachable: the last back end returns or raises")
+                log.warning("%s: %s; trying %s with %s", self.dev, error, *tries[0])
 
     def rotate(self, steps: int = 1, live: Mapping[str, Live] | None = None) -> int:
         """Moves every job `steps` positions on, or to where the counters put it; returns the number of operations.
@@ -234,6 +210,10 @@ class Control:
             Nothing is installed.
         """
         settled = self.installed
+        if live is None and settled.policy.counts:
+            meter = Meter(settled.live)
+            meter.look(settled.tree.counted, counters(self.wire, settled.carrier))
+            live = meter.live
         return self.install(settled.policy, rotation=settled.rotation + steps, live=live)
 
     def revert(self) -> bool:
@@ -251,9 +231,11 @@ class Control:
         return True
 
     def renew(self) -> None:
-        """Starts the lease anew."""
+        """Starts the lease anew, and its keeper where that was killed."""
         if self.record:
             self.record = self._save(self.record.renewed())
+            if self.record.lease:
+                start_keeper(self.dev, self.directory)
 
     def remember(self, members: tuple[dict[str, Any], ...]) -> None:
         """Puts into the record who has registered, for the next controller."""
@@ -272,67 +254,71 @@ class Control:
     # --- how ---
 
     def _settle(self, wish: Wish, have: Sequence[Object], replace_root: bool, lease: float | None) -> int:
-        tree = wish.tree
-        want = tree.objects
-        if self.record is None:
+        tree, record = wish.tree, self.record
+        settled = record.settled if record else None
+        if record is None or crosses(settled, wish):
             _, have = look(self.wire, self.dev, every_class=True)
-            orphan = next(
-                (thing for thing in have if isinstance(thing, Link) or (isinstance(thing, Qdisc) and is_ours(thing))),
-                None,
-            )
-            if orphan:
-                raise RefusedError(
-                    f"{self.dev} has a tree of this package and no record of it in {self.directory}: if no other folder (--state) has it,"
-                    f" `tc qdisc del dev {self.dev} root` removes it"
-                )
-            hooks = [thing for thing in want if isinstance(thing, Qdisc) and thing.parent == INGRESS]
-            taken = [thing for thing in have if isinstance(thing, Qdisc) and thing.parent == INGRESS]
-            if hooks and taken:
-                raise RefusedError(
-                    f"{self.dev} has an ingress qdisc already ({taken[0].kind}), which is not ours to change"
-                )
+        if record is None:
+            self._check_orphans(have)
         # Planned before the record is written: what is refused leaves no trace.
-        ops = plan(have, want, replace_root)
-        record = self.record or Record(
-            self.dev, wish.device.index, tuple(have), dcb=wish.device.dcb if tree.dcb else None
-        )
-        if lease is not None:
-            record = replace(record, lease=lease)
-        if not ops and record.settled and tree.dcb == record.settled.tree.dcb:
-            self.record = self._save(replace(record, settled=wish).renewed())
-            return 0
-        marks = wish.tree.marks(wish.policy)
-        record = replace(record, marked=tuple({**dict.fromkeys(record.marked), **marks}))
-        self._save(replace(record, pending=wish))
+        ops = difference(record, have, wish, replace_root)
+        if record is None:
+            record = Record(self.dev, wish.device.index, tuple(have))
+        if tree.dcb and record.dcb is None:
+            record = replace(record, dcb=wish.device.dcb)
+        wanted_dcb = tree.dcb or record.dcb
+        if settled and not crosses(settled, wish) and settled.tree.dcb == tree.dcb:
+            wanted_dcb = None  # it is there
+        marks = tree.marks(wish.policy)
+        lease = record.lease if lease is None else lease
+        # The lease is the new one when the change is done. Until then what counts is what was settled before.
+        pending = replace(record, pending=wish, marked={**dict.fromkeys(marks, (0, 0)), **record.marked})
+        self._save(pending)
         try:
-            if record.lease:
+            if lease:
                 start_keeper(self.dev, self.directory)
             self._run(ops)
-            if tree.dcb:
-                self._set_dcb(tree.dcb)
-            for path, priority in marks.items():
-                cgroup.mark(path, priority)
-            _, after = look(self.wire, self.dev)
-            if left := plan(after, want):
-                raise NetlinkError(f"the kernel took every change, yet {self.dev} is not as planned: {left[0]}")
+            if wanted_dcb:
+                self._set_dcb(wanted_dcb)
+            marked = self._mark(marks, record.marked)
+            if ops:
+                _, after = look(self.wire, self.dev)
+                if left := plan(after, tree.objects):
+                    raise NetlinkError(f"the kernel took every change, yet {self.dev} is not as planned: {left[0]}")
         except BaseException:
-            self._undo(record)
+            self._undo(pending)
             raise
-        for path in set(record.marked) - marks.keys():
-            cgroup.unmark(path)
-        self.record = self._save(replace(record, settled=wish, pending=None, marked=tuple(marks)).renewed())
-        return len(ops) + bool(tree.dcb)
+        done = replace(record, settled=wish, lease=lease, marked=marked, dcb=record.dcb if tree.dcb else None)
+        self.record = self._save(done.renewed())
+        return len(ops) + bool(wanted_dcb) + sum(record.marked.get(path) != mark for path, mark in marked.items())
 
-    def _undo(self, record: Record) -> None:
+    def _check_orphans(self, have: Sequence[Object]) -> None:
+        if any(isinstance(thing, Link) or (isinstance(thing, Qdisc) and is_ours(thing)) for thing in have):
+            raise RefusedError(
+                f"{self.dev} has a tree of this package and no record of it in {self.directory}: if no other folder (--state) has it,"
+                f" `tc qdisc del dev {self.dev} root` removes it"
+            )
+
+    def _mark(self, marks: Mapping[str, int], known: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+        """Marks cgroups that are not yet, unmarks those that are not wanted; one that has gone is marked when it is back."""
+        found = {path: (priority, cgroup.number(path)) for path, priority in marks.items()}
+        for path, mark in found.items():
+            if known.get(path) != mark and (mark[1] or path not in known):
+                cgroup.mark(path, mark[0])
+        for path in known.keys() - marks.keys():
+            cgroup.unmark(path)
+        return found
+
+    def _undo(self, pending: Record) -> None:
         """After a failure: to what was settled, or to what was there before."""
         try:
-            if record.settled is None:
-                self._leave(record)
+            if pending.settled is None:
+                self._leave(pending)
                 self.record = None
             else:
-                self._go(record.settled.tree, record)
-                self.record = self._save(record)
+                self.record = self._go(pending)
         except (HrdmaError, OSError) as error:
+            self.record = pending
             log.error("%s: cannot undo: %s; the record stays, and the next command tries again", self.dev, error)
 
     def _leave(self, record: Record) -> None:
@@ -340,11 +326,11 @@ class Control:
         _, have = look(self.wire, self.dev, every_class=True)
         ops = back(have, record.before)
         self._save(replace(record, settled=None, pending=None))
-        for path in record.marked:
-            cgroup.unmark(path)
         self._run(ops)
         if record.dcb:
             self._set_dcb(record.dcb)
+        for path in record.marked:
+            cgroup.unmark(path)
         _, after = look(self.wire, self.dev, every_class=True)
         # Filters of somebody's ingress hook are not ours to change, and what they do counts packets.
         kept, found = (
@@ -356,11 +342,20 @@ class Control:
         cgroup.sweep(f"{stem(self.dev)}-")
         record.drop(self.directory)
 
-    def _go(self, tree: Tree, record: Record) -> None:
-        """To a tree that is known to be possible, from wherever the device is now."""
-        self._run(plan(look(self.wire, self.dev)[1], tree.objects))
+    def _go(self, record: Record) -> Record:
+        """Back to what is settled, from wherever a change to what is pending has got; the record without the latter."""
+        assert record.settled is not None
+        tree = record.settled.tree
+        crossed = record.pending is not None and crosses(record.settled, record.pending)
+        _, have = look(self.wire, self.dev, every_class=crossed)
+        if crossed:
+            self._run(back(have, record.before))
+            _, have = look(self.wire, self.dev, every_class=True)
+        self._run(plan(have, tree.objects, crossed))
         if wanted := tree.dcb or record.dcb:
             self._set_dcb(wanted)
+        marked = self._mark(tree.marks(record.settled.policy), dict.fromkeys(record.marked, (0, 0)))
+        return self._save(replace(record, pending=None, marked=marked, dcb=record.dcb if tree.dcb else None))
 
     def _set_dcb(self, want: Dcb) -> None:
         have = dcb.read(self.wire, self.dev)
@@ -368,7 +363,7 @@ class Control:
             raise DeviceError(f"{self.dev} has no DCB any more")
         dcb.write(self.wire, want, have)
         shown = dcb.read(self.wire, self.dev)
-        if shown != want:
+        if shown is None or not dcb.alike(shown, want):
             raise NetlinkError(f"the driver of {self.dev} took the priorities, and does not show them: {shown}")
 
     def _run(self, ops: Sequence[Op]) -> None:

@@ -3,22 +3,25 @@
     r2 = PRIORITY;  *(u32 *)(ctx + offsetof(struct bpf_sock, priority)) = r2;  r0 = 1;  exit
 
 A priority that is the number of a class sends a socket's packets to that class, with no filter. It needs cgroup version 2, and
-CAP_BPF beside CAP_NET_ADMIN. Sockets that were open before are not touched. The kernel keeps a program as long as its cgroup.
+CAP_BPF beside CAP_NET_ADMIN; where a cgroup has a program already, CAP_SYS_ADMIN, without which the kernel does not say
+whose it is. Sockets that were open before are not touched. The kernel keeps a program as long as its cgroup.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import glob
 import os
 import platform
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 from hrdma.errors import NetlinkError, RefusedError
 
-__all__ = ["PARENT", "enter", "leave", "mark", "mount_point", "program", "sweep", "unmark"]
+__all__ = ["PARENT", "enter", "leave", "mark", "mount_point", "number", "program", "sweep", "unmark"]
 
 PARENT = "hrdma-qos"  #: of the cgroups that this package makes
 NAME = b"hrdma_qos"
@@ -56,11 +59,11 @@ def mount_point() -> Path:
 
 
 def _bpf(command: int, attributes: bytes | ctypes.Array[ctypes.c_char]) -> int:
-    number = SYSCALL.get(platform.machine())
-    if number is None:
+    call = SYSCALL.get(platform.machine())
+    if call is None:
         raise RefusedError(f"jobs by cgroup are not possible on {platform.machine()}; match them by port or DSCP")
     data = (ctypes.c_char * 128).from_buffer_copy(bytes(attributes).ljust(128, b"\0"))
-    result = _libc.syscall(number, command, data, 128)
+    result = _libc.syscall(call, command, data, 128)
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
@@ -76,6 +79,32 @@ def _open(path: str) -> int:
         raise RefusedError(f"there is no cgroup {path!r} below {mount_point()}") from None
 
 
+def number(path: str) -> int:
+    """What tells a cgroup from one that is made anew under the same name; 0 where there is none."""
+    try:
+        return os.stat(mount_point() / path.strip("/")).st_ino
+    except OSError:
+        return 0
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    """Turns the kernel's errors into those of this package."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EACCES):
+            raise RefusedError(
+                f"cannot mark cgroup {path!r}: this needs CAP_BPF and CAP_NET_ADMIN, and CAP_SYS_ADMIN where the cgroup has a program"
+                " already; run as root, or give all three to the service (systemd: AmbientCapabilities=CAP_BPF CAP_NET_ADMIN"
+                " CAP_SYS_ADMIN)"
+            ) from None
+        raise NetlinkError(
+            f"cannot mark cgroup {path!r}: {error.strerror}; jobs by cgroup need CONFIG_CGROUP_BPF",
+            errno=error.errno or 0,
+        ) from None
+
+
 def mark(path: str, priority: int) -> None:
     """Gives the sockets that a cgroup's processes open from now on this `SO_PRIORITY`, in place of an earlier one of ours.
 
@@ -88,24 +117,18 @@ def mark(path: str, priority: int) -> None:
     """
     group = _open(path)
     try:
-        _detach(group)
-        code, license_ = ctypes.create_string_buffer(program(priority)), ctypes.create_string_buffer(b"Apache-2.0")
-        loaded = struct.pack(
-            "=IIQQIIQII16s", CGROUP_SOCK, 4, ctypes.addressof(code), ctypes.addressof(license_), 0, 0, 0, 0, 0, NAME
-        )
-        # The name is followed by the interface and the attach type.
-        fd = _bpf(PROG_LOAD, loaded + struct.pack("=II", 0, SOCK_CREATE))
-        try:
-            _bpf(PROG_ATTACH, struct.pack("=IIII", group, fd, SOCK_CREATE, ALLOW_MULTI))
-        finally:
-            os.close(fd)
-    except OSError as error:
-        if error.errno in (errno.EPERM, errno.EACCES):
-            raise RefusedError(f"cannot mark cgroup {path!r}: this needs CAP_BPF beside CAP_NET_ADMIN") from None
-        raise NetlinkError(
-            f"cannot mark cgroup {path!r}: {error.strerror}; jobs by cgroup need CONFIG_CGROUP_BPF",
-            errno=error.errno or 0,
-        ) from None
+        with _told(path):
+            _detach(group)
+            code, license_ = ctypes.create_string_buffer(program(priority)), ctypes.create_string_buffer(b"Apache-2.0")
+            loaded = struct.pack(
+                "=IIQQIIQII16s", CGROUP_SOCK, 4, ctypes.addressof(code), ctypes.addressof(license_), 0, 0, 0, 0, 0, NAME
+            )
+            # The name is followed by the interface and the attach type.
+            fd = _bpf(PROG_LOAD, loaded + struct.pack("=II", 0, SOCK_CREATE))
+            try:
+                _bpf(PROG_ATTACH, struct.pack("=IIII", group, fd, SOCK_CREATE, ALLOW_MULTI))
+            finally:
+                os.close(fd)
     finally:
         os.close(group)
 
@@ -117,7 +140,8 @@ def unmark(path: str) -> None:
     except RefusedError:
         return
     try:
-        _detach(group)
+        with _told(path):
+            _detach(group)
     finally:
         os.close(group)
 
@@ -128,8 +152,8 @@ def _detach(group: int) -> None:
         struct.pack("=IIIIQII", group, SOCK_CREATE, 0, 0, ctypes.addressof(numbers), MOST_PROGRAMS, 0)
     )
     _bpf(PROG_QUERY, query)
-    for number in numbers[: struct.unpack_from("=I", query, 24)[0]]:
-        fd = _bpf(PROG_FD_BY_ID, struct.pack("=III", number, 0, 0))
+    for known in numbers[: struct.unpack_from("=I", query, 24)[0]]:
+        fd = _bpf(PROG_FD_BY_ID, struct.pack("=III", known, 0, 0))
         try:
             info = ctypes.create_string_buffer(80)
             _bpf(OBJ_INFO, struct.pack("=IIQ", fd, len(info), ctypes.addressof(info)))
@@ -140,7 +164,7 @@ def _detach(group: int) -> None:
 
 
 def enter(name: str, priority: int, pid: int) -> str:
-    """Moves a process to a marked cgroup of this package; its children start there.
+    """Moves a process to a marked cgroup of this package; its children start there. Where it fails no folder is left.
 
     Returns
     -------
@@ -153,10 +177,13 @@ def enter(name: str, priority: int, pid: int) -> str:
         (root / PARENT / name).mkdir(parents=True, exist_ok=True)
         mark(f"{PARENT}/{name}", priority)
         (root / PARENT / name / "cgroup.procs").write_text(str(pid))
-    except PermissionError as error:
-        raise RefusedError(
-            f"cannot make a cgroup below {root}: {error.strerror}; run as root, or beside a controller"
-        ) from None
+    except BaseException as error:
+        sweep(name)
+        if isinstance(error, PermissionError):
+            raise RefusedError(
+                f"cannot make a cgroup below {root}: {error.strerror}; run as root, or beside a controller"
+            ) from None
+        raise
     return before
 
 

@@ -20,13 +20,16 @@ from rich.table import Table
 
 from hrdma.errors import HrdmaError, RefusedError, RequestError
 from hrdma.qos import cgroup, dcb
-from hrdma.qos.apply import Control, candidates, forget, look, wish_of
+from hrdma.qos.apply import Control, forget
 from hrdma.qos.client import Client
 from hrdma.qos.controller import Controller
-from hrdma.qos.plan import Op, back, plan
+from hrdma.qos.files import DIRECTORY, stem
+from hrdma.qos.objects import handle_text
+from hrdma.qos.plan import Op
 from hrdma.qos.plan import command as tc_command
 from hrdma.qos.policy import Policy, load
-from hrdma.qos.record import DIRECTORY, Record, holder, stem
+from hrdma.qos.proposal import candidates, crosses, difference, look, wish_of
+from hrdma.qos.record import Record, holder
 from hrdma.qos.state import chosen, counters
 from hrdma.qos.status import Row, rows
 from hrdma.qos.wire import Wire
@@ -159,14 +162,20 @@ def _proposal(policy: Policy, dev: str, directory: str, replace_root: bool) -> t
     with Wire() as wire:
         state, have = look(wire, dev, every_class=True)
     kind = settled.kind if settled and settled.kind in kinds else kinds[0]
-    ops: list[Op] = []
-    if record and settled and (settled.kind != kind or settled.policy.direction != policy.direction):
-        ops += back(have, record.before)
-        have, settled = list(record.before), None
-    wish = wish_of(policy, kind, state, settled)
+    wish = wish_of(policy, kind, state)
+    if not crosses(settled, wish):
+        wish = wish_of(policy, kind, state, settled, classifier=settled.classifier if settled else "u32")
     tree = wish.tree
-    lines = [tc_command(op) for op in (*ops, *plan(have, tree.objects, replace_root))]
-    return kind, lines + (dcb.commands(tree.dcb) if tree.dcb and tree.dcb != state.dcb else [])
+    lines = [tc_command(op) for op in difference(record if settled else None, have, wish, replace_root)]
+    if tree.dcb and not (state.dcb and dcb.alike(tree.dcb, state.dcb)):
+        lines += dcb.commands(tree.dcb)
+    marked = record.marked if record else {}
+    for path, priority in tree.marks(policy).items():
+        if path not in marked or marked[path][0] != priority:
+            lines.append(
+                f"# sockets of cgroup {path} get priority {handle_text(priority)}; tc and dcb have no command for it"
+            )
+    return kind, lines
 
 
 def _print_plan(policy: Policy, dev: str, directory: str, replace_root: bool, as_json: bool) -> None:
@@ -185,7 +194,11 @@ def _print_plan(policy: Policy, dev: str, directory: str, replace_root: bool, as
 @_options("dev", "state", "replace", "json")
 @_careful
 def plan_command(path: str, dev: str, directory: str, replace_root: bool, as_json: bool) -> None:
-    """What install would do, as the tc commands that do the same. Changes nothing, needs no permission."""
+    """What install would do, as the tc and dcb commands that do the same. Changes nothing, needs no permission.
+
+    Back end `auto` is planned as the first one that can do what the policy asks for; install takes the first of them that
+    the kernel has. Bursts are rounded as tc does.
+    """
     _print_plan(_load(path), dev, directory, replace_root, as_json)
 
 
@@ -247,10 +260,10 @@ def _looks(dev: str, directory: str, interval: float) -> Iterator[tuple[str, lis
         at, before = time.monotonic(), counters(wire, record.settled.carrier)
         while True:
             time.sleep(interval)
-            record = Record.load(directory, dev) or record
-            wish = record.settled
+            record = Record.load(directory, dev)
+            wish = record.settled if record else None
             if wish is None:
-                raise RequestError(f"what was installed on {dev} is being reverted")
+                raise RequestError(f"what was installed on {dev} has been reverted")
             now, after = time.monotonic(), counters(wire, wish.carrier)
             title = f"{dev}: {wish.policy.policy} by {wish.kind}, rotated {wish.rotation} times"
             yield title, rows(wish, before, after, now - at)
@@ -315,8 +328,10 @@ def run(dev: str, directory: str, job: str, words: tuple[str, ...]) -> None:
     if wish is None or job not in wish.tree.classes:
         known = ", ".join(wish.tree.classes) if wish else "nothing is installed"
         raise RefusedError(f"no job {job!r} on {dev}: {known}; with `hrdma qos serve` any job can be started")
-    if wish.kind == "mqprio":
-        raise RefusedError("back end 'mqprio' knows jobs by packet alone; match the job by port")
+    if wish.by_packet:
+        raise RefusedError(
+            f"back end {wish.kind!r} at {wish.policy.direction} knows jobs by their packets alone; match the job by port"
+        )
     prefix = f"{stem(dev)}-"
     before = cgroup.enter(prefix + job, wish.tree.classes[job], os.getpid())
     try:

@@ -1,9 +1,10 @@
 """A process's side of the controller: registers for a job, and is told what to stamp on its traffic.
 
     with Client("eth0") as controller:
-        lane = controller.register("resnet")     # {"band": 0, "dscp": 32, "tos": 128, "service_level": 0, ...}
+        lane = controller.register("resnet")     # {"band": 0, "dscp": 32, "tos": 128, "service_level": 7, ...}
 
 The connection is the registration: when it closes, because of `close` or because the process is gone, the controller knows.
+Requests are numbered and answers have the number, so that one that comes after its deadline is not taken for the next one's.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from typing import Any
 
 from hrdma.errors import DeviceError, HrdmaError, PolicyError, RefusedError, RequestError
+from hrdma.qos.files import DIRECTORY, namespace, path_of
 
-__all__ = ["MOST", "PROTOCOL", "Client", "socket_path"]
+__all__ = ["DIRECTORY", "MOST", "PROTOCOL", "Client", "controlled", "socket_path"]
 
 PROTOCOL = 1
-DIRECTORY = "/run/hrdma-qos"
 MOST = 1 << 20  # bytes of a message
 _ERRORS: dict[str, type[HrdmaError]] = {
     "PolicyError": PolicyError,
@@ -29,7 +31,16 @@ _ERRORS: dict[str, type[HrdmaError]] = {
 
 def socket_path(dev: str, directory: str = DIRECTORY) -> str:
     """Where the controller of a device listens, in this network namespace."""
-    return os.path.join(directory, f"{dev}@{os.stat('/proc/thread-self/ns/net').st_ino}.sock")
+    return path_of(dev, "sock", directory)
+
+
+def controlled(directory: str = DIRECTORY) -> list[str]:
+    """Devices of this network namespace of which a controller runs, or has run and been killed."""
+    end = f"@{namespace()}.sock"
+    try:
+        return sorted(name.removesuffix(end) for name in os.listdir(directory) if name.endswith(end))
+    except OSError:  # there has never been one, or it is not for this user
+        return []
 
 
 class Client:
@@ -55,13 +66,15 @@ class Client:
         path = socket_path(dev, directory)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._socket.settimeout(timeout)
+        self._dev, self._timeout, self._number, self._pid = dev, timeout, 0, os.getpid()
         try:
             self._socket.connect(path)
             hello = self._ask("hello", protocol=PROTOCOL)
+        except TimeoutError:
+            self._socket.close()
+            raise
         except OSError as error:
             self._socket.close()
-            if isinstance(error, TimeoutError):
-                raise TimeoutError(f"the controller of {dev} did not answer within {timeout:g} s") from None
             reason = "is not for this user" if isinstance(error, PermissionError) else "does not run"
             raise RequestError(f"the controller of {dev} {reason}: {path}: {error.strerror}") from None
         except BaseException:
@@ -71,7 +84,12 @@ class Client:
         self.kind: str = hello["kind"]
 
     def close(self) -> None:
-        """Ends the registrations of this connection."""
+        """Ends the registrations of this connection; in a forked child it only lets go of them."""
+        if os.getpid() == self._pid:
+            try:
+                self._socket.shutdown(socket.SHUT_RDWR)  # children that were forked have the connection too
+            except OSError:  # the controller has gone first
+                pass
         self._socket.close()
 
     def __enter__(self) -> Client:
@@ -81,16 +99,29 @@ class Client:
         self.close()
 
     def _ask(self, op: str, **values: Any) -> dict[str, Any]:
-        self._socket.send(json.dumps({"op": op, **values}).encode())
-        data = self._socket.recv(MOST)
-        if not data:
-            raise RequestError("the controller is gone; what it installed stays, register again when it is back")
-        answer = json.loads(data)
+        self._number += 1
+        deadline = time.monotonic() + self._timeout
+        answer: dict[str, Any] = {}
+        try:
+            self._socket.settimeout(self._timeout)
+            self._socket.send(json.dumps({"op": op, "number": self._number, **values}).encode())
+            while answer.get("number") != self._number:
+                self._socket.settimeout(max(1e-3, deadline - time.monotonic()))
+                data = self._socket.recv(MOST)
+                if not data:
+                    raise RequestError(
+                        "the controller is gone; what it installed stays, register again when it is back"
+                    )
+                answer = json.loads(data)
+        except TimeoutError:
+            raise TimeoutError(f"the controller of {self._dev} did not answer within {self._timeout:g} s") from None
         if "error" in answer:
             raise _ERRORS.get(answer["error"], RequestError)(answer["message"])
-        return answer
+        return {name: value for name, value in answer.items() if name != "number"}
 
-    def register(self, job: str, *, model: str = "", size: int = 0, band: int | None = None) -> dict[str, Any]:
+    def register(
+        self, job: str, *, model: str = "", size: int = 0, band: int | None = None, priority: int | None = None
+    ) -> dict[str, Any]:
         """Joins a job, which is made if the policy does not name it; a second time it changes nothing.
 
         Parameters
@@ -100,6 +131,9 @@ class Client:
             See `hrdma.qos.policy.Job`; for a job that the policy does not name.
         band : int, optional
             Under ``strict``: the band of such a job.
+        priority : int, optional
+            The same as a wish, 0 to 7: the nearest band that the policy allows. Where it gives out the bands itself
+            this changes nothing.
 
         Returns
         -------
@@ -115,7 +149,7 @@ class Client:
         PolicyError
             A name, size or band that is none.
         """
-        return self._ask("register", job=job, model=model, size=size, band=band)
+        return self._ask("register", job=job, model=model, size=size, band=band, priority=priority)
 
     def unregister(self, job: str) -> None:
         """Leaves a job; one that the policy does not name goes with its last member."""

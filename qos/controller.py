@@ -10,6 +10,7 @@ controller goes on from there. To be rid of it: a lease, or `hrdma qos revert`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -18,17 +19,18 @@ import signal
 import socket
 import struct
 import time
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hrdma.errors import HrdmaError, NetlinkError, RefusedError
+from hrdma.errors import HrdmaError, NetlinkError, PolicyError, RefusedError
 from hrdma.qos import cgroup
 from hrdma.qos.apply import Control
 from hrdma.qos.client import MOST, PROTOCOL, socket_path
-from hrdma.qos.order import Live
-from hrdma.qos.policy import BANDS, Job, Match, Policy
-from hrdma.qos.record import DIRECTORY, stem
+from hrdma.qos.files import DIRECTORY, stem
+from hrdma.qos.members import Peer, asked, codes, effective, start_of
+from hrdma.qos.policy import BANDS, Policy
 from hrdma.qos.state import counters
 from hrdma.qos.status import Meter, rows
 
@@ -38,17 +40,7 @@ log = logging.getLogger("hrdma")
 
 
 SWEEP = 0.5  # seconds in which a process that has closed its connection may end
-
-
-@dataclass
-class Peer:
-    """A connected process, or one that registered with an earlier controller and still runs."""
-
-    pid: int
-    uid: int
-    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)  #: what it asked for, by job
-    sock: socket.socket | None = None
-    adopted: bool = False
+PAUSE = 1.0  # seconds without new connections after one for which there was no descriptor
 
 
 class Controller:
@@ -85,6 +77,7 @@ class Controller:
     ) -> None:
         self.policy = policy
         self.control = Control(dev, directory, patience=1.0)
+        directory = self.control.directory
         self._stack = contextlib.ExitStack()
         self._stack.callback(self.control.close)
         try:
@@ -92,8 +85,8 @@ class Controller:
             self._peers: list[Peer] = []
             self._due: dict[str, float] = {}  # what `run` does when, on the monotonic clock
             self._restore()
-            self.meter = Meter()
-            self._live: dict[str, Live] | None = None
+            settled = self.control.record.settled if self.control.record else None
+            self.meter = Meter(settled.live if settled else None)
             self.control.install(self._effective(), lease=lease, replace_root=replace_root, anyway=anyway)
             self._last_look: tuple[float, dict[int, Any]] = (time.monotonic(), self._counters())
             self._listen(socket_path(dev, directory), group)
@@ -177,7 +170,9 @@ class Controller:
                         self._guarded(self._rotate)
                     elif what == "renew":
                         self._due[what] = now + lease
-                        self.control.renew()
+                        self._guarded(self.control.renew)
+                    elif what == "listen":
+                        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
                     else:
                         cgroup.sweep(f"{stem(self.control.dev)}-")
         finally:
@@ -185,19 +180,18 @@ class Controller:
                 signal.signal(number, handler)
 
     def _guarded(self, action: Any) -> None:
-        """A change that the kernel refuses is undone and said; the controller goes on with what is installed."""
+        """A change that fails is undone and said; the controller goes on with what is installed."""
         try:
             action()
-        except (NetlinkError, RefusedError, TimeoutError) as error:
+        except (NetlinkError, RefusedError, OSError) as error:
             log.error("%s: %s", self.control.dev, error)
 
     def _rotate(self) -> int:
         installed = self.control.installed
         if installed.policy.policy == "tls-rr":
             return self.control.rotate()
-        self.meter.look(installed.tree.classes, self._counters())
-        self._live = self.meter.live
-        return self.control.rotate(live=self._live)
+        self.meter.look(installed.tree.counted, self._counters())
+        return self.control.rotate(live=self.meter.live)
 
     def _counters(self) -> dict[int, Any]:
         return counters(self.control.wire, self.control.installed.carrier)
@@ -207,8 +201,15 @@ class Controller:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # it has gone already
-            return
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                # It waits on: without a pause the loop would turn as fast as it can.
+                log.error(
+                    "%s: cannot accept a connection: %s; raise the limit: ulimit -n", self.control.dev, error.strerror
+                )
+                self._selector.unregister(self._listener)
+                self._due["listen"] = time.monotonic() + PAUSE
+            return  # or it has gone already
         sock.setblocking(False)
         pid, uid, _ = struct.unpack("=3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         peer = Peer(pid, uid, sock=sock)
@@ -224,12 +225,19 @@ class Controller:
         if not data:
             self._gone(peer)
             return
+        number = None
         try:
-            answer = self._answer(peer, json.loads(data))
+            request = json.loads(data)
+            if not isinstance(request, dict):
+                raise RefusedError(f"a {type(request).__name__} is not a request: an object with op is")
+            number = request.pop("number", None)
+            answer = self._answer(peer, request)
+        except RecursionError:
+            answer = {"error": "RefusedError", "message": "the request is nested too deeply"}
         except (HrdmaError, ValueError, KeyError, TypeError, OSError) as error:
             answer = {"error": type(error).__name__, "message": str(error)}
         try:
-            peer.sock.send(json.dumps(answer).encode())
+            peer.sock.send(json.dumps({**answer, "number": number} if type(number) is int else answer).encode())
         except OSError:  # it reads nothing, or is gone: its registrations go with the connection
             self._gone(peer)
 
@@ -241,6 +249,7 @@ class Controller:
         if peer.adopted:
             self._due["sweep"] = time.monotonic() + SWEEP
         if peer.jobs:
+            peer.jobs = {}
             self._guarded(self._install)
 
     def _restore(self) -> None:
@@ -250,12 +259,18 @@ class Controller:
                 fd = os.pidfd_open(member["pid"])
             except OSError:
                 continue
-            if _start_of(member["pid"]) != member["start"]:
+            if start_of(member["pid"]) != member["start"]:
                 os.close(fd)
                 continue
             self._stack.callback(os.close, fd)
             peer = Peer(member["pid"], member["uid"], dict(member["jobs"]))
             self._peers.append(peer)
+            try:
+                self._effective()
+            except (RefusedError, PolicyError) as error:
+                log.warning("%s: process %d is registered no more: %s", self.control.dev, peer.pid, error)
+                self._peers.remove(peer)
+                continue
             self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd, peer=peer: self._ended(fd, peer))
 
     def _ended(self, fd: int, peer: Peer) -> None:
@@ -265,9 +280,7 @@ class Controller:
 
     # --- requests ---
 
-    def _answer(self, peer: Peer, request: Any) -> dict[str, Any]:
-        if not isinstance(request, dict):
-            raise RefusedError(f"{request!r} is not a request: an object with op")
+    def _answer(self, peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
         op = request.pop("op", None)
         if op == "hello":
             if request["protocol"] != PROTOCOL:
@@ -276,20 +289,13 @@ class Controller:
         if op == "register":
             return self._register(peer, **request)
         if op == "unregister":
-            if peer.jobs.pop(request["job"], None) is None:
-                raise RefusedError(f"this process is not registered for job {request['job']!r}")
-            self._install()
+            with self._or_as_before(peer):
+                if peer.jobs.pop(request["job"], None) is None:
+                    raise RefusedError(f"this process is not registered for job {request['job']!r}")
+                self._install()
             return {}
         if op == "adopt":
-            lane = (peer.jobs.get(request["job"]) and self._lane(request["job"])) or self._register(
-                peer, request["job"]
-            )
-            if lane["so_priority"] is None:
-                raise RefusedError(
-                    f"back end {self.control.installed.kind!r} knows jobs by packet alone; match the job by port"
-                )
-            cgroup.enter(f"{stem(self.control.dev)}-{request['job']}", lane["so_priority"], peer.pid)
-            peer.adopted = True
+            self._adopt(peer, request["job"])
             return {}
         if op == "status":
             return self._status()
@@ -299,82 +305,59 @@ class Controller:
             return {"operations": self._rotate() if self.policy.rotates else 0}
         raise RefusedError(f"unknown request {op!r}; there are: hello, register, unregister, adopt, status, rotate")
 
-    def _register(
-        self, peer: Peer, job: str, model: str = "", size: int = 0, band: int | None = None
-    ) -> dict[str, Any]:
-        named = any(known.name == job for known in self.policy.jobs)
-        if band is not None and self.policy.policy != "strict":
-            raise RefusedError(f"policy {self.policy.policy!r} gives out the bands itself; register without one")
-        if named and band is not None:
-            raise RefusedError(f"the policy says the band of job {job!r}; register without one")
-        if band is not None and band < self.policy.guest_band:
-            raise RefusedError(f"band {band} is above what the policy allows here: {self.policy.guest_band}")
-        if not named and self.policy.policy == "strict" and band is None:
-            band = self.policy.guest_band
-        before = dict(peer.jobs)
-        peer.jobs[job] = {"model": model, "size": size, "band": band}
-        # The same process may have registered with the controller before this one.
-        doubles = [other for other in self._peers if other.sock is None and other.pid == peer.pid]
-        self._peers = [other for other in self._peers if other not in doubles]
+    @contextlib.contextmanager
+    def _or_as_before(self, peer: Peer) -> Iterator[None]:
+        """What fails leaves registrations as they were, here and on the device."""
+        jobs, peers = dict(peer.jobs), list(self._peers)
         try:
-            self._install()
+            yield
         except BaseException:
-            peer.jobs = before
-            self._peers += doubles
+            peer.jobs, self._peers = jobs, peers
+            self._guarded(self._install)
             raise
+
+    def _register(self, peer: Peer, job: str, **wishes: Any) -> dict[str, Any]:
+        values = asked(self.policy, job, **wishes)
+        with self._or_as_before(peer):
+            peer.jobs = {**peer.jobs, job: values}
+            # The same process may have registered with the controller before this one.
+            self._peers = [other for other in self._peers if other.sock is not None or other.pid != peer.pid]
+            self._install()
         return self._lane(job)
+
+    def _adopt(self, peer: Peer, job: str) -> None:
+        with self._or_as_before(peer):
+            lane = self._lane(job) if job in peer.jobs else self._register(peer, job)
+            if lane["so_priority"] is None:
+                raise RefusedError(
+                    "a job's packets are known by what is in them alone here, by the back end or the direction; match the job by port"
+                )
+            cgroup.enter(f"{stem(self.control.dev)}-{job}", lane["so_priority"], peer.pid)
+            peer.adopted = True
 
     def _lane(self, job: str) -> dict[str, Any]:
         """What a member of a job stamps on its traffic."""
         installed = self.control.installed
         handle = installed.tree.classes.get(job)
-        dscp = next((code for job_, code in _codes(installed.policy) if job_ == job), None)
+        dscp = next((code for name, code in codes(installed.policy) if name == job), None)
         band = installed.places[job].band
-        by_packet = installed.kind == "mqprio" or installed.policy.direction == "ingress"
         return {
             "band": band, "dscp": dscp, "tos": None if dscp is None else dscp << 2, "service_level": BANDS - band,
-            "so_priority": None if by_packet else handle,
+            "so_priority": None if installed.by_packet else handle,
         }  # fmt: skip
 
     def _effective(self) -> Policy:
-        """The policy with those who registered: jobs that it does not name at the end, and a DSCP for each job that has members."""
-        wanted: dict[str, dict[str, Any]] = {}
-        for peer in self._peers:
-            for job, values in peer.jobs.items():
-                wanted.setdefault(job, values)
-        jobs = list(self.policy.jobs)
-        names = {job.name: i for i, job in enumerate(jobs)}
-        for name, values in wanted.items():
-            if name not in names:
-                if len(jobs) >= self.policy.most_jobs:
-                    raise RefusedError(f"{len(jobs)} jobs are all that the policy allows; job {name!r} is one too many")
-                names[name] = len(jobs)
-                jobs.append(Job(name, best_band=self.policy.guest_band, **values))
+        """The policy with those who registered."""
         record = self.control.record
-        settled = dict(_codes(record.settled.policy)) if record and record.settled else {}
-        taken = {code for _, code in _codes(replace(self.policy, jobs=tuple(jobs)))}
-        for name in wanted:
-            member = jobs[names[name]]
-            if any(match.given.keys() == {"dscp"} for match in member.match):
-                continue
-            free = [settled.get(name), *self.policy.dscp_pool]
-            code = next((code for code in free if code is not None and code not in taken), None)
-            if code is None:
-                raise RefusedError(
-                    f"no DSCP is left for job {name!r}; the policy's dscp_pool has {len(self.policy.dscp_pool)}"
-                )
-            taken.add(code)
-            jobs[names[name]] = replace(member, match=(*member.match, Match(dscp=code)))
-        return replace(self.policy, jobs=tuple(jobs))
+        return effective(self.policy, self._peers, record.settled.policy if record and record.settled else None)
 
     def _install(self) -> None:
-        self.control.install(self._effective(), live=self._live)
-        members = tuple(
-            {"pid": peer.pid, "uid": peer.uid, "start": _start_of(peer.pid), "jobs": peer.jobs}
-            for peer in self._peers
-            if peer.jobs
-        )
-        self.control.remember(members)
+        wish = self._effective()
+        if wish != self.control.installed.policy:  # the second rank of a job changes nothing
+            self.control.install(wish)
+        members = tuple(peer.to_json() for peer in self._peers if peer.jobs)
+        if self.control.record and self.control.record.members != members:
+            self.control.remember(members)
 
     def _status(self) -> dict[str, Any]:
         installed = self.control.installed
@@ -387,22 +370,3 @@ class Controller:
             "dev": self.control.dev, "kind": installed.kind, "policy": installed.policy.policy,
             "rotation": installed.rotation, "registered": sorted(names), "jobs": found,
         }  # fmt: skip
-
-
-def _codes(policy: Policy) -> list[tuple[str, int]]:
-    """Job and DSCP of every match by DSCP alone."""
-    return [
-        (job.name, match.dscp)
-        for job in policy.jobs
-        for match in job.match
-        if match.dscp is not None and match.given.keys() == {"dscp"}
-    ]
-
-
-def _start_of(pid: int) -> int:
-    """When a process was started, in ticks: with its number it is told from a later one; 0 where it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    return int(text.rpartition(")")[2].split()[19])

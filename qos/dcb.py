@@ -22,7 +22,7 @@ from hrdma.qos.order import Place
 from hrdma.qos.policy import BANDS, Policy
 from hrdma.qos.wire import Wire, attribute, attributes
 
-__all__ = ["OPTION", "commands", "decode", "query", "read", "requests", "wanted", "write"]
+__all__ = ["OPTION", "alike", "commands", "decode", "query", "read", "requests", "wanted", "write"]
 
 OPTION = ("CONFIG_DCB", "kind = 'htb' orders what passes the kernel, which RoCE does not")
 RTM_GETDCB, RTM_SETDCB = 78, 79
@@ -33,7 +33,7 @@ APP, NESTED = 1, 0x8000
 DSCP, DSCP_ONLY = 5, (5,)  # selector of an application, and the trust order that asks it alone
 STRICT, SHARED = 0, 2  # transmission selection
 PRIORITIES = 8
-_ETS = struct.Struct("=3B8s8s8s8s24x")  # willing, classes, cbs, share out, share in, selection, class of a priority
+_ETS = struct.Struct("=3B8s8s8s8s24s")  # willing, classes, cbs, share out, in, selection, class of a priority, advice
 _PFC = struct.Struct("=BBBxH2x128x")  # classes, priorities, mbc, delay, counters
 
 
@@ -61,8 +61,9 @@ def query(dev: str) -> tuple[nlmsg, int, int]:
 def decode(dev: str, answer: bytes) -> Dcb:
     """The state in the kernel's answer, from its netlink header on."""
     ieee = attributes(attributes(answer, 20).get(IEEE, b""))
-    _, classes, _, shares, _, selection, class_of = _ETS.unpack_from(ieee.get(ETS, b"").ljust(_ETS.size, b"\0"))
-    _, lossless, _, _ = _PFC.unpack_from(ieee.get(PFC, b"").ljust(_PFC.size, b"\0"))
+    ets = _ETS.unpack_from(ieee.get(ETS, b"").ljust(_ETS.size, b"\0"))
+    willing, classes, cbs, shares, shares_in, selection, class_of, advice = ets
+    _, lossless, bypass, delay = _PFC.unpack_from(ieee.get(PFC, b"").ljust(_PFC.size, b"\0"))
     apps, table, offset = [], ieee.get(APPS, b""), 0
     while offset + 8 <= len(table):  # many attributes of one number
         selector, priority, code = struct.unpack_from("=BBH", table, offset + 4)
@@ -80,6 +81,12 @@ def decode(dev: str, answer: bytes) -> Dcb:
         lossless,
         tuple(sorted(apps)),
         order,
+        willing,
+        cbs,
+        tuple(shares_in),
+        tuple(advice),
+        bypass,
+        delay,
     )
 
 
@@ -92,6 +99,12 @@ def read(wire: Wire, dev: str) -> Dcb | None:
             return None
         raise
     return decode(dev, answers[0][1]) if answers else None
+
+
+def alike(one: Dcb, other: Dcb) -> bool:
+    """Whether two states agree in what every driver shows; many do not show the rest of what they take."""
+    names = ("class_of", "selection", "shares", "lossless", "apps", "trust")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def write(wire: Wire, want: Dcb, have: Dcb) -> None:
@@ -116,6 +129,16 @@ def _apps(apps: Sequence[tuple[int, int]]) -> bytes:
     return attribute(APPS | NESTED, entries) if entries else b""
 
 
+def _ets(state: Dcb) -> bytes:
+    shares, selection, class_of = bytes(state.shares), bytes(state.selection), bytes(state.class_of)
+    shares_in, advice = bytes(state.shares_in), bytes(state.advice)
+    return _ETS.pack(state.willing, state.classes, state.cbs, shares, shares_in, selection, class_of, advice)
+
+
+def _pfc(state: Dcb) -> bytes:
+    return _PFC.pack(0, state.lossless, state.bypass, state.delay)
+
+
 def requests(want: Dcb, have: Dcb) -> list[tuple[nlmsg, int, int]]:
     """The messages that lead from one state to another: what is new first, so that a DSCP is never without a priority.
 
@@ -124,14 +147,10 @@ def requests(want: Dcb, have: Dcb) -> list[tuple[nlmsg, int, int]]:
     The kernel's table may hold two priorities for one code point; the entry that is not wanted goes last.
     """
     body = b""
-    ets = ("class_of", "selection", "shares")
-    if any(getattr(want, name) != getattr(have, name) for name in ets):
-        shares = bytes(want.shares)
-        body += attribute(
-            ETS, _ETS.pack(0, want.classes, 0, shares, shares, bytes(want.selection), bytes(want.class_of))
-        )
-    if want.lossless != have.lossless:
-        body += attribute(PFC, _PFC.pack(0, want.lossless, 0, 0))
+    if _ets(want) != _ets(have):
+        body += attribute(ETS, _ets(want))
+    if _pfc(want) != _pfc(have):
+        body += attribute(PFC, _pfc(want))
     body += _apps([app for app in want.apps if app not in have.apps])
     if want.trust is not None and want.trust != have.trust:
         body += attribute(TRUST | NESTED, b"".join(attribute(APP, bytes([selector])) for selector in want.trust))
@@ -180,6 +199,9 @@ def wanted(policy: Policy, places: Mapping[str, Place], before: Dcb) -> Dcb:
         lossless=lossless,
         apps=tuple(sorted([*kept, *ours.items()])),
         trust=None if before.trust is None else DSCP_ONLY,
+        willing=0,  # what the far end wishes would undo it
+        cbs=0,
+        shares_in=(*shares, *pad),
     )
 
 

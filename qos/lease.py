@@ -1,12 +1,13 @@
 """The process that gives a device back when its lease is over and nobody has renewed it.
 
 It is started beside whoever installs with a lease, in a session of its own, so that it outlives them. It keeps nothing in
-memory: expiry is in the record, and opening the device is what reverts.
+memory: expiry is in the record, and opening the device is what reverts. There is one for each device: the right to be it is a
+lock that it inherits from who starts it. Before it ends it gives that back and looks once more, so that no lease that
+begins meanwhile is without a keeper.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 import time
@@ -14,29 +15,35 @@ from pathlib import Path
 
 from hrdma.errors import DeviceError, HrdmaError
 from hrdma.qos.apply import Control
-from hrdma.qos.record import Record, now, stem
+from hrdma.qos.files import path_of
+from hrdma.qos.record import Record, now, take_keeper
 
 __all__ = ["keep"]
 
 PACE = 1.0  # seconds between looks
 
 
-def keep(dev: str, directory: str) -> None:
+def _wanted(record: Record | None) -> bool:
+    """Whether there is something to keep: a lease, or a change that may have been cut off."""
+    return record is not None and bool(record.settled is None or record.pending or record.lease)
+
+
+def _watch(dev: str, directory: str) -> None:
     """Returns when there is no lease any more: given up, reverted, or the device is gone."""
-    fd = os.open(Path(directory, f"{stem(dev)}.lease"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return
-    path, seen = Path(directory, f"{stem(dev)}.json"), -1
-    while path.exists():
-        if path.stat().st_mtime_ns != seen:  # a record is long, and read only when it has changed
-            seen = path.stat().st_mtime_ns
-            record = Record.load(directory, dev)
-        if record is None or (record.settled and not record.lease):
+    path, seen = Path(path_of(dev, "json", directory)), -1
+    record: Record | None = None
+    while True:
+        try:
+            stamp = path.stat().st_mtime_ns
+        except FileNotFoundError:
             return
-        # One that is not settled is an installation under way, or one that was cut off: the lock tells.
-        left = record.expires - now() if record.settled else 0.0
+        if stamp != seen:  # a record is long, and read only when it has changed
+            seen, record = stamp, Record.load(directory, dev)
+        if record is None or not _wanted(record):
+            return
+        # One that is not settled is a change under way, or one that was cut off: the lock tells.
+        under_way = record.settled is None or record.pending is not None
+        left = record.expires - now() if record.lease and not under_way else 0.0
         time.sleep(min(max(left, 0.05), PACE))
         if left > 0:
             continue
@@ -48,5 +55,16 @@ def keep(dev: str, directory: str) -> None:
             time.sleep(PACE)
 
 
+def keep(dev: str, directory: str, right: int) -> None:
+    """Keeps a device's lease as long as there is one; `right` is what `take_keeper` gave."""
+    held: int | None = right
+    while held is not None:
+        try:
+            _watch(dev, directory)
+        finally:
+            os.close(held)
+        held = take_keeper(dev, directory) if _wanted(Record.load(directory, dev)) else None
+
+
 if __name__ == "__main__":
-    keep(sys.argv[1], sys.argv[2])
+    keep(sys.argv[1], sys.argv[2], int(sys.argv[3]))

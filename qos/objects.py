@@ -13,7 +13,6 @@ from typing import Any
 __all__ = [
     "INGRESS",
     "ROOT",
-    "TC_H_CLSACT",
     "Dcb",
     "Filter",
     "Link",
@@ -26,7 +25,7 @@ __all__ = [
 ]
 
 ROOT = 0xFFFFFFFF  #: TC_H_ROOT
-INGRESS = TC_H_CLSACT = 0xFFFFFFF1  #: TC_H_INGRESS, of qdiscs ``ingress`` and ``clsact`` alike
+INGRESS = 0xFFFFFFF1  #: TC_H_INGRESS, of qdiscs ``ingress`` and ``clsact`` alike
 
 
 def handle_text(handle: int) -> str:
@@ -100,6 +99,12 @@ class Dcb:
     lossless: int  #: priorities with PFC, a bit each
     apps: tuple[tuple[int, int], ...]  #: DSCP and priority
     trust: tuple[int, ...] | None  #: order of selectors; None where the driver does not tell
+    willing: int = 0  #: 1: the far end may change these by DCBX
+    cbs: int = 0  #: 1: a credit-based shaper is on
+    shares_in: tuple[int, ...] = (0,) * 8  #: of each of 8 classes of what arrives: percent
+    advice: tuple[int, ...] = (0,) * 24  #: what is recommended to the far end, as the kernel has it
+    bypass: int = 0  #: MACsec bypass capability of PFC
+    delay: int = 0  #: what PFC leaves room for
 
 
 Object = Link | Qdisc | TClass | Filter

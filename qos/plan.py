@@ -10,7 +10,7 @@ there to what was on the device before this package came, says what is left to d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hrdma.errors import RefusedError
@@ -78,8 +78,9 @@ def plan(have: Sequence[Object], want: Sequence[Object], replace: bool = False) 
         elif isinstance(thing, Qdisc):
             ops = _qdisc(thing, old, have, replace)
             fresh += ops
-            if ops and thing.parent == ROOT:  # a new root takes everything below the old one away
-                there = {place: other for place, other in there.items() if not _below_root(other, thing.dev)}
+            if isinstance(old, Qdisc) and ops and ops[-1].verb != "change":  # it takes everything below it away
+                gone = _inside_of(old, there.values())
+                there = {place: other for place, other in there.items() if other not in gone}
         elif isinstance(thing, TClass):
             if not isinstance(old, TClass):
                 fresh.append(Op("add", thing))
@@ -96,6 +97,17 @@ def _below_root(thing: Object, dev: str) -> bool:
     return not isinstance(thing, Link) and thing.dev == dev and not beside(thing)
 
 
+def _inside_of(qdisc: Qdisc, things: Iterable[Object]) -> set[Object]:
+    """Classes and filters of a qdisc, and all that hangs below them."""
+    majors = {qdisc.handle >> 16}
+    found: set[Object] = set()
+    near = [thing for thing in things if not isinstance(thing, Link) and thing.dev == qdisc.dev and not beside(thing)]
+    while more := [thing for thing in near if thing not in found and thing.parent >> 16 in majors]:
+        found.update(more)
+        majors.update(thing.handle >> 16 for thing in more if isinstance(thing, Qdisc))
+    return found
+
+
 def _qdisc(thing: Qdisc, old: Object | None, have: Sequence[Object], replace: bool) -> list[Op]:
     if not isinstance(old, Qdisc):
         return [Op("add", thing)]
@@ -105,7 +117,8 @@ def _qdisc(thing: Qdisc, old: Object | None, have: Sequence[Object], replace: bo
         raise RefusedError(f"{thing.dev} has an ingress qdisc already ({old.kind}), which is not ours to change")
     if thing.parent == ROOT and not is_ours(old):
         _may_replace(old, have, replace)
-    return [Op("replace", thing)]
+    # The kernel refuses another kind under a handle that is taken.
+    return [Op("delete", old), Op("add", thing)] if old.handle == thing.handle else [Op("replace", thing)]
 
 
 def _may_replace(old: Qdisc, have: Sequence[Object], replace: bool) -> None:

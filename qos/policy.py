@@ -168,7 +168,12 @@ class Policy:
     @property
     def rotates(self) -> bool:
         """Whether the order of jobs changes while it is installed."""
-        return self.policy in ("tls-rr", "smallest-first", "least-attained")
+        return self.policy == "tls-rr" or self.counts
+
+    @property
+    def counts(self) -> bool:
+        """Whether that order comes from the counters."""
+        return self.policy in ("smallest-first", "least-attained")
 
 
 def load(path: str) -> Policy:
@@ -344,6 +349,8 @@ def _check(policy: Policy, lines: Mapping[str, int]) -> None:
         )
         for k, match in enumerate(job.match):
             _check_match(match, f"{at}.match[{k}]", need)
+            need(match.cgroup is None or policy.direction == "egress", f"{at}.match[{k}].cgroup",
+                 "is about sockets that send; what arrives (direction 'ingress') is known by its packets alone")  # fmt: skip
     _check_overlaps(policy, need)
     floors = policy.floor * len(policy.jobs)
     need(not policy.rate or floors <= policy.rate, "qos.floor",

@@ -9,23 +9,26 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hrdma.errors import DeviceError, RefusedError
+from hrdma.errors import RefusedError
 from hrdma.qos import tree
+from hrdma.qos.files import path_of
 from hrdma.qos.objects import Dcb, Object, of_json, to_json
-from hrdma.qos.order import Place
+from hrdma.qos.order import Live, Place
 from hrdma.qos.policy import Job, Match, Policy
 
-__all__ = ["DIRECTORY", "Lock", "Record", "Wish", "holder", "now", "start_keeper", "stem"]
+__all__ = ["Lock", "Record", "Wish", "holder", "now", "start_keeper", "take_keeper"]
 
-DIRECTORY = "/run/hrdma-qos"
+VERSION = 2  # of the file
 
 
 def now() -> float:
@@ -33,22 +36,32 @@ def now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def take_keeper(dev: str, directory: str) -> int | None:
+    """The right to keep a device's lease, as a descriptor; None where somebody has it."""
+    fd = os.open(path_of(dev, "lease", directory), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
 def start_keeper(dev: str, directory: str) -> None:
-    """Starts the keeper of a device's lease, in this network namespace; a second one ends by itself."""
-    command = [sys.executable, "-m", "hrdma.qos.lease", dev, directory]
+    """Starts the keeper of a device's lease, in this network namespace, unless there is one; it inherits the right."""
+    fd = take_keeper(dev, directory)
+    if fd is None:
+        return
+    command = [sys.executable, "-m", "hrdma.qos.lease", dev, directory, str(fd)]
     null = subprocess.DEVNULL
-    subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True, cwd="/")
+    try:
+        subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True, cwd="/", pass_fds=[fd])
+    finally:
+        os.close(fd)
 
 
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def stem(dev: str) -> str:
-    """Name of a device's files; devices of two network namespaces may have one name."""
-    if "/" in dev:
-        raise DeviceError(f"{dev!r} is not the name of a device")
-    return f"{dev}@{os.stat('/proc/thread-self/ns/net').st_ino}"
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,8 @@ class Wish:
     slots: Mapping[str, int]
     places: Mapping[str, Place]
     rotation: int = 0
+    live: Mapping[str, Live] = field(default_factory=dict)  #: the counters by which the places were chosen
+    classifier: str = "u32"
 
     @property
     def carrier(self) -> str:
@@ -68,8 +83,13 @@ class Wish:
         return tree.ifb_name(self.device.index) if self.policy.direction == "ingress" else self.device.name
 
     @property
+    def by_packet(self) -> bool:
+        """Whether a job's packets are known by what is in them alone, whatever the priority of their socket."""
+        return self.kind in ("mqprio", "dcb") or self.policy.direction == "ingress"
+
+    @cached_property
     def tree(self) -> tree.Tree:
-        return tree.build(self.policy, self.kind, self.device, self.slots, self.places)
+        return tree.build(self.policy, self.kind, self.device, self.slots, self.places, self.classifier)
 
 
 @dataclass(frozen=True)
@@ -91,7 +111,8 @@ class Record:
     expires: float = 0.0  #: when, on the clock of `now`
     dcb: Dcb | None = None  #: the NIC's own priorities before; None where they were not touched
     members: tuple[dict[str, Any], ...] = field(default=())  #: processes that registered with a controller
-    marked: tuple[str, ...] = ()  #: cgroups whose sockets are given a priority
+    #: Cgroups whose sockets are given a priority: which, and the number of the cgroup, which one made anew has not.
+    marked: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     boot: str = field(default_factory=boot_id)
 
     @property
@@ -104,29 +125,37 @@ class Record:
     def save(self, directory: str) -> None:
         """Writes the file as a whole or not at all."""
         text = json.dumps(_plain(self))
-        path = Path(directory, f"{stem(self.dev)}.json")
+        path = Path(path_of(self.dev, "json", directory))
         part = path.with_suffix(".part")
         part.write_text(text)
         part.rename(path)
 
     def drop(self, directory: str) -> None:
-        Path(directory, f"{stem(self.dev)}.json").unlink(missing_ok=True)
+        Path(path_of(self.dev, "json", directory)).unlink(missing_ok=True)
 
     @classmethod
     def load(cls, directory: str, dev: str) -> Record | None:
         """The record of a device; None where there is none, or it is about an earlier start of the machine."""
-        path = Path(directory, f"{stem(dev)}.json")
+        path = Path(path_of(dev, "json", directory))
         try:
             values = json.loads(path.read_text())
+            if values["boot"] != boot_id():
+                return None
+            if (version := values.pop("version")) != VERSION:
+                raise ValueError(f"it has version {version}, not {VERSION}")
+            return _record(values)
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            raise RefusedError(f"{path} is not a record of this version: {error}; look at it and remove it") from None
-        return _record(values) if values["boot"] == boot_id() else None
+        except (ValueError, KeyError, TypeError) as error:
+            raise RefusedError(
+                f"{path} is not a record of this version of hrdma ({type(error).__name__}: {error}): revert with the version that"
+                " installed, or look at the file and remove it, and what is installed by `tc qdisc del dev DEV root`"
+            ) from None
 
 
 def _plain(record: Record) -> dict[str, Any]:
-    values = {name: getattr(record, name) for name in ("dev", "index", "lease", "expires", "members", "marked", "boot")}
+    names = ("dev", "index", "lease", "expires", "members", "marked", "boot")
+    values = {"version": VERSION, **{name: getattr(record, name) for name in names}}
     values["dcb"] = asdict(record.dcb) if record.dcb else None
     values["before"] = [to_json(thing) for thing in record.before]
     for name in ("settled", "pending"):
@@ -145,7 +174,7 @@ def _record(values: dict[str, Any]) -> Record:
             "before": before,
             "dcb": _dcb(values["dcb"]),
             "members": tuple(values["members"]),
-            "marked": tuple(values["marked"]),
+            "marked": {path: tuple(mark) for path, mark in values["marked"].items()},
         }
     )
 
@@ -170,7 +199,14 @@ def _wish(values: dict[str, Any]) -> Wish:
         values["slots"],
         {name: Place(**place) for name, place in values["places"].items()},
         values["rotation"],
+        {name: Live(**live) for name, live in values["live"].items()},
+        values["classifier"],
     )
+
+
+# Locks of an open file, as flock makes them, but such as can be asked for without taking them.
+_FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid
+_WANTED = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 class Lock:
@@ -179,7 +215,7 @@ class Lock:
     def __init__(self, directory: str, dev: str, patience: float = 0.0) -> None:
         try:
             os.makedirs(directory, 0o755, exist_ok=True)
-            self._fd = os.open(Path(directory, f"{stem(dev)}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(path_of(dev, "lock", directory), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise RefusedError(
                 f"cannot keep a record in {directory}: {error.strerror}; run as root, or name a folder: --state"
@@ -196,8 +232,8 @@ class Lock:
 
     def _take(self) -> bool:
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _WANTED)
+        except (BlockingIOError, PermissionError):  # the kernel may say either
             return False
         return True
 
@@ -207,15 +243,13 @@ class Lock:
 
 
 def holder(directory: str, dev: str) -> int:
-    """Process that has the lock of a device; 0 where nobody has."""
+    """Process that has the lock of a device; 0 where nobody has, -1 where it has not said yet who it is."""
     try:
-        fd = os.open(Path(directory, f"{stem(dev)}.lock"), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path_of(dev, "lock", directory), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return 0
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return 0
-    except BlockingIOError:
-        return int(os.pread(fd, 32, 0) or b"0")
+        (kind, *_) = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WANTED))
+        return 0 if kind == fcntl.F_UNLCK else int(os.pread(fd, 32, 0) or b"-1")
     finally:
         os.close(fd)

@@ -44,14 +44,6 @@ class State:
     objects: tuple[Object, ...]  #: parents first
     dcb: Dcb | None = None  #: its own priorities, where it has any
 
-    @property
-    def root(self) -> Qdisc | None:
-        """The root qdisc that somebody has chosen; None where the kernel's default is in place."""
-        for thing in self.objects:
-            if isinstance(thing, Qdisc) and thing.parent == ROOT and thing.handle:
-                return thing
-        return None
-
 
 @dataclass(frozen=True)
 class Counter:
@@ -61,7 +53,6 @@ class Counter:
     packets: int = 0
     drops: int = 0
     backlog: int = 0  #: bytes that wait
-    waiting: int = 0  #: packets that wait
 
 
 def read(wire: Wire, dev: str, every_class: bool = False) -> State:
@@ -174,8 +165,8 @@ def counters(wire: Wire, dev: str) -> dict[int, Counter]:
     for entry in wire.dump("class", wire.ifindex(dev)):
         stats = attributes(entry.attrs.get(TCA_STATS2, b""))
         nbytes, packets = struct.unpack_from("=QI", stats.get(STATS_BASIC, bytes(12)))
-        waiting, backlog, drops = struct.unpack_from("=III", stats.get(STATS_QUEUE, bytes(12)))
-        found[entry.handle] = Counter(nbytes, packets, drops, backlog, waiting)
+        _, backlog, drops = struct.unpack_from("=III", stats.get(STATS_QUEUE, bytes(12)))
+        found[entry.handle] = Counter(nbytes, packets, drops, backlog)
     return found
 
 

@@ -40,7 +40,7 @@ def rows(wish: Wish, before: Mapping[int, Counter], after: Mapping[int, Counter]
         Between the two.
     """
     names: dict[int, list[str]] = {}
-    for job, handle in wish.tree.classes.items():
+    for job, handle in wish.tree.counted.items():
         names.setdefault(handle, []).append(job)
     places = {handle: (",".join(jobs), wish.places[jobs[0]].band) for handle, jobs in names.items()}
     if wish.kind == "htb" and wish.policy.policy != "fifo":
@@ -63,28 +63,28 @@ def rows(wish: Wish, before: Mapping[int, Counter], after: Mapping[int, Counter]
 class Meter:
     """Follows each job's bytes: how many in all, and how many between two pauses, which is one update.
 
+    It goes on from what an earlier one, `live`, has found.
     A pause is a look at the counters that finds nothing sent and nothing waiting since the last one: shorter ones are not seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, live: Mapping[str, Live] | None = None) -> None:
         self._last: dict[str, int] = {}
         self._current: dict[str, int] = {}
-        self.live: dict[str, Live] = {}
+        self.live: dict[str, Live] = dict(live or {})
 
     def look(self, classes: Mapping[str, int], counters: Mapping[int, Counter]) -> None:
         """Takes in one dump of the counters."""
         for job, handle in classes.items():
             counter = counters.get(handle, Counter())
-            start = self._last.get(job, 0)
-            moved = (
-                counter.nbytes - start if counter.nbytes >= start else counter.nbytes
-            )  # a class made anew counts from 0
-            self._last[job] = counter.nbytes
             before = self.live.get(job, Live())
+            # What an earlier meter has counted is in the class's counter, unless the class was made anew.
+            start = self._last.get(job, before.attained)
+            moved = counter.nbytes - start if counter.nbytes >= start else counter.nbytes
+            self._last[job] = counter.nbytes
             update, current = before.update, self._current.get(job, 0) + moved
             if not moved and not counter.backlog and current:
                 update, current = (update + current) / 2 if update else float(current), 0
             self._current[job] = current
             self.live[job] = Live(before.attained + moved, update)
         for gone in self.live.keys() - classes.keys():
-            del self.live[gone], self._last[gone], self._current[gone]
+            self.live.pop(gone), self._last.pop(gone, None), self._current.pop(gone, None)

@@ -7,16 +7,17 @@ policies that rotate are refused there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from types import ModuleType
 
 from hrdma.errors import PolicyError, RefusedError
 from hrdma.qos import dcb, ladder
-from hrdma.qos.kinds import ets, fq, mqprio, pfifo, prio, u32
+from hrdma.qos.kinds import ets, flower, fq, mqprio, pfifo, prio, u32
 from hrdma.qos.objects import INGRESS, ROOT, Dcb, Filter, Link, Object, Qdisc
 from hrdma.qos.order import Place
-from hrdma.qos.policy import BANDS, DEFAULT_BAND, Policy
+from hrdma.qos.policy import BANDS, DEFAULT_BAND, MOST_JOBS, Policy
 
-__all__ = ["IFB_INDEX", "Device", "Tree", "build", "check_kind", "ifb_name"]
+__all__ = ["CLASSIFIERS", "IFB_INDEX", "Device", "Tree", "build", "check_kind", "ifb_name", "most_slots"]
 
 ROOT_HANDLE = ladder.OUTER << 16
 CLSACT_EGRESS = 0xFFFFFFF3  # TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_EGRESS)
@@ -24,6 +25,8 @@ INGRESS_HANDLE = 0xFFFF0000
 ETH_P_ALL = 3
 IFB_INDEX = 0x48520000  # of an IFB: this and the index of the device whose ingress it orders
 ANY = tuple([DEFAULT_BAND] * 16)
+CLASSIFIERS = {module.KIND: module for module in (u32, flower)}  # best first: u32 is in more kernels
+CARRIERS = ROOT_HANDLE | 0xFFE0  # TC_H_MIN_PRIORITY: the class of traffic class 0 of mqprio; one more for each
 MARKED = 8  # skb->priority of band 0 under mqprio; smaller ones are what everybody uses
 
 
@@ -46,6 +49,7 @@ class Tree:
     objects: tuple[Object, ...]
     classes: Mapping[str, int]  #: of each job; several share one where the back end has only bands
     dcb: Dcb | None = None  #: the NIC's own priorities
+    counted: Mapping[str, int] = field(default_factory=dict)  #: the class with each job's counters
 
     def marks(self, policy: Policy) -> dict[str, int]:
         """`SO_PRIORITY` of the sockets that each matched cgroup opens."""
@@ -82,7 +86,19 @@ def check_kind(policy: Policy, kind: str) -> None:
         raise PolicyError("kind 'mqprio' knows jobs by packet alone; for cgroups take kind = 'htb'", key="qos.kind")
 
 
-def build(policy: Policy, kind: str, device: Device, slots: Mapping[str, int], places: Mapping[str, Place]) -> Tree:
+def most_slots(policy: Policy, kind: str) -> int:
+    """How many numbers for jobs there are."""
+    return ets.MOST_BANDS - 1 if kind == "ets" and policy.policy == "weighted" else MOST_JOBS
+
+
+def build(
+    policy: Policy,
+    kind: str,
+    device: Device,
+    slots: Mapping[str, int],
+    places: Mapping[str, Place],
+    classifier: str = "u32",
+) -> Tree:
     """The tree of a policy.
 
     Parameters
@@ -95,6 +111,8 @@ def build(policy: Policy, kind: str, device: Device, slots: Mapping[str, int], p
         A number for each job that stays its own as long as it is there: its handles come from it.
     places : mapping of str to Place
         From `hrdma.qos.order.assign`.
+    classifier : str, optional
+        One of `CLASSIFIERS`.
 
     Notes
     -----
@@ -110,16 +128,21 @@ def build(policy: Policy, kind: str, device: Device, slots: Mapping[str, int], p
     ingress = policy.direction == "ingress"
     dev = ifb_name(device.index) if ingress else device.name
     head: list[Object] = []
+    sort = CLASSIFIERS[classifier]
     if ingress:
-        sink = u32.encode(u32.U32(u32.EVERYTHING, redirect=IFB_INDEX + device.index))
+        sink = sort.encode(replace(sort.EVERYTHING, redirect=IFB_INDEX + device.index))
         head = [
             Link(dev, index=IFB_INDEX + device.index),
             Qdisc(device.name, "ingress", INGRESS_HANDLE, INGRESS),
         ]
     body, classes = _BUILDERS[kind](policy, dev, device, slots, places)
-    filters = _filters(policy, dev, slots, classes, _FILTERED.get(kind, ROOT_HANDLE))
-    tail: list[Object] = [Filter(device.name, "u32", INGRESS_HANDLE, 1, ETH_P_ALL, options=sink)] if ingress else []
-    return Tree(kind, (*head, *body, *filters, *tail), classes)
+    filters = _filters(policy, dev, slots, classes, _FILTERED.get(kind, ROOT_HANDLE), sort)
+    tail: list[Object] = [Filter(device.name, sort.KIND, INGRESS_HANDLE, 1, ETH_P_ALL, options=sink)] if ingress else []
+    counted = classes
+    if kind == "mqprio":  # `classes` are values of skb->priority
+        last = min(BANDS + 1, device.queues) - 1
+        counted = {name: CARRIERS | max(0, last - (mark - MARKED)) for name, mark in classes.items()}
+    return Tree(kind, (*head, *body, *filters, *tail), classes, counted=counted)
 
 
 def _queue(policy: Policy, dev: str, handle: int, parent: int) -> Qdisc:
@@ -170,9 +193,12 @@ def _ets(
     else:
         turn = ladder.turn_of(device.rate)
         lightest = min((job.weight for job in policy.jobs), default=1.0)
-        quanta = (*(round(turn * job.weight / lightest) for job in policy.jobs), turn)
-        spec = ets.Ets(len(quanta), 0, quanta, (len(quanta) - 1,) * 16)
-        classes = {job.name: ROOT_HANDLE | i + 1 for i, job in enumerate(policy.jobs)}
+        # By slot, so that no job's class changes when another one goes; the first is of what is no job's.
+        quanta = [turn] * (max((slots[job.name] for job in policy.jobs), default=0) + 2)
+        for job in policy.jobs:
+            quanta[slots[job.name] + 1] = round(turn * job.weight / lightest)
+        spec = ets.Ets(len(quanta), 0, tuple(quanta), (0,) * 16)
+        classes = {job.name: ROOT_HANDLE | slots[job.name] + 2 for job in policy.jobs}
     root = Qdisc(dev, "ets", ROOT_HANDLE, ROOT, ets.encode(spec))
     return [root, *_bands(policy, dev, spec.bands)], classes
 
@@ -202,7 +228,7 @@ _BUILDERS = {"htb": _htb, "prio": _prio, "ets": _ets, "mqprio": _mqprio}
 
 
 def _filters(
-    policy: Policy, dev: str, slots: Mapping[str, int], classes: Mapping[str, int], parent: int
+    policy: Policy, dev: str, slots: Mapping[str, int], classes: Mapping[str, int], parent: int, sort: ModuleType
 ) -> list[Object]:
     found: list[Object] = []
     for job in policy.jobs:
@@ -211,10 +237,11 @@ def _filters(
         for i, match in enumerate(job.match):
             if match.cgroup is not None:
                 continue
-            for variant, (protocol, keys) in enumerate(u32.keys_of(match)):
+            for variant, (protocol, spec) in enumerate(sort.filters_of(match)):
                 # Every filter has a pref of its own, so that it can be named without the handle that the kernel gives it.
                 pref = 1 + 64 * slots[job.name] + 4 * i + variant
-                marks = parent == CLSACT_EGRESS
-                spec = u32.U32(keys, priority=classes[job.name]) if marks else u32.U32(keys, classes[job.name])
-                found.append(Filter(dev, "u32", parent, pref, protocol, options=u32.encode(spec)))
+                target = {"priority" if parent == CLSACT_EGRESS else "classid": classes[job.name]}
+                found.append(
+                    Filter(dev, sort.KIND, parent, pref, protocol, options=sort.encode(replace(spec, **target)))
+                )
     return found

@@ -294,13 +294,15 @@ class Wire:
             from hrdma.qos.kinds import missing  # here, since every kind imports this module
 
             message = f"cannot {what}: {missing(thing.kind)}"
-        return NetlinkError(message, errno=error.errno or 0, words=words)
+        lacked = thing.kind if unknown and thing else ""
+        return NetlinkError(message, errno=error.errno or 0, words=words, missing=lacked)
 
     def ifindex(self, name: str) -> int:
         """Index of a device; DeviceError where there is none of this name."""
         try:
             return socket.if_nametoindex(name)
         except OSError:
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).close()  # raises itself where descriptors have run out
             names = ", ".join(name for _, name in socket.if_nameindex())
             raise DeviceError(f"no device {name!r} in this network namespace; there are: {names}") from None
 

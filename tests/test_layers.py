@@ -38,7 +38,10 @@ RULES = {
     "hrdma.errors": Rule(),
     "hrdma.units": Rule(),
     "hrdma.topo": Rule(BASE, "numpy tomli"),
-    "hrdma.qos": Rule(BASE, "pyroute2 click rich tomli"),
+    "hrdma.qos": Rule(f"{BASE} hrdma.qos.client hrdma.qos.files", "pyroute2 click rich tomli"),
+    "hrdma.qos.files": Rule(BASE),
+    # The socket's other end: what a job may know of the controller.
+    "hrdma.qos.client": Rule(f"{BASE} hrdma.qos.files"),
     "hrdma._core": Rule(BASE, "numpy ml_dtypes"),
     "hrdma.log": Rule(),
     "hrdma.config": Rule("hrdma.world"),
@@ -49,10 +52,11 @@ RULES = {
     "hrdma.planning": Rule(f"{BASE} hrdma.topo hrdma._core hrdma.communicator hrdma.discovery", "numpy"),
     "hrdma.discovery": Rule(f"{BASE} {SETTINGS} hrdma.communicator hrdma.nics hrdma.topo", "numpy"),
     "hrdma.calibration": Rule(f"{BASE} {SETTINGS} hrdma hrdma.planning hrdma.topo hrdma._core", "numpy"),
+    "hrdma.traffic": Rule(f"{BASE} {SETTINGS} hrdma._core hrdma.qos.client"),
     "hrdma.communicator": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning", "numpy"),
     "hrdma.collectives": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning", "numpy"),
     "hrdma.runtime": Rule(
-        f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.calibration hrdma.control hrdma.nics"
+        f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.calibration hrdma.control hrdma.nics hrdma.traffic"
     ),
     "hrdma.objects": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.control", "numpy ml_dtypes"),
     "hrdma.places": Rule(),
@@ -229,6 +233,9 @@ SABOTAGE = [
     ("hrdma/communicator.py", "import zmq", "hrdma.communicator may import of others"),
     ("hrdma/control/x.py", "try:\n    pass\nfinally:\n    import click", "hrdma.control may import of others"),
     ("hrdma/control/x.py", "from hrdma.runtime import init", "hrdma.control may import of hrdma"),
+    ("hrdma/runtime.py", "from hrdma.qos.client import Client", "hrdma.runtime may import of hrdma"),
+    ("hrdma/traffic.py", "from hrdma.qos.policy import Job", "hrdma.traffic may import of hrdma"),
+    ("qos/client.py", "from hrdma.qos.apply import Control", "hrdma.qos.client may import of hrdma"),
     ("hrdma/runtime.py", "import torch", "hrdma.runtime may import of others"),
     ("hrdma/runtime.py", "if TYPE_CHECKING:\n    from hrdma.cli import main", "hrdma.runtime may import of hrdma"),
     ("hrdma/integrations/torch.py", "import hrdma._core", "hrdma.integrations may import of hrdma"),

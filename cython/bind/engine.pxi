@@ -170,6 +170,32 @@ cdef class Engine:
                 <int> peer, "init", -1, "connect",
             )
 
+    def traffic_class(self, str provider, int dscp, int priority):
+        """Stamps every connection over a provider, for what leaves from now on.
+
+        Parameters
+        ----------
+        provider : str
+        dscp : int
+            0 to 63.
+        priority : int
+            0, the most urgent, to 7.
+
+        Returns
+        -------
+        bool
+            Whether there are any, and all could be stamped: shared memory and some sandboxes' sockets cannot.
+        """
+        cdef bytes name = provider.encode()
+        cdef const char *provider_name = name
+        cdef hr_status status
+        self.check()
+        with nogil:
+            status = hr_set_class(self.handle, provider_name, dscp, priority)
+        if status not in (HR_OK, HR_ERR_UNSUPPORTED):
+            raise status_error(status, f"dscp {dscp}, priority {priority}: {text_of(hr_status_text(status))}")
+        return status == HR_OK
+
     def peer_lost(self, uint64_t peer_id, str reason):
         """The control plane knows that this peer is gone: breaks every communicator that holds it."""
         cdef bytes text = reason.encode()

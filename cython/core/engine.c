@@ -317,6 +317,23 @@ hr_status hr_connect_wait(struct hr_engine *engine, int64_t deadline, uint64_t *
     return status;
 }
 
+hr_status hr_set_class(struct hr_engine *engine, const char *provider, int dscp, int priority) {
+    hr_status status = HR_OK;
+    int count = 0;
+    hr_lock(engine);
+    for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next) {
+        struct hr_conn *conn = hr_container(l, struct hr_conn, link);
+        if (!conn->nlanes || conn->state == HR_CONN_LOST || strcmp(conn->provider->name, provider)) continue;
+        for (int i = 0; i < conn->nlanes; i++, count++) {
+            struct hr_ep *ep = conn->lanes[i].ep;
+            hr_status one = ep->domain->ops->ep_set_class(ep, dscp, priority);
+            if (one != HR_OK) status = one;
+        }
+    }
+    hr_unlock(engine);
+    return count ? status : HR_ERR_UNSUPPORTED;
+}
+
 void hr_peer_lost(struct hr_engine *engine, uint64_t peer_id, hr_status why, const char *detail) {
     hr_lock(engine);
     struct hr_conn *conn = hr_conn_find(engine, peer_id);

@@ -1,4 +1,7 @@
-"""flower: packets by named header fields; for kernels that have it and not u32."""
+"""flower: packets by named header fields; for kernels that have it and not u32.
+
+Ports are found behind IP options too, so it matches at least what the filters of u32 do.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +10,41 @@ from dataclasses import dataclass
 
 from pyroute2.netlink import nla
 
+from hrdma.qos.kinds import actions
 from hrdma.qos.objects import handle_text
 from hrdma.qos.policy import Match
 from hrdma.qos.wire import pack, unpack
 
-__all__ = ["KIND", "OPTION", "Flower", "decode", "encode", "explain", "of_match"]
+__all__ = ["EVERYTHING", "KIND", "OPTION", "Flower", "decode", "encode", "explain", "filters_of"]
 
 KIND = "flower"
-OPTION = ("CONFIG_NET_CLS_FLOWER", "CONFIG_NET_CLS_U32 would do for the same matches")
+OPTION = ("CONFIG_NET_CLS_FLOWER", "CONFIG_NET_CLS_U32 does for the same matches")
 IPV4, IPV6 = 0x0800, 0x86DD
 PROTOCOLS = {"tcp": 6, "udp": 17}
 
 
 @dataclass(frozen=True)
 class Flower:
-    ethertype: int
+    ethertype: int = 0  #: 0: any
     proto: str | None = None
     sport: int | None = None
     dport: int | None = None
     src: str | None = None
     dst: str | None = None
     dscp: int | None = None
-    classid: int = 0
+    classid: int = 0  #: where to; 0 where an action says it
+    redirect: int = 0  #: index of the device that gets the packet instead
+    priority: int | None = None  #: skb->priority from here on
+
+
+EVERYTHING = Flower()
 
 
 # The numbers of linux/pkt_cls.h; what is not listed is not sent, and is left alone where it is shown.
 class options(nla):
     nla_map = (
         (1, "TCA_FLOWER_CLASSID", "uint32"),
+        (3, "TCA_FLOWER_ACT", "actions"),
         (8, "TCA_FLOWER_KEY_ETH_TYPE", "be16"),
         (9, "TCA_FLOWER_KEY_IP_PROTO", "uint8"),
         (10, "TCA_FLOWER_KEY_IPV4_SRC", "cdata"),
@@ -54,23 +64,26 @@ class options(nla):
         (74, "TCA_FLOWER_KEY_IP_TOS_MASK", "uint8"),
     )
 
+    actions = actions.actions
 
-def of_match(match: Match, classid: int) -> list[Flower]:
-    """One filter for each IP version and, where ports count, each of TCP and UDP."""
+
+def filters_of(match: Match) -> list[tuple[int, Flower]]:
+    """EtherType and spec of each filter that a match takes, without where to: one for each IP version and, where ports count, each of TCP and UDP."""
     versions = {ipaddress.ip_network(text).version for text in (match.src, match.dst) if text is not None} or {4, 6}
     ported = match.sport is not None or match.dport is not None
     protos = [match.proto] if match.proto else ["tcp", "udp"] if ported else [None]
+    ethertypes = [IPV4 if version == 4 else IPV6 for version in sorted(versions)]
     return [
-        Flower(
-            IPV4 if version == 4 else IPV6, proto, match.sport, match.dport, match.src, match.dst, match.dscp, classid
-        )
-        for version in sorted(versions)
+        (ethertype, Flower(ethertype, proto, match.sport, match.dport, match.src, match.dst, match.dscp))
+        for ethertype in ethertypes
         for proto in protos
     ]
 
 
 def encode(spec: Flower) -> bytes:
-    attrs: list[tuple[str, object]] = [("TCA_FLOWER_CLASSID", spec.classid)]
+    attrs: list[tuple[str, object]] = [("TCA_FLOWER_CLASSID", spec.classid)] if spec.classid else []
+    if action := actions.encode(spec.redirect, spec.priority):
+        attrs.append(("TCA_FLOWER_ACT", action))
     if spec.proto is not None:
         attrs.append(("TCA_FLOWER_KEY_IP_PROTO", PROTOCOLS[spec.proto]))
     if spec.dscp is not None:
@@ -83,13 +96,14 @@ def encode(spec: Flower) -> bytes:
     for end, port in (("SRC", spec.sport), ("DST", spec.dport)):
         if port is not None:
             attrs.append((f"TCA_FLOWER_KEY_{(spec.proto or '').upper()}_{end}", port))
-    attrs.append(("TCA_FLOWER_KEY_ETH_TYPE", spec.ethertype))
+    if spec.ethertype:
+        attrs.append(("TCA_FLOWER_KEY_ETH_TYPE", spec.ethertype))
     return pack(options, attrs)
 
 
 def decode(data: bytes) -> Flower:
     attrs = unpack(options, data)
-    ethertype = attrs["TCA_FLOWER_KEY_ETH_TYPE"]
+    ethertype = attrs.get("TCA_FLOWER_KEY_ETH_TYPE", 0)
     names = {number: name for name, number in PROTOCOLS.items()}
     proto = names.get(attrs.get("TCA_FLOWER_KEY_IP_PROTO", 0))
     addresses: list[str | None] = []
@@ -103,7 +117,7 @@ def decode(data: bytes) -> Flower:
     ports = [attrs.get(f"TCA_FLOWER_KEY_{(proto or 'tcp').upper()}_{end}") for end in ("SRC", "DST")]
     tos = attrs.get("TCA_FLOWER_KEY_IP_TOS")
     return Flower(ethertype, proto, ports[0], ports[1], addresses[0], addresses[1], None if tos is None else tos >> 2,
-                  attrs.get("TCA_FLOWER_CLASSID", 0))  # fmt: skip
+                  attrs.get("TCA_FLOWER_CLASSID", 0), *actions.decode(attrs.get("TCA_FLOWER_ACT")))  # fmt: skip
 
 
 def explain(spec: Flower) -> str:
@@ -113,4 +127,8 @@ def explain(spec: Flower) -> str:
     words += [f"dst_ip {spec.dst}"] if spec.dst else []
     words += [f"src_port {spec.sport}"] if spec.sport else []
     words += [f"dst_port {spec.dport}"] if spec.dport else []
+    if spec.redirect:
+        return " ".join([*words, f"action mirred egress redirect dev ifindex:{spec.redirect}"])
+    if spec.priority is not None:
+        return " ".join([*words, f"action skbedit priority {handle_text(spec.priority)}"])
     return " ".join([*words, f"classid {handle_text(spec.classid)}"])

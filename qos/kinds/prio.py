@@ -9,7 +9,6 @@ __all__ = ["KIND", "OPTION", "Prio", "decode", "encode", "explain"]
 
 KIND = "prio"
 OPTION = ("CONFIG_NET_SCH_PRIO", "kind = 'htb' works with CONFIG_NET_SCH_HTB")
-MOST_BANDS = 16
 
 
 @dataclass(frozen=True)

@@ -12,22 +12,20 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
-from pyroute2.netlink import NLA_F_NESTED, nla
-from pyroute2.netlink.rtnl.tcmsg import act_mirred, act_skbedit
+from pyroute2.netlink import nla
 
+from hrdma.qos.kinds import actions
 from hrdma.qos.objects import handle_text
 from hrdma.qos.policy import Match
 from hrdma.qos.wire import pack, unpack
 
-__all__ = ["KIND", "OPTION", "U32", "decode", "encode", "explain", "keys_of"]
+__all__ = ["EVERYTHING", "KIND", "OPTION", "U32", "decode", "encode", "explain", "filters_of", "keys_of"]
 
 KIND = "u32"
-OPTION = ("CONFIG_NET_CLS_U32", "CONFIG_NET_CLS_FLOWER would do for the same matches")
+OPTION = ("CONFIG_NET_CLS_U32", "CONFIG_NET_CLS_FLOWER does for the same matches, and is tried next")
 IPV4, IPV6 = 0x0800, 0x86DD
 PROTOCOLS = {"tcp": 6, "udp": 17}
 TERMINAL = 1  # TC_U32_TERMINAL
-EVERYTHING = ((0, 0, 0),)
-STOLEN, PIPE, EGRESS_REDIR = 4, 3, 1
 HASH, LINK, DIVISOR, SEL = 2, 3, 4, 5  # numbers of attributes
 COUNTED = (HASH, 9, 11, 12)  # ... of those that the kernel hands out or counts: table, counters, flags, padding
 
@@ -38,6 +36,9 @@ class U32:
     classid: int = 0  #: where to; 0 where an action says it
     redirect: int = 0  #: index of the device that gets the packet instead
     priority: int | None = None  #: skb->priority from here on
+
+
+EVERYTHING = U32(((0, 0, 0),))
 
 
 class options(nla):
@@ -57,16 +58,7 @@ class options(nla):
         ("TCA_U32_PAD", "cdata"),
     )
 
-    class actions(nla):
-        nla_map = ((1, "TCA_ACT_1", "action"),)
-
-        class action(nla):
-            nla_map = (("TCA_ACT_UNSPEC", "none"), ("TCA_ACT_KIND", "asciiz"), ("TCA_ACT_OPTIONS", "parms"),
-                       *((f"TCA_ACT_{i}", "cdata") for i in range(3, 12)))  # fmt: skip
-
-            class parms(nla):
-                nla_flags = NLA_F_NESTED
-                nla_map = tuple((f"{i}", "cdata") for i in range(12))
+    actions = actions.actions
 
 
 @lru_cache(1 << 14)
@@ -75,28 +67,9 @@ def encode(spec: U32) -> bytes:
     head = struct.pack("=BBBxHHhhI", TERMINAL, 0, len(spec.keys), 0, 0, 0, 0, 0)
     keys = (struct.pack("!II", mask, value) + struct.pack("=ii", offset, 0) for value, mask, offset in spec.keys)
     attrs.append(("TCA_U32_SEL", head + b"".join(keys)))
-    action: tuple[str, bytes] | None = None
-    if spec.redirect:
-        action = "mirred", pack(act_mirred.options, [("TCA_MIRRED_PARMS", {
-            "action": STOLEN, "eaction": EGRESS_REDIR, "ifindex": spec.redirect})])  # fmt: skip
-    elif spec.priority is not None:
-        action = "skbedit", pack(act_skbedit.options, [
-            ("TCA_SKBEDIT_PARMS", {"action": PIPE}), ("TCA_SKBEDIT_PRIORITY", spec.priority)])  # fmt: skip
-    if action:
-        kind, parms = action
-        attrs.append(("TCA_U32_ACT", {"attrs": [("TCA_ACT_1", {"attrs": [
-            ("TCA_ACT_KIND", kind), ("TCA_ACT_OPTIONS", {"attrs": _blobs(parms)})]})]}))  # fmt: skip
+    if action := actions.encode(spec.redirect, spec.priority):
+        attrs.append(("TCA_U32_ACT", action))
     return pack(options, attrs)
-
-
-def _blobs(data: bytes) -> list[tuple[str, bytes]]:
-    """Attributes as number and bytes, for a class that takes them so."""
-    found = []
-    while data:
-        length, kind = struct.unpack_from("=HH", data)
-        found.append((str(kind & 0x3FFF), data[4:length]))
-        data = data[(length + 3) & ~3 :]
-    return found
 
 
 def decode(data: bytes) -> U32 | None:
@@ -109,14 +82,7 @@ def decode(data: bytes) -> U32 | None:
     for i in range(sel[2]):
         mask, value = struct.unpack_from("!II", sel, 16 + 16 * i)
         keys.append((value, mask, struct.unpack_from("=i", sel, 24 + 16 * i)[0]))
-    redirect, priority = 0, None
-    if actions := attrs.get("TCA_U32_ACT"):
-        action = dict(actions["attrs"][0][1]["attrs"])
-        parms = dict(action["TCA_ACT_OPTIONS"]["attrs"])
-        if action["TCA_ACT_KIND"] == "mirred":
-            redirect = struct.unpack_from("=I", parms["2"], 24)[0]
-        elif action["TCA_ACT_KIND"] == "skbedit":
-            priority = struct.unpack("=I", parms["3"])[0]
+    redirect, priority = actions.decode(attrs.get("TCA_U32_ACT"))
     return U32(tuple(keys), attrs.get("TCA_U32_CLASSID", 0), redirect, priority)
 
 
@@ -131,6 +97,11 @@ def explain(spec: U32) -> str:
     if spec.priority is not None:
         return f"{words} action skbedit priority {handle_text(spec.priority)}"
     return f"{words} flowid {handle_text(spec.classid)}"
+
+
+def filters_of(match: Match) -> list[tuple[int, U32]]:
+    """EtherType and spec of each filter that a match takes, without where to."""
+    return [(protocol, U32(keys)) for protocol, keys in keys_of(match)]
 
 
 def keys_of(match: Match) -> list[tuple[int, tuple[tuple[int, int, int], ...]]]:

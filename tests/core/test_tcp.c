@@ -124,7 +124,11 @@ static void connects_over(const char *ifname) {
     CHECK(!getsockopt(fd, v6 ? IPPROTO_IPV6 : IPPROTO_IP, v6 ? IPV6_TCLASS : IP_TOS, &value, &len));
     CHECK_EQ(value >> 2, 46);
     CHECK(!getsockopt(fd, SOL_SOCKET, SO_PRIORITY, &value, &len));
-    CHECK_EQ(value, 3);
+    CHECK_EQ(value, 4); /* the kernel counts the other way */
+    CHECK_EQ(tcp->ep_set_class(ca.ep, 46, 0), HR_OK);
+    CHECK(!getsockopt(fd, SOL_SOCKET, SO_PRIORITY, &value, &len));
+    CHECK_EQ(value, 6);
+    CHECK_EQ(tcp->ep_set_class(ca.ep, 64, 0), HR_ERR_INVALID);
     tcp->ep_destroy(ca.ep);
     tcp->ep_destroy(cb.ep);
     tcp->domain_close(a.domain);

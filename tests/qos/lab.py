@@ -15,25 +15,30 @@ import ctypes
 import functools
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
 import socket
 import struct
 import subprocess
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyroute2 import IPRoute
 
 from hrdma.errors import NetlinkError
+from hrdma.qos.controller import Controller
 from hrdma.qos.kinds import htb
 from hrdma.qos.objects import ROOT, Qdisc
+from hrdma.qos.policy import Policy
 from hrdma.qos.wire import Wire
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
@@ -111,7 +116,7 @@ def _need_htb() -> None:
         try:
             wire.request("add", root)
         except NetlinkError as error:
-            if "this kernel does not have" not in str(error):
+            if not error.missing:
                 raise
             pytest.skip(f"this kernel does not have what is tested: {error}")
         wire.request("delete", root)
@@ -131,12 +136,13 @@ def reason_not() -> str:
         return "tc is not installed, with which states are compared: apt install iproute2"
     pid = os.fork()
     if not pid:
+        status = 1
         try:
             unshare(CLONE_NEWNET | (CLONE_NEWUSER if os.geteuid() else 0))
-        except OSError:
-            os._exit(1)
-        os._exit(0)
-    return "" if os.waitpid(pid, 0)[1] == 0 else "this kernel does not let this user make a network namespace"
+            status = 0
+        finally:
+            os._exit(status)
+    return "" if ended(pid) == 0 else "this kernel does not let this user make a network namespace"
 
 
 def isolated(function: Callable[[Net], None]) -> Callable[..., None]:
@@ -182,6 +188,80 @@ def _signature(names: list[str]) -> object:
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return inspect.Signature([inspect.Parameter(name, kind) for name in ["tmp_path", *names]])
+
+
+# --- processes that the test starts in its namespaces ---
+
+
+def child(action: Callable[..., object], *arguments: object) -> int:
+    """A process that does something and then ends, whatever comes of it."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        action(*arguments)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def ended(pid: int, seconds: float = 30) -> int:
+    """The wait status of a child; one that does not end in time is killed, and fails the test."""
+    fd = os.pidfd_open(pid)
+    try:
+        if not select.select([fd], [], [], seconds)[0]:
+            kill(pid)
+            raise AssertionError(f"process {pid} has not ended within {seconds} s")
+        return os.waitpid(pid, 0)[1]
+    finally:
+        os.close(fd)
+
+
+def kill(pid: int) -> None:
+    """Ends a child now; nothing where it has ended and its status was taken."""
+    with contextlib.suppress(ChildProcessError):
+        if not os.waitpid(pid, os.WNOHANG)[0]:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def word(fd: int, seconds: float = 30) -> bytes:
+    """What a child writes into a pipe first; it fails the test where nothing comes in time."""
+    assert select.select([fd], [], [], seconds)[0], f"nothing came within {seconds} s"
+    return os.read(fd, 100)
+
+
+@contextlib.contextmanager
+def serving(net: Net, policy: Policy, dev: str = "v0", **more: Any) -> Iterator[int]:
+    """A controller in a child, of v0 here or v1 there; killed at the end unless it has gone."""
+    ready, go = os.pipe()
+
+    def serve() -> None:
+        os.close(ready)
+        place = net.other() if dev == "v1" else contextlib.nullcontext()
+        with place, Controller(dev, policy, directory=net.directory, **more) as controller:
+            os.write(go, b"1")
+            controller.run()
+
+    pid = child(serve)
+    os.close(go)
+    try:
+        assert word(ready) == b"1", "the controller has not started"
+        yield pid
+    finally:
+        os.close(ready)
+        kill(pid)
+
+
+def eventually(condition: Callable[[], object], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def _end(group: int) -> None:

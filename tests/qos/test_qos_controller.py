@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import signal
@@ -11,7 +10,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import lab
 import pytest
@@ -19,43 +17,18 @@ import pytest
 from hrdma.errors import PolicyError, RefusedError, RequestError
 from hrdma.qos.apply import Control
 from hrdma.qos.client import Client, socket_path
-from hrdma.qos.controller import Controller
 from hrdma.qos.policy import Job, Match, Policy
 from hrdma.qos.record import holder
 
 POLICY = Policy("tls-one", (Job("named", (Match(sport=2000),)),), rate=12_500_000, dscp_pool=(40, 41), guest_band=2)
 
 
-@contextlib.contextmanager
-def serving(net: lab.Net, policy: Policy = POLICY, **more) -> Iterator[int]:
-    """A controller in a child; killed at the end unless it has gone."""
-    ready, go = os.pipe()
-    pid = os.fork()
-    if not pid:
-        with Controller("v0", policy, directory=net.directory, **more) as controller:
-            os.write(go, b"1")
-            controller.run()
-        os._exit(0)
-    os.close(go)
-    try:
-        assert os.read(ready, 1) == b"1"
-        yield pid
-    finally:
-        os.close(ready)
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+def serving(net: lab.Net, policy: Policy = POLICY, **more):
+    return lab.serving(net, policy, **more)
 
 
 def jobs(client: Client) -> dict[str, int]:
     return {row["job"]: row["band"] for row in client.status()["jobs"]}
-
-
-def eventually(condition) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @lab.isolated
@@ -76,13 +49,14 @@ def test_registration_lasts_as_long_as_the_connection(net):
             client.unregister("named")
             with pytest.raises(RefusedError, match="not registered for job 'named'"):
                 client.unregister("named")
-        eventually(lambda: jobs(watcher) == {"named": 0, "(others)": 7})
-        child = os.fork()
-        if not child:
+        lab.eventually(lambda: jobs(watcher) == {"named": 0, "(others)": 7})
+
+        def doomed():
             Client("v0", net.directory).register("doomed")
             os.kill(os.getpid(), signal.SIGKILL)
-        os.waitpid(child, 0)
-        eventually(lambda: "doomed" not in jobs(watcher))
+
+        assert lab.ended(lab.child(doomed)) == signal.SIGKILL
+        lab.eventually(lambda: "doomed" not in jobs(watcher))
 
 
 @lab.isolated
@@ -131,18 +105,19 @@ def test_a_controller_that_is_killed_and_started_anew_goes_on(net):
     rotating = dataclasses.replace(POLICY, policy="tls-rr", interval=0.2)
     stayer_ready, tell = os.pipe()
     with serving(net, rotating) as pid:
-        stayer = os.fork()
-        if not stayer:
+
+        def stay():
             kept = Client("v0", net.directory)
             kept.register("stayer")
             os.write(tell, b"1")
             time.sleep(60)
-        os.read(stayer_ready, 1)
+
+        stayer = lab.child(stay)
+        lab.word(stayer_ready)
         with Client("v0", net.directory) as client:
-            eventually(lambda: client.status()["rotation"] >= 3)
+            lab.eventually(lambda: client.status()["rotation"] >= 3)
             client.register("leaver")
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            lab.kill(pid)
             with pytest.raises((RequestError, OSError)):
                 client.status()
             done = Control("v0", net.directory)
@@ -156,10 +131,9 @@ def test_a_controller_that_is_killed_and_started_anew_goes_on(net):
             assert status["registered"] == ["leaver", "stayer"], member  # both processes still run
             client.register("leaver")  # by this process: in place of what it had before
             client.unregister("leaver")
-            eventually(lambda: client.status()["registered"] == ["stayer"])
-            os.kill(stayer, signal.SIGKILL)
-            os.waitpid(stayer, 0)
-            eventually(lambda: client.status()["registered"] == [])
+            lab.eventually(lambda: client.status()["registered"] == ["stayer"])
+            lab.kill(stayer)
+            lab.eventually(lambda: client.status()["registered"] == [])
 
 
 @lab.isolated
@@ -167,20 +141,11 @@ def test_sigterm_ends_it_and_what_is_installed_stays(net):
     with serving(net) as pid:
         before = lab.dump()
         os.kill(pid, signal.SIGTERM)
-        assert os.waitpid(pid, 0)[1] == 0
+        assert lab.ended(pid) == 0
         assert lab.dump() == before
         assert not os.path.exists(socket_path("v0", net.directory))
     with Control("v0", net.directory) as control:
         assert control.revert()
-
-
-@lab.isolated
-def test_a_lease_is_renewed_while_it_lives(net):
-    with serving(net, lease=1.5):
-        time.sleep(4)
-        assert "htb 4852:" in lab.dump()
-    eventually(lambda: "htb" not in lab.dump())
-    time.sleep(1.2)  # the keeper ends
 
 
 @lab.isolated
@@ -190,7 +155,7 @@ def test_least_attained_service_moves_the_greedy_job_back(net):
     )
     with serving(net, policy), Client("v0", net.directory) as client:
         with lab.Traffic(net, [5001]):
-            eventually(lambda: jobs(client)["j5001"] == 1)
+            lab.eventually(lambda: jobs(client)["j5001"] == 1)
         assert jobs(client)["j5002"] == 0
 
 

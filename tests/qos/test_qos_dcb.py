@@ -16,7 +16,24 @@ from hrdma.qos.policy import Job, Match, Policy
 from hrdma.qos.record import Record
 from hrdma.qos.wire import Wire, attribute, attributes
 
-BEFORE = Dcb("v0", 8, (0,) * 8, (0,) * 8, (100, 0, 0, 0, 0, 0, 0, 0), 0, ((26, 3), (46, 5)), (255, 5))
+SHARES = (100, 0, 0, 0, 0, 0, 0, 0)
+# All that a driver may have been told before: willing, a shaper, other shares for what arrives, advice, PFC's delay.
+BEFORE = Dcb(
+    "v0",
+    8,
+    (0,) * 8,
+    (0,) * 8,
+    SHARES,
+    0,
+    ((26, 3), (46, 5)),
+    (255, 5),
+    1,
+    1,
+    (50, 50, *(0,) * 6),
+    tuple(range(24)),
+    1,
+    700,
+)
 JOBS = (Job("a", (Match(dscp=26),), band=0), Job("b", (Match(dscp=33),), band=2))
 POLICY = Policy("strict", JOBS, rate=12_500_000, kind="dcb", lossless=True)
 
@@ -45,8 +62,8 @@ class Driver:
     """What the kernel and a driver do with dcbnl messages: the structures of linux/dcbnl.h, kept as bytes."""
 
     def __init__(self) -> None:
-        self.ets = bytes([0, 8, 0]) + bytes(BEFORE.shares) + bytes(48)
-        self.pfc = bytes(136)
+        self.ets = bytes([1, 8, 1]) + bytes(SHARES) + bytes(BEFORE.shares_in) + bytes(16) + bytes(range(24))
+        self.pfc = struct.pack("=BBBxH", 8, 0, 1, 700) + bytes(130)
         self.apps = [(46, 5), (26, 3)]
         self.trust = [255, 5]
         self.failing = 0

@@ -11,12 +11,12 @@ import pytest
 
 from hrdma.errors import PolicyError, RefusedError
 from hrdma.qos import ladder
-from hrdma.qos.apply import candidates, slots_of
 from hrdma.qos.kinds import htb, pfifo
 from hrdma.qos.objects import INGRESS, ROOT, Filter, Link, Qdisc, TClass
 from hrdma.qos.order import Live, Place, assign, share_bands
 from hrdma.qos.plan import Op, back, command, plan
 from hrdma.qos.policy import BANDS, POLICIES, Job, Match, Policy, load, parse
+from hrdma.qos.proposal import candidates, slots_of
 from hrdma.qos.state import Counter
 from hrdma.qos.status import Meter
 from hrdma.qos.tree import Device, build
@@ -90,6 +90,11 @@ def test_what_is_wrong_is_named(old, new, line, key, text):
         parse(GOOD.replace(old, new, 1))
     assert text in str(caught.value)
     assert (caught.value.line, caught.value.key) == (line, key)
+
+
+def test_sockets_of_a_cgroup_do_not_say_what_arrives():
+    with pytest.raises(PolicyError, match=r"job\[0\]\.match\[0\]\.cgroup: is about sockets that send"):
+        Policy("fifo", (Job("a", (Match(cgroup="a"),)),), direction="ingress")
 
 
 def test_the_same_in_python_has_a_key_and_no_line():
@@ -174,7 +179,7 @@ def test_the_meter_sees_updates_between_pauses():
 
 
 def test_slots_stay_and_the_smallest_free_ones_are_taken():
-    assert slots_of(Policy("fifo", named(3)), {"j1": 0, "gone": 1}) == {"j0": 1, "j1": 0, "j2": 2}
+    assert slots_of(Policy("fifo", named(3)), {"j1": 0, "gone": 1}, 9) == {"j0": 1, "j1": 0, "j2": 2}
 
 
 # --- trees and differences ---
@@ -183,7 +188,7 @@ DEVICE = Device("v0", 5, 12_500_000, queues=8)
 
 
 def objects(policy: Policy, kind: str = "htb", rotation: int = 0):
-    return build(policy, kind, DEVICE, slots_of(policy, {}), assign(policy, rotation)).objects
+    return build(policy, kind, DEVICE, slots_of(policy, {}, 1000), assign(policy, rotation)).objects
 
 
 @pytest.mark.parametrize("kind", ["htb", "prio", "ets", "mqprio"])

@@ -5,21 +5,21 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
-import signal
 import socket
 import struct
-import time
 from pathlib import Path
 
+import cut
 import lab
 import pytest
 from pyroute2 import IPRoute
 
 from hrdma.errors import DeviceError, NetlinkError, PolicyError, RefusedError
-from hrdma.qos import apply, guard
-from hrdma.qos.apply import Control, look
+from hrdma.qos import apply, guard, proposal
+from hrdma.qos.apply import Control
 from hrdma.qos.plan import plan
 from hrdma.qos.policy import Job, Match, Policy
+from hrdma.qos.proposal import look
 from hrdma.qos.record import Record, holder
 from hrdma.qos.wire import Wire
 
@@ -110,10 +110,6 @@ def test_an_ingress_hook_of_somebody_else_stays(net):
     assert lab.dump() + lab.tc("filter show dev v0 ingress") == before
 
 
-class Cut(BaseException):
-    """Stands for the end of the process: nothing of ours runs after it."""
-
-
 @pytest.mark.parametrize("direction", ["egress", "ingress"])
 @pytest.mark.parametrize("how", ["killed", "refused"])
 @pytest.mark.slow
@@ -128,14 +124,14 @@ def test_a_failure_at_every_step(net, how, direction):
         return lab.dump() + (lab.dump(f"hrq{socket.if_nametoindex('v0')}") if direction == "ingress" else "")
 
     done = 0
-    while not attempt(net, how, done, lambda control: control.install(first, replace_root=True)):
+    while not cut.attempt(net, how, done, lambda control: control.install(first, replace_root=True)):
         Control("v0", net.directory).close()
         assert lab.dump() == before, done
         done += 1
     assert done > 20
     one = installed()
     done = 0
-    while not attempt(net, how, done, lambda control: control.install(second)):
+    while not cut.attempt(net, how, done, lambda control: control.install(second)):
         with Control("v0", net.directory) as control:
             assert control.installed.policy == first
         with Wire() as wire:
@@ -144,7 +140,7 @@ def test_a_failure_at_every_step(net, how, direction):
         done += 1
     assert done > 5
     done = 0
-    while not attempt(net, how, done, lambda control: control.revert()):
+    while not cut.attempt(net, how, done, lambda control: control.revert()):
         Control("v0", net.directory).close()
         assert lab.dump() == before, done
         with Control("v0", net.directory) as control:
@@ -152,45 +148,6 @@ def test_a_failure_at_every_step(net, how, direction):
         done += 1
     assert lab.dump() == before
     assert Record.load(net.directory, "v0") is None
-
-
-def attempt(net, how: str, at: int, action) -> bool:
-    """Does something in which the request with number `at` is the last one that is made, or is refused; whether it got through."""
-    if how == "killed":
-        pid = os.fork()
-        if not pid:
-            _sabotage(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
-            with Control("v0", net.directory) as control:
-                action(control)
-            os._exit(0)
-        return os.waitpid(pid, 0)[1] == 0
-    kept = Wire.request
-
-    def refuse():
-        Wire.request = kept
-        raise NetlinkError("cannot: the test says so", errno=12)
-
-    with Control("v0", net.directory) as control:
-        _sabotage(at, refuse)
-        try:
-            action(control)
-        except NetlinkError as error:
-            assert "the test says so" in str(error)
-            return False
-        finally:
-            Wire.request = kept
-    return True
-
-
-def _sabotage(at: int, action) -> None:
-    count, kept = iter(range(1 << 30)), Wire.request
-
-    def request(self, verb, thing):
-        if next(count) == at:
-            action()
-        kept(self, verb, thing)
-
-    Wire.request = request
 
 
 @lab.isolated
@@ -201,23 +158,6 @@ def test_two_at_once_exclude_each_other(net):
             Control("v0", net.directory)
     assert holder(net.directory, "v0") == 0
     Control("v0", net.directory).close()
-
-
-@lab.isolated
-def test_a_lease_gives_the_device_back_when_its_holder_is_killed(net):
-    before = lab.dump()
-    pid = os.fork()
-    if not pid:
-        with Control("v0", net.directory) as control:
-            control.install(POLICY, lease=3.0)
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
-    assert lab.dump() != before
-    deadline = time.monotonic() + 15
-    while lab.dump() != before or Record.load(net.directory, "v0"):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    time.sleep(1.2)  # the keeper ends
 
 
 @lab.isolated
@@ -290,7 +230,7 @@ def test_without_the_capability_it_says_so(net):
     with pytest.raises(RefusedError, match="needs CAP_NET_ADMIN"):
         Control("v0", net.directory)
     with Wire() as wire, pytest.raises(RefusedError, match="CAP_NET_ADMIN"):
-        wire.request("add", apply.wish_of(POLICY, "htb", look(wire, "v0")[0]).tree.objects[0])
+        wire.request("add", proposal.wish_of(POLICY, "htb", look(wire, "v0")[0]).tree.objects[0])
 
 
 @lab.isolated

@@ -25,7 +25,7 @@ OUT_OF_TIME, BROKEN = 124, 125  # exit codes that are not the command's, as thos
 
 QDISCS = (
     "sch_htb sch_prio sch_ets sch_mqprio sch_netem sch_tbf sch_fq sch_ingress "
-    "cls_u32 cls_flower cls_basic cls_fw cls_matchall act_skbedit act_mirred act_gact act_police"
+    "cls_u32 cls_flower cls_basic cls_fw cls_matchall act_skbedit act_mirred act_gact act_police ifb"
 )
 
 

@@ -81,15 +81,16 @@ int hr_tcp_socket_prepare(struct hr_tcp_domain *d, int fd, int local) {
 }
 
 /* The type of service goes first: setting it overwrites the priority. Both are read back, since some kernels and
- * sandboxes accept and ignore them. The two low bits of the byte are the kernel's (ECN). */
+ * sandboxes accept and ignore them. The two low bits of the byte are the kernel's (ECN). The kernel's priorities count
+ * up with urgency, and 6 is the highest that needs no privilege. */
 hr_status hr_tcp_socket_class(int fd, int family, int dscp, int priority) {
     int level = family == AF_INET ? IPPROTO_IP : IPPROTO_IPV6;
     int option = family == AF_INET ? IP_TOS : IPV6_TCLASS;
-    int tos = 0, prio = -1;
+    int tos = 0, prio = -1, wanted = priority > 0 ? 7 - priority : 6;
     socklen_t len = sizeof tos;
-    if (set(fd, level, option, dscp << 2) || set(fd, SOL_SOCKET, SO_PRIORITY, priority)) return HR_ERR_UNSUPPORTED;
+    if (set(fd, level, option, dscp << 2) || set(fd, SOL_SOCKET, SO_PRIORITY, wanted)) return HR_ERR_UNSUPPORTED;
     if (getsockopt(fd, level, option, &tos, &len) || tos >> 2 != dscp) return HR_ERR_UNSUPPORTED;
     len = sizeof prio;
-    if (getsockopt(fd, SOL_SOCKET, SO_PRIORITY, &prio, &len) || prio != priority) return HR_ERR_UNSUPPORTED;
+    if (getsockopt(fd, SOL_SOCKET, SO_PRIORITY, &prio, &len) || prio != wanted) return HR_ERR_UNSUPPORTED;
     return HR_OK;
 }

@@ -1,0 +1,357 @@
+"""TensorLights on one machine: parameter-server jobs behind NICs of limited rate, FIFO beside TLs-One and TLs-RR.
+
+    python benchmarks/bench_tensorlights.py --quick                       the two ends: all servers on one host, and all apart
+    python benchmarks/bench_tensorlights.py [--ratio 0.5 1 2] [--placements 6 3,3 2,2,2 1,1,1,1,1,1] [--json F] [--svg F]
+
+Needs root. Hosts are namespaces around one switch (`hrdma.lab`), with links of the same rate both ways. A job is one server and some workers,
+processes that use this library's send and recv: the server sends its model to every worker, each one sleeps in place of computing
+and sends as much back. Servers' hosts have a controller (`hrdma.qos`), with which the servers register; FIFO is its policy ``fifo``, so
+that all policies shape alike. Workers never register: as in the published experiments only the server's direction is ordered.
+
+How long a worker computes is fixed before anything is measured, from the published set-up (21 jobs of 20 workers, ResNet-32): all
+servers on one host were about 1.75 times as slow as all apart, where one is bound by the NIC (21 fan-outs a step) and the
+other by computing and two fan-outs: c + 2 f = 21 f / 1.75, so c = 10 f, 10/21 of what all jobs' fan-outs take. Here it is 10/21 of
+that too (ratio 1), and half and twice that. Jobs start 0.1 s apart where the published step took 0.64 s; the rotation's interval
+is two steps here, and was some thirty there, of runs a thousand times as long.
+
+Under the table stands what was published, and the same of here. Columns: average and slowest completion time of the jobs (the stagger of their starts left out), what the average is beside FIFO, how
+long a worker that has its model waits for the last one of its job to have it, and the use of the busiest server's link.
+
+References: X. S. Huang, A. Chen, T. S. E. Ng, "Green, Yellow, Yield: End-Host Traffic Scheduling for Distributed Deep
+Learning with TensorLights", HPBDC 2019.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tensorlights_picture import draw
+
+from hrdma.lab import namespaces
+from hrdma.lab.lab import Lab
+from hrdma.qos.client import socket_path
+from hrdma.qos.controller import Controller
+from hrdma.qos.policy import Job, Policy
+from hrdma.topo.fabrics import parse
+from hrdma.units import rate_value
+
+COMPUTE = 10 / 21  # of the time that all fan-outs take
+STAGGER = 0.1 / 0.64  # of the same
+STEPS_A_TURN = 2.0
+NOISE = 0.1  # of the time to compute, either way
+POLICIES = ("fifo", "tls-one", "tls-rr")
+LIMIT = 120.0  # seconds for one run
+MODEL, GRADIENT = 1, 2  # tags
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all policies are measured with."""
+
+    jobs: int
+    workers: int
+    nbytes: int  #: of a model
+    rate: int  #: bytes per second of a link
+    steps: int
+    ratio: float
+    placement: tuple[int, ...]  #: servers on each of the first hosts
+
+    @property
+    def fan_outs(self) -> float:
+        """Seconds in which one link carries all jobs' models to all workers."""
+        return self.jobs * self.workers * self.nbytes / self.rate
+
+    @property
+    def compute(self) -> float:
+        return self.ratio * COMPUTE * self.fan_outs
+
+    def hosts_of(self, job: int) -> list[int]:
+        """The server's host, and the workers' on other hosts."""
+        servers = [host for host, count in enumerate(self.placement) for _ in range(count)]
+        others = [host for host in range(self.jobs) if host != servers[job]]
+        random.Random(job).shuffle(others)
+        return [servers[job], *(others[i % len(others)] for i in range(self.workers))]
+
+
+@dataclass
+class Result:
+    """Of one run."""
+
+    placement: str
+    ratio: float
+    policy: str
+    completion: list[float]  #: seconds, by job
+    wait: float  #: seconds, mean over steps and workers
+    utilisation: float
+
+
+# --- what runs in children ---
+
+
+def rank_main(setup: Setup, job: int, rank: int, ready: int, go: int, result: Path) -> None:
+    import numpy as np
+
+    import hrdma
+
+    noise, arrivals = random.Random(1000 * job + rank), []
+    with hrdma.init() as comm:
+        model = hrdma.zeros(setup.nbytes, "uint8")
+        gradients = [hrdma.zeros(setup.nbytes, "uint8") for _ in range(setup.workers if rank == 0 else 0)]
+        comm.barrier()
+        os.write(ready, b"1")
+        os.read(go, 1)
+        time.sleep(job * STAGGER * setup.fan_outs)
+        start = time.monotonic()
+        for step in range(setup.steps):
+            if rank == 0:
+                model[-1] = step
+                requests = [comm.irecv(to, 1 + i, GRADIENT) for i, to in enumerate(gradients)]
+                requests += [comm.isend(model, 1 + i, MODEL) for i in range(setup.workers)]
+                for request in requests:
+                    request.wait(LIMIT)
+                if any(gradient[-1] != step for gradient in gradients):
+                    raise RuntimeError(f"step {step}: a gradient of another step arrived")
+            else:
+                comm.recv(model, 0, MODEL, timeout=LIMIT)
+                arrivals.append(time.monotonic())
+                time.sleep(setup.compute * noise.uniform(1 - NOISE, 1 + NOISE))
+                comm.send(np.asarray(model), 0, GRADIENT, timeout=LIMIT)
+        took = time.monotonic() - start
+        result.write_text(json.dumps({"start": start, "took": took, "arrivals": arrivals}))
+        comm.barrier()
+
+
+def controller_main(dev: str, policy: Policy, directory: str, ready: int) -> None:
+    with Controller(dev, policy, directory=directory, replace_root=True) as controller:
+        os.write(ready, b"1")
+        controller.run()
+        controller.control.revert()
+
+
+def child(file: str, main: Callable[[], None], environment: dict[str, str]) -> int:
+    """A process in a namespace; this one has no threads and no engine, so a fork is as good as a start."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.environ.update(environment)
+        namespaces.enter(file)
+        main()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+@contextlib.contextmanager
+def children() -> Iterator[list[int]]:
+    """Their numbers; those that are left at the end are killed."""
+    pids: list[int] = []
+    try:
+        yield pids
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def ended(pids: list[int], deadline: float) -> None:
+    """Waits until all have ended well."""
+    while pids:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{len(pids)} processes have not ended within {LIMIT:g} s")
+        for pid in list(pids):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                pids.remove(pid)
+                if status:
+                    raise SystemExit(f"a process ended with status {status}; see above")
+        time.sleep(0.05)
+
+
+def take(pipe: int, count: int, deadline: float) -> None:
+    """Waits until so many children are ready."""
+    for _ in range(count):
+        if not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise SystemExit("a process is not ready in time; see above")
+        os.read(pipe, 1)
+
+
+# --- a run ---
+
+
+def run(lab: Lab, setup: Setup, name: str, directory: str) -> Result:
+    policy = Policy(name, tuple(Job(f"job{job}") for job in range(setup.jobs)), rate=setup.rate,
+                    interval=max(0.1, STEPS_A_TURN * setup.fan_outs), dscp_pool=tuple(range(8, 8 + setup.jobs)))  # fmt: skip
+    dev = lab.nodes[0]["nics"][0]["name"]
+    ready, tell = os.pipe()
+    hold, go = os.pipe()
+    deadline = time.monotonic() + LIMIT
+    with children() as controllers, children() as ranks:
+        for host in range(len(setup.placement)):
+            serve = lambda: controller_main(dev, policy, directory, tell)  # noqa: E731
+            controllers.append(child(lab.namespace(host), serve, {}))
+        take(ready, len(controllers), deadline)
+        files = {}
+        for job in range(setup.jobs):
+            hosts = setup.hosts_of(job)
+            for rank, host in enumerate(hosts):
+                file = lab.namespace(host)
+                path = namespaces.inside(file, lambda: socket_path(dev, directory))
+                environment = {
+                    "RANK": str(rank), "WORLD_SIZE": str(len(hosts)), "MASTER_ADDR": lab.addresses(hosts[0])[0],
+                    "MASTER_PORT": str(29600 + job), "HRDMA_TOKEN": "bench", "HRDMA_TIMEOUT": str(LIMIT),
+                    "HRDMA_HEARTBEAT": "60", "HRDMA_JOB": f"job{job}", "HRDMA_QOS": "off" if rank else path,
+                }  # fmt: skip
+                files[job, rank] = Path(directory, f"{job}.{rank}")
+                files[job, rank].unlink(missing_ok=True)
+
+                def main(job: int = job, rank: int = rank) -> None:
+                    rank_main(setup, job, rank, tell, hold, files[job, rank])
+
+                ranks.append(child(file, main, environment))
+        take(ready, len(ranks), deadline)
+        before = [sent(lab, host) for host in range(len(setup.placement))]
+        os.write(go, bytes(len(ranks)))
+        ended(ranks, deadline)
+        moved = max(sent(lab, host) - start for host, start in enumerate(before))
+        for pid in controllers:
+            os.kill(pid, signal.SIGTERM)
+        ended(controllers, deadline)
+    for end in (ready, tell, hold, go):
+        os.close(end)
+    found = {key: json.loads(file.read_text()) for key, file in files.items()}
+    servers = [found[job, 0] for job in range(setup.jobs)]
+    makespan = max(one["start"] + one["took"] for one in servers) - min(one["start"] for one in servers)
+    waits = []
+    for job in range(setup.jobs):
+        for each in zip(*(found[job, rank]["arrivals"] for rank in range(1, setup.workers + 1))):
+            waits += [max(each) - arrival for arrival in each]
+    placement = ",".join(map(str, setup.placement))
+    completion = [one["took"] for one in servers]
+    return Result(placement, setup.ratio, name, completion, statistics.mean(waits), moved / makespan / setup.rate)
+
+
+def sent(lab: Lab, host: int) -> int:
+    """Bytes that a host's link has carried away."""
+    dev = lab.nodes[host]["nics"][0]["name"]
+    return namespaces.inside(
+        lab.namespace(host), lambda: int(Path("/proc/thread-self/net/dev").read_text().split(f"{dev}:")[1].split()[8])
+    )
+
+
+def show(results: Sequence[Result]) -> None:
+    head = f"{'servers on hosts':18}{'ratio':>6} {'policy':9}{'average s':>10}{'slowest s':>10}{'beside FIFO':>12}"
+    print(f"\n{head}{'wait ms':>9}{'link':>6}")
+    for placement, ratio in dict.fromkeys((one.placement, one.ratio) for one in results):
+        these = [one for one in results if (one.placement, one.ratio) == (placement, ratio)]
+        averages = {name: [statistics.mean(one.completion) for one in these if one.policy == name] for name in POLICIES}
+        for name in POLICIES:
+            ours = [one for one in these if one.policy == name]
+            average, fifo = statistics.median(averages[name]), statistics.median(averages["fifo"])
+            slowest = statistics.median(max(one.completion) for one in ours)
+            wait = statistics.median(one.wait for one in ours) * 1e3
+            use = statistics.median(one.utilisation for one in ours)
+            print(f"{placement:18}{ratio:6g} {name:9}{average:10.2f}{slowest:10.2f}{average / fifo - 1:+12.1%}"
+                  f"{wait:9.0f}{use:6.0%}", flush=True)  # fmt: skip
+
+
+def beside_published(results: Sequence[Result]) -> None:
+    """What is known of the published results, and the same measured here: medians over rounds, at ratio 1."""
+    rounds: dict[tuple[str, str], list[float]] = {}
+    for one in results:
+        if one.ratio == 1.0:
+            rounds.setdefault((one.placement, one.policy), []).append(statistics.mean(one.completion))
+    average = {case: statistics.median(values) for case, values in rounds.items()}
+    placements = list(dict.fromkeys(placement for placement, _ in average))
+    if len(placements) < 2:
+        return
+    most, least = max(placements, key=largest), min(placements, key=largest)
+
+    def gains(placement: str) -> str:
+        fifo = average[placement, "fifo"]
+        return ", ".join(f"{name} {average[placement, name] / fifo - 1:+.0%}" for name in POLICIES[1:])
+
+    slower = average[most, "fifo"] / average[least, "fifo"] - 1
+    rows = [
+        (f"average beside FIFO, servers on hosts {most}", "up to -31%", gains(most)),
+        (f"average beside FIFO, servers on hosts {least}", "about none", gains(least)),
+        (f"FIFO, {most} beside {least}", "about +75%", f"{slower:+.0%}"),
+    ]
+    print(f"\n{'':58}{'published':12}here")
+    for what, published, here in rows:
+        print(f"{what:58}{published:12}{here}")
+
+
+def largest(placement: str) -> int:
+    """Servers on the fullest host."""
+    return max(map(int, placement.split(",")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=6)
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--model", type=int, default=262_144, help="bytes")
+    parser.add_argument("--rate", default="40mbit", help="of every link")
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=1, help="policies take turns")
+    parser.add_argument("--ratio", type=float, nargs="+", default=[0.5, 1.0, 2.0])
+    parser.add_argument("--placements", nargs="+", default=["6", "3,3", "2,2,2", "1,1,1,1,1,1"])
+    parser.add_argument("--quick", action="store_true", help="the first and the last placement at ratio 1, 8 steps")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--svg", type=Path)
+    options = parser.parse_args()
+    if options.quick:
+        options.ratio, options.steps = [1.0], 8
+        options.placements = [options.placements[0], options.placements[-1]]
+    placements = [tuple(map(int, text.split(","))) for text in options.placements]
+    for placement in placements:
+        if sum(placement) != options.jobs or min(placement) < 1:
+            parser.error(f"--placements {placement}: the servers of {options.jobs} jobs are to be placed")
+    # Ratios are about the placement that contends most; the others are run at the published one.
+    cases = [(placements[0], ratio) for ratio in options.ratio] + [(place, 1.0) for place in placements[1:]]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # takes the lab down on the way out
+    rate, results = rate_value(options.rate), []
+    with tempfile.TemporaryDirectory() as directory, \
+            Lab.up(parse(f"star:{options.jobs}", rate=options.rate, latency=0), f"tls-{os.getpid()}") as lab:  # fmt: skip
+        os.environ["HRDMA_CACHE_DIR"] = directory
+        for place, ratio in cases:
+            setup = Setup(options.jobs, options.workers, options.model, rate, options.steps, ratio, place)
+            print(f"# {setup.jobs} jobs of {setup.workers} workers, {setup.nbytes} bytes, links of {options.rate}, {setup.steps}"
+                  f" steps, servers {place}; ratio {ratio:g}: {setup.compute:.3f} s computing beside {setup.fan_outs:.3f} s of"
+                  f" all fan-outs, starts {STAGGER * setup.fan_outs:.3f} s apart", flush=True)  # fmt: skip
+            for _ in range(options.rounds):
+                results += [run(lab, setup, name, directory) for name in POLICIES]
+            show([one for one in results if (one.placement, one.ratio) == (",".join(map(str, place)), ratio)])
+    print("\nall:")
+    show(results)
+    beside_published(results)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(one) for one in results], indent=1))
+    if options.svg:
+        options.svg.write_text(draw([asdict(one) for one in results], POLICIES))
+
+
+if __name__ == "__main__":
+    main()

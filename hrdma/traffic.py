@@ -1,0 +1,130 @@
+"""A job at the traffic controller of its host (`hrdma qos serve`): registers, and stamps its connections.
+
+The controller is reached by its Unix socket alone, and the open socket is the registration: it ends with the process,
+however that ends. Every rank registers with the controller of its own host and stamps what it sends itself, so both
+directions of a connection are ordered, each by the host that sends. A rotation changes what the controller does with
+the stamp, never the stamp, so nobody has to be told.
+
+Without a controller nothing is stamped: the priority then orders what this library has to send, and no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from hrdma.errors import RefusedError, RequestError
+from hrdma.qos.client import DIRECTORY, Client, controlled
+
+if TYPE_CHECKING:
+    from hrdma import _core
+    from hrdma.config import Config
+
+__all__ = ["Membership", "join"]
+
+log = logging.getLogger("hrdma")
+ANSWER_SECONDS = 10.0  # for the controller, which may be at work on the kernel's tables
+OFF = "off"
+
+
+class Membership:
+    """This process's registration; `close` ends it.
+
+    Attributes
+    ----------
+    job, dev : str
+    band : int
+        Now; a policy that rotates changes it.
+    dscp : int
+        The code point that stands for the job on this host.
+    stamped : list of str
+        Providers whose connections carry it.
+    """
+
+    def __init__(self, client: Client, dev: str, job: str, priority: int | None) -> None:
+        self.job, self.dev = job, dev
+        self._client = client
+        lane = client.register(job, priority=priority)
+        self.band: int = lane["band"]
+        self.dscp: int = lane["dscp"]
+        self.stamped: list[str] = []
+
+    def stamp(self, engine: _core.Engine) -> None:
+        """Gives every connection of the engine the job's class, for what leaves from now on."""
+        self.stamped = [name for name in engine.domains() if engine.traffic_class(name, self.dscp, self.band)]
+
+    def __str__(self) -> str:
+        how = f"{self._client.policy} by {self._client.kind}"
+        where = ", ".join(self.stamped) or "nothing: no connection of this rank leaves the host"
+        return f"job {self.job}: band {self.band} of {self.dev} ({how}), DSCP {self.dscp} on {where}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """``dev``, ``policy``, ``kind``, ``band`` (at registration), ``dscp``, ``stamped``."""
+        return {
+            "dev": self.dev, "policy": self._client.policy, "kind": self._client.kind,
+            "band": self.band, "dscp": self.dscp, "stamped": self.stamped,
+        }  # fmt: skip
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def join(config: Config, *, deadline: float, tell: bool) -> Membership | None:
+    """Registers the job that the configuration names with the controller of this host.
+
+    Parameters
+    ----------
+    config : Config
+        Its ``job``, ``priority`` and ``qos``.
+    deadline : float
+        On the monotonic clock.
+    tell : bool
+        Log a warning where there is a job and no controller; one rank of a host is enough.
+
+    Returns
+    -------
+    Membership or None
+        None: no job is named, the setting is ``off``, or no controller answers.
+
+    Raises
+    ------
+    RefusedError, PolicyError
+        The controller does not let this job in.
+    """
+    if not config.job or config.qos == OFF:
+        return None
+    client = None
+    try:
+        dev, directory = _place(config.qos)
+        client = Client(dev, directory, timeout=max(0.1, min(ANSWER_SECONDS, (deadline - time.monotonic()) / 2)))
+        given = config.origins.get("priority", "default") != "default"
+        return Membership(client, dev, config.job, config.priority if given else None)
+    except (RequestError, TimeoutError, OSError) as error:
+        if client is not None:
+            client.close()
+        if isinstance(error, RefusedError):
+            raise
+        line = "job %s: priority %d acts inside the library only: %s"
+        log.log(logging.WARNING if tell else logging.DEBUG, line, config.job, config.priority, error)
+        return None
+    except BaseException:
+        if client is not None:
+            client.close()
+        raise
+
+
+def _place(setting: str) -> tuple[str, str]:
+    """Device and folder of the controller that a setting means; RequestError where there is none, or no single one."""
+    if "/" in setting:
+        directory, name = os.path.split(setting)
+        return name.partition("@")[0], directory
+    if setting:
+        return setting, DIRECTORY
+    found = controlled()
+    if not found:
+        raise RequestError("no controller in this network namespace (`hrdma qos serve POLICY --dev DEV` is one)")
+    if len(found) > 1:
+        raise RequestError(f"controllers of {', '.join(found)}: name one by HRDMA_QOS")
+    return found[0], DIRECTORY

@@ -1,0 +1,120 @@
+"""Who has registered with a controller, and what its policy becomes by them; no socket and no kernel but /proc."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hrdma.errors import PolicyError, RefusedError
+from hrdma.qos.policy import BANDS, Job, Match, Policy
+
+__all__ = ["Peer", "asked", "codes", "effective", "start_of"]
+
+
+@dataclass
+class Peer:
+    """A connected process, or one that registered with an earlier controller and still runs."""
+
+    pid: int
+    uid: int
+    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)  #: what it asked for, by job
+    sock: socket.socket | None = None
+    adopted: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """For the record of the device."""
+        return {"pid": self.pid, "uid": self.uid, "start": start_of(self.pid), "jobs": self.jobs}
+
+
+def asked(
+    policy: Policy,
+    job: str,
+    model: str = "",
+    size: int = 0,
+    band: int | None = None,
+    priority: int | None = None,
+) -> dict[str, Any]:
+    """What a process asks for a job, checked; RefusedError or PolicyError where the policy does not let it."""
+    named = any(known.name == job for known in policy.jobs)
+    if band is not None and policy.policy != "strict":
+        raise RefusedError(f"policy {policy.policy!r} gives out the bands itself; register without one")
+    if named and band is not None:
+        raise RefusedError(f"the policy says the band of job {job!r}; register without one")
+    if band is not None and type(band) is not int:
+        raise PolicyError(f"{band!r} is not a band, 0 to {BANDS - 1}", key="band")
+    if band is not None and band < policy.guest_band:
+        raise RefusedError(f"band {band} is above what the policy allows here: {policy.guest_band}")
+    if priority is not None and (type(priority) is not int or not 0 <= priority <= BANDS):
+        raise RefusedError(f"priority {priority!r} is not 0 to {BANDS}")
+    return {"model": model, "size": size, "band": band, "priority": priority}
+
+
+def _guest(policy: Policy, name: str, values: Mapping[str, Any]) -> Job:
+    """A job that the policy does not name. Its wish is kept as it was asked for, since the next controller's policy may be another."""
+    band = None
+    if policy.policy == "strict":
+        wish = values["band"] if values["band"] is not None else min(values["priority"] or 0, BANDS - 1)
+        band = max(wish, policy.guest_band)
+    return Job(name, (), values["model"], values["size"], band=band, best_band=policy.guest_band)
+
+
+def effective(policy: Policy, peers: Sequence[Peer], before: Policy | None) -> Policy:
+    """The policy with those who registered: jobs that it does not name at the end, and a DSCP for each job that has members.
+
+    Parameters
+    ----------
+    before : Policy or None
+        What is installed: a job keeps the DSCP that it has there.
+
+    Raises
+    ------
+    RefusedError, PolicyError
+        Too many jobs, no DSCP left, a name or size that is none.
+    """
+    wanted: dict[str, dict[str, Any]] = {}
+    for peer in peers:
+        for job, values in peer.jobs.items():
+            wanted.setdefault(job, values)
+    jobs = list(policy.jobs)
+    names = {job.name: i for i, job in enumerate(jobs)}
+    for name, values in wanted.items():
+        if name not in names:
+            if len(jobs) >= policy.most_jobs:
+                raise RefusedError(f"{len(jobs)} jobs are all that the policy allows; job {name!r} is one too many")
+            names[name] = len(jobs)
+            jobs.append(_guest(policy, name, values))
+    settled = dict(codes(before)) if before else {}
+    taken = {code for _, code in codes(replace(policy, jobs=tuple(jobs)))}
+    for name in wanted:
+        member = jobs[names[name]]
+        if any(match.given.keys() == {"dscp"} for match in member.match):
+            continue
+        free = [settled.get(name), *policy.dscp_pool]
+        code = next((code for code in free if code is not None and code not in taken), None)
+        if code is None:
+            raise RefusedError(f"no DSCP is left for job {name!r}; the policy's dscp_pool has {len(policy.dscp_pool)}")
+        taken.add(code)
+        jobs[names[name]] = replace(member, match=(*member.match, Match(dscp=code)))
+    return replace(policy, jobs=tuple(jobs))
+
+
+def codes(policy: Policy) -> list[tuple[str, int]]:
+    """Job and DSCP of every match by DSCP alone."""
+    return [
+        (job.name, match.dscp)
+        for job in policy.jobs
+        for match in job.match
+        if match.dscp is not None and match.given.keys() == {"dscp"}
+    ]
+
+
+def start_of(pid: int) -> int:
+    """When a process was started, in ticks: with its number it is told from a later one; 0 where it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[19])
