@@ -31,6 +31,7 @@ static char *options_of(const char *all, const char *name) {
 static hr_status open_domain(struct hr_engine *engine, const char *name, char detail[256]) {
     const struct hr_provider *provider = hr_provider_find(name), *inner = NULL;
     char *options = options_of(engine->config.options, name), *fault = options_of(engine->config.fault, name);
+    char *device = options_of(engine->config.devices, name);
     struct hr_domain *domain = NULL;
     hr_status status;
     if (!provider) {
@@ -44,6 +45,7 @@ static hr_status open_domain(struct hr_engine *engine, const char *name, char de
     }
     struct hr_domain_params params = {.self_id = engine->config.self_id,
                                       .ifname = engine->config.ifname,
+                                      .device = device,
                                       .auth = &engine->auth,
                                       .sink = &hr_engine_sink,
                                       .owner = engine,
@@ -63,6 +65,7 @@ static hr_status open_domain(struct hr_engine *engine, const char *name, char de
     }
 out:
     free(options);
+    free(device);
     free(fault);
     return status;
 }
@@ -116,8 +119,8 @@ hr_status hr_engine_open(const struct hr_config *config, struct hr_engine **engi
     for (char *name = strtok_r(names, ",", &save); name && status == HR_OK; name = strtok_r(NULL, ",", &save))
         if (strcmp(name, "loop")) status = open_domain(engine, name, detail);
     free(names);
-    engine->config.options = engine->config.fault = engine->config.providers = engine->config.ifname =
-        NULL; /* the caller's */
+    engine->config.options = engine->config.devices = engine->config.fault = engine->config.providers =
+        engine->config.ifname = NULL; /* the caller's */
     if (status == HR_OK) status = hr_bg_start(engine);
     if (status != HR_OK) goto fail;
     *engine_p = engine;

@@ -430,8 +430,9 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
     int withdrawn = withdraw(conn, x), cut = 0;
     if (conn->state != HR_CONN_LOST) {
         if (!withdrawn) cut = 1;
-        /* without revocation only a dead endpoint keeps late writes out of the buffer */
-        if (x->mode == HR_XFER_PUSH && !(conn->caps->flags & HR_CAP_REVOKE)) cut = 1;
+        /* without revocation only a dead endpoint keeps late writes out of the buffer; a sender that has withdrawn has
+         * said so behind the last of them */
+        if (x->mode == HR_XFER_PUSH && tell && !(conn->caps->flags & HR_CAP_REVOKE)) cut = 1;
         if (tell && sender) {
             struct hr_hdr h = {.kind = HR_MSG_CANCEL,
                                .status = HR_ERR_CANCELED,

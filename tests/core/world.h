@@ -29,6 +29,14 @@ static inline const char *world_provider(void) {
     return name ? name : "loop";
 }
 
+/* Of the one provider that has devices: the simulated one where nothing else is said. */
+static inline const char *world_devices(void) {
+    static char text[80];
+    const char *name = getenv("HR_TEST_DEVICE");
+    snprintf(text, sizeof text, "verbs:%s", name ? name : "sim");
+    return text;
+}
+
 static inline void world_open(struct world *w, int n, const char *fault) {
     uint8_t addr[WORLD_MAX][HR_MAX_ADDR];
     size_t len[WORLD_MAX];
@@ -40,6 +48,7 @@ static inline void world_open(struct world *w, int n, const char *fault) {
         char detail[256] = "";
         struct hr_config config = {.self_id = (uint64_t)i,
                                    .providers = provider,
+                                   .devices = world_devices(),
                                    .fault = i == 0 ? fault : NULL,
                                    .local_peers = n,
                                    .spin_us = -1};

@@ -81,6 +81,7 @@ struct hr_config {
     const char *providers; /* "shm,tcp" in order of preference; loop is always there for oneself */
     const char *ifname;
     const char *options; /* "tcp:cc=cubic,streams=2;shm:ring=1M": handed to the providers; NULL none */
+    const char *devices; /* "verbs:mlx5_0": the device of a provider that has several; NULL: it chooses */
     const char *fault;   /* "tcp:drop=0.01,seed=7": wrap that provider; NULL none */
     int local_peers;
     int spin_us;           /* bound of spinning before sleeping; -1 adaptive */

@@ -13,6 +13,7 @@
  */
 
 #include <errno.h>
+#include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/timerfd.h>
 #include <time.h>
@@ -139,18 +140,28 @@ static int completion(struct hr_verbs_domain *d, struct hr_verbs_ep *ep, struct 
     return hr_verbs_sent(ep, wc);
 }
 
+int hr_verbs_fetch(struct hr_verbs_domain *d) {
+    if (d->stash_at == d->stashed) d->stash_at = d->stashed = 0;
+    if (d->stashed + HR_VERBS_BATCH > d->stash_cap) {
+        int cap = d->stash_cap ? 2 * d->stash_cap : HR_VERBS_BATCH;
+        struct ibv_wc *stash = realloc(d->stash, (size_t)cap * sizeof *stash);
+        if (!stash) return 0;
+        d->stash = stash;
+        d->stash_cap = cap;
+    }
+    int n = ibv_poll_cq(d->cq, HR_VERBS_BATCH, d->stash + d->stashed);
+    if (n > 0) d->stashed += n;
+    return n;
+}
+
 /* Takes a batch when the last one is used up. Returns whether there is one. */
 static int refill(struct hr_verbs_domain *d) {
     if (d->stash_at < d->stashed) return 1;
-    d->stash_at = 0;
-    d->stashed = ibv_poll_cq(d->cq, HR_VERBS_BATCH, d->stash);
-    if (d->stashed > 0) return 1;
-    if (d->stashed < 0) { /* the queue itself is broken: nothing can be learned from this device any more */
-        for (struct hr_verbs_link *l = d->eps.next; l != &d->eps; l = l->next)
-            hr_verbs_ep_fail(HR_VERBS_OF(l, struct hr_verbs_ep, link), HR_ERR_PEER_LOST,
-                             "the completion queue has failed", 0);
-    }
-    d->stashed = 0;
+    int n = hr_verbs_fetch(d);
+    if (n > 0) return 1;
+    for (struct hr_verbs_link *l = d->eps.next; n < 0 && l != &d->eps; l = l->next)
+        hr_verbs_ep_fail(HR_VERBS_OF(l, struct hr_verbs_ep, link), HR_ERR_PEER_LOST, "the completion queue has failed",
+                         0);
     d->cq_used -= d->cq_stale; /* none of theirs can be left */
     d->cq_stale = 0;
     return 0;
@@ -159,7 +170,7 @@ static int refill(struct hr_verbs_domain *d) {
 static int run_completions(struct hr_verbs_domain *d, int budget) {
     int n = 0;
     while (n < budget && refill(d)) {
-        struct ibv_wc *wc = &d->stash[d->stash_at];
+        struct ibv_wc found = d->stash[d->stash_at], *wc = &found; /* a callback may fetch more */
         struct hr_verbs_ep *ep = hr_verbs_ep_find(d, wc->wr_id);
         if (ep && wc->status == IBV_WC_SUCCESS) hr_verbs_heard(ep);
         if (ep && ep->told && ep->tell == HR_OK) { /* first things first; the completion comes next */
@@ -240,11 +251,7 @@ hr_status hr_verbs_event_arm(struct hr_domain *domain) {
     }
     fetch_channel(d);
     if (ibv_req_notify_cq(d->cq, 0)) return HR_AGAIN;
-    if (d->stash_at < d->stashed) return HR_AGAIN;
-    d->stash_at = 0;
-    d->stashed = ibv_poll_cq(d->cq, HR_VERBS_BATCH, d->stash);
-    if (d->stashed < 0) d->stashed = 0;
-    return d->stashed ? HR_AGAIN : HR_OK;
+    return d->stash_at < d->stashed || hr_verbs_fetch(d) ? HR_AGAIN : HR_OK;
 }
 
 /* What the device still tells is fetched before the next sleep. */

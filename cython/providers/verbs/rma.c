@@ -10,11 +10,13 @@
  */
 
 #include <arpa/inet.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "providers/verbs/verbs.h"
 
+#define CANCEL_WAIT (500 * HR_VERBS_MS)
 enum { COPIED = 1024 }; /* up to here a copy is cheaper than finding the key and waiting for the end */
 
 static hr_status in_bounds(const struct hr_rmem *remote, uint64_t offset, uint64_t len, uint32_t access) {
@@ -228,18 +230,47 @@ static hr_status go_on_from_copy(struct hr_verbs_op *op) {
     return HR_OK;
 }
 
-/* What the device moves itself cannot be taken back from it. What goes through buffers can. */
+/* Whether the end of this work request, or of the queue pair, is among the completions at hand. */
+static int end_is_here(const struct hr_verbs_domain *d, const struct hr_verbs_ep *ep, uint32_t at) {
+    for (int i = d->stash_at; i < d->stashed; i++) {
+        const struct ibv_wc *wc = &d->stash[i];
+        if (wc->wr_id >> 32 != ep->serial) continue;
+        if (wc->status != IBV_WC_SUCCESS) return 1;
+        if (!(wc->wr_id >> 31 & 1) && (((uint32_t)wc->wr_id - at) & 0x7fffffff) < HR_VERBS_SENDS) return 1;
+    }
+    return 0;
+}
+
+/* What the device has cannot be taken back from it, but ends soon: at most what the engine keeps in flight at a time.
+ * What else ends meanwhile is kept for progress. */
+static int wait_for_device(struct hr_verbs_ep *ep, const struct hr_verbs_op *op) {
+    struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
+    int64_t limit = hr_verbs_now() + CANCEL_WAIT;
+    uint32_t last = ep->head;
+    if (!op->open) return 1;
+    for (uint32_t at = ep->head; at != ep->tail; at++)
+        if (ep->wqes[at % (HR_VERBS_SENDS + HR_VERBS_CTL)].op == op) last = at;
+    while (!end_is_here(d, ep, last)) {
+        if (hr_verbs_now() > limit || hr_verbs_fetch(d) < 0) return 0;
+        sched_yield();
+    }
+    return 1;
+}
+
 hr_status hr_verbs_cancel(struct hr_ep *base, void *cookie) {
     struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
+    if (ep->state != HR_VERBS_UP) return HR_ERR_UNSUPPORTED;
     for (int i = 0; i < HR_VERBS_OPS; i++) {
         struct hr_verbs_op *op = &ep->ops[i];
         if (!op->in_use || op->copy || op->cookie != cookie) continue;
-        if (op->lkey && op->posted) return HR_ERR_UNSUPPORTED;
-        if (!op->is_read) return op->lkey ? HR_ERR_UNSUPPORTED : go_on_from_copy(op);
+        if (!op->is_read && !op->lkey) return go_on_from_copy(op);
+        if (op->lkey && !wait_for_device(ep, op)) return HR_ERR_UNSUPPORTED;
         for (uint32_t at = ep->head; at != ep->tail; at++) {
             struct hr_verbs_wqe *wqe = &ep->wqes[at % (HR_VERBS_SENDS + HR_VERBS_CTL)];
             if (wqe->op == op) wqe->op = NULL, wqe->to = NULL;
         }
+        if (op->notify) /* it is owed, and has only been held up */
+            return op->copy = malloc(1), op->copy ? HR_OK : HR_ERR_UNSUPPORTED;
         op_free(op);
         return HR_OK;
     }

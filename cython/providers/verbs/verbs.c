@@ -73,6 +73,7 @@ static void domain_close(struct hr_domain *domain) {
     hr_verbs_mem_close(d);
     hr_verbs_device_close(d);
     free(d->listeners);
+    free(d->stash);
     free(d);
 }
 

@@ -264,8 +264,8 @@ struct hr_verbs_domain {
     struct hr_verbs_mr *mrs;
     struct epoll_event events[HR_VERBS_EVENTS];
     int event_next, event_count;
-    struct ibv_wc stash[HR_VERBS_BATCH];
-    int stashed, stash_at;
+    struct ibv_wc *stash; /* completions that were fetched and not looked at yet */
+    int stashed, stash_at, stash_cap;
     unsigned turn;
     struct hr_verbs_inject inject;
     struct hr_verbs_counts counts;
@@ -381,6 +381,8 @@ int hr_verbs_received(struct hr_verbs_ep *ep, const struct ibv_wc *wc);
 void hr_verbs_repost(struct hr_verbs_ep *ep);
 
 /* progress.c */
+/* Fetches completions behind those at hand; returns how many, or -1. */
+int hr_verbs_fetch(struct hr_verbs_domain *d);
 int hr_verbs_progress(struct hr_domain *domain, int budget, struct hr_ep *hint);
 int hr_verbs_event_fd(struct hr_domain *domain);
 hr_status hr_verbs_event_arm(struct hr_domain *domain);
