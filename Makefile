@@ -3,6 +3,7 @@
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 STAMPS := build/stamps
+WORKERS := -n 2 --dist loadgroup# much of a test is waiting; more of them would disturb each other
 EXTENSION := $(shell find cython -name '*.[ch]' ! -name _core.c -o -name '*.px[di]' -o -name '*.pyx' -o -name '*.def')
 C_FILES := $(shell find cython tests benchmarks -name '*.[ch]' ! -name _core.c)
 PACKAGES := $(wildcard hrdma/__init__.py topo/__init__.py qos/__init__.py)
@@ -29,19 +30,25 @@ $(STAMPS)/hrdma: $(EXTENSION) setup.py pyproject.toml $(PACKAGES) $(STAMPS)/buil
 		$(PY) setup.py -q build_ext --inplace --build-temp build/extension)
 	@touch $@
 
-.PHONY: build fast demo test check san bench bench-quick bench-parts clean help
+.PHONY: build fast demo lab test test-rxe check san bench bench-quick bench-parts clean help
 build: $(STAMPS)/hrdma
 
 # --- what users call ---
 
 fast: build $(STAMPS)/test.pip ## build, and run the fast tests (plain `make`)
-	$(PY) -m pytest -q -m "not slow"
+	$(PY) -m pytest $(WORKERS) -q -m "not slow"
 
 demo: build $(STAMPS)/demo.pip ## data-parallel training on four ranks
 	.venv/bin/hrdma run -n 4 -m hrdma.examples.train_digits
 
+lab: build ## a network of 9 hosts with 2 NICs each on this machine, to measure in (root)
+	.venv/bin/hrdma lab up bcube --n 3 --levels 2 --rate 200mbit
+
 test: build $(STAMPS)/test.pip ## every test that this machine can run; ends with what was skipped and why
-	$(PY) -m pytest --durations=10 --durations-min=2
+	$(PY) -m pytest $(WORKERS) --durations=10 --durations-min=2
+
+test-rxe: build $(STAMPS)/test.pip ## soft-RoCE tests in virtual machines; results in build/rxe_vm (part of make test)
+	HRDMA_STRICT=1 $(PY) -m pytest -s -v tests/rxe_stage/test_rxe_stage_in_guests.py --junitxml=build/rxe_vm/junit.xml
 
 CHECKS := check-ruff check-format check-cython check-types check-c check-layers
 .PHONY: $(CHECKS)
@@ -65,7 +72,7 @@ check-layers: $(STAMPS)/test.pip
 	$(PY) -m pytest -q tests/test_layers.py
 
 san: $(STAMPS)/test.pip ## the C tests under the address, undefined and thread sanitizers
-	$(PY) -m pytest tests/test_core.py --flavour asan --flavour tsan
+	$(PY) -m pytest $(WORKERS) tests/test_core.py --flavour asan --flavour tsan
 
 BENCHMARKS := $(patsubst benchmarks/core/%.c,build/c/plain/%,$(wildcard benchmarks/core/bench_*.c))
 FOUND = build/bench/$@
@@ -79,6 +86,7 @@ bench-quick: build ## the same in three minutes: shared memory, 2 and 4 ranks, t
 bench-parts: build ## providers below the engine, planning and priority, beside the bare machine where that can be
 	@$(MAKE) -s -f tests/core/Makefile FLAVOUR=plain benchmarks
 	@set -e; for program in $(BENCHMARKS) "$(PY) benchmarks/bench_planning.py --times" \
+		"$(PY) benchmarks/bench_topo.py --quick" \
 		".venv/bin/hrdma run -n 2 benchmarks/bench_priority.py"; do echo; echo "$$program"; $$program; done
 
 clean: ## what was built; .venv stays

@@ -6,7 +6,10 @@ __all__ = [
     "CollectiveMismatchError",
     "DeviceError",
     "HrdmaError",
+    "NetlinkError",
     "PeerError",
+    "PolicyError",
+    "RefusedError",
     "RequestError",
     "ScheduleError",
 ]
@@ -83,3 +86,42 @@ class ScheduleError(HrdmaError, ValueError):
         super().__init__(message)
         self.rank = rank
         self.chunk = chunk
+
+
+class PolicyError(HrdmaError, ValueError):
+    """A traffic policy is wrong. Nothing was changed.
+
+    Attributes
+    ----------
+    line : int
+        Line of the policy's text, from 1; 0 where it did not come from one.
+    key : str
+        What is wrong there: ``"qos.rate"``, ``"job[2].match[0].sport"``, ...
+    """
+
+    def __init__(self, message: str, *, line: int = 0, key: str = "") -> None:
+        where = f"line {line}, {key}: " if line else f"{key}: " if key else ""
+        super().__init__(where + message)
+        self.line = line
+        self.key = key
+
+
+class RefusedError(RequestError):
+    """Refused because it could do harm, or may not be done by this process. Nothing was changed."""
+
+
+class NetlinkError(RequestError):
+    """The kernel refused a change of traffic control.
+
+    Attributes
+    ----------
+    errno : int
+        The kernel's error number.
+    words : str
+        What the kernel said beyond the number; empty on kernels that say nothing.
+    """
+
+    def __init__(self, message: str, *, errno: int = 0, words: str = "") -> None:
+        super().__init__(message)
+        self.errno = errno
+        self.words = words

@@ -19,12 +19,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import BinaryIO
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO, NamedTuple
 
 import click
 
-__all__ = ["command", "main", "run"]
+__all__ = ["command", "main", "reserve_port", "run"]
 
 GRACE = 5.0  # seconds between asking ranks to end and killing them
 LONGEST_LINE = 1 << 20  # bytes held back for the end of a line
@@ -32,7 +32,8 @@ EXIT_TIMEOUT = 124  # as timeout(1)
 EXIT_NOT_FOUND = 127
 EXIT_SIGNAL = 128  # plus the signal's number
 PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
+CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -61,6 +62,8 @@ def run(
     prefix: bool = True,
     keep_going: bool = False,
     env: Mapping[str, str] | None = None,
+    namespaces: Sequence[str] = (),
+    meeting: socket.socket | None = None,
 ) -> int:
     """Runs a command as the ranks of a job on this host and waits for them.
 
@@ -78,6 +81,11 @@ def run(
         Do not stop the other ranks when one fails.
     env : mapping, optional
         Added to the environment.
+    namespaces : sequence of str, optional
+        The network namespace (file) that each rank runs in; ranks of one count as a host of their own. This
+        process's where none are given.
+    meeting : socket, optional
+        From `reserve_port`: the address and port at which rank 0 is met. A port of loopback where it is not given.
 
     Returns
     -------
@@ -100,9 +108,34 @@ def run(
     if argv[0] == sys.executable and command[0].endswith(".py") and not os.path.isfile(command[0]):
         _say(f"no such file: {command[0]}")
         return EXIT_NOT_FOUND
-    with _reserved_port() as port:
-        job = _Job(prefix=prefix, keep_going=keep_going)
-        return job.run(argv, ranks, {**os.environ, **(env or {})}, port, timeout)
+    if namespaces and len(namespaces) != ranks:
+        raise ValueError(f"{len(namespaces)} namespaces for {ranks} ranks: one for each is needed")
+    with contextlib.ExitStack() as stack:
+        places = _places(ranks, namespaces, stack)
+        address, port = (meeting or stack.enter_context(reserve_port("127.0.0.1"))).getsockname()[:2]
+        given = {"MASTER_ADDR": address, "MASTER_PORT": str(port), **_shared(os.environ), **_shared(env or {})}
+        return _Job(prefix=prefix, keep_going=keep_going).run(argv, places, given, timeout)
+
+
+class _Place(NamedTuple):
+    """Where a rank runs: an open network namespace (-1: this one), and its place among the ranks there."""
+
+    namespace: int
+    local_rank: int
+    local_size: int
+
+
+def _places(ranks: int, namespaces: Sequence[str], stack: contextlib.ExitStack) -> list[_Place]:
+    files = list(namespaces) or [""] * ranks
+    opened = {"": -1}
+    for file in set(files) - {""}:
+        opened[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, opened[file])
+    return [_Place(opened[file], files[:rank].count(file), files.count(file)) for rank, file in enumerate(files)]
+
+
+def _shared(environ: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in environ.items() if key not in _OWN}
 
 
 class _Job:
@@ -118,7 +151,7 @@ class _Job:
         self._selector = selectors.DefaultSelector()
         self._token = secrets.token_hex(32)
 
-    def run(self, argv: list[str], count: int, env: dict[str, str], port: int, timeout: float | None) -> int:
+    def run(self, argv: list[str], places: list[_Place], env: dict[str, str], timeout: float | None) -> int:
         end = None if timeout is None else time.monotonic() + timeout
         sys.stdout.flush()
         sys.stderr.flush()
@@ -126,8 +159,8 @@ class _Job:
         with _Signals() as signals:
             self._selector.register(signals.descriptor, selectors.EVENT_READ, None)
             try:
-                for rank in range(count):
-                    self._start(rank, count, argv, env, port, guard)
+                for rank, place in enumerate(places):
+                    self._start(rank, len(places), place, argv, env, guard)
                 while self._running:
                     self._turn(signals, end, timeout)
             finally:
@@ -141,17 +174,15 @@ class _Job:
                     entry.process.wait()
         return self._code
 
-    def _start(self, rank: int, count: int, argv: list[str], env: dict[str, str], port: int, guard: _Guard) -> None:
+    def _start(self, rank: int, count: int, place: _Place, argv: list[str], env: dict[str, str], guard: _Guard) -> None:
         environment = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
             "HRDMA_TOKEN": self._token,
             "PYTHONUNBUFFERED": "1",
-            **{key: value for key, value in env.items() if key not in _OWN},
+            **env,
             "RANK": str(rank),
             "WORLD_SIZE": str(count),
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(count),
+            "LOCAL_RANK": str(place.local_rank),
+            "LOCAL_WORLD_SIZE": str(place.local_size),
         }
         parent = os.getpid()
 
@@ -159,6 +190,8 @@ class _Job:
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(EXIT_SIGNAL + signal.SIGKILL)
+            if place.namespace >= 0 and _libc.setns(place.namespace, CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), "cannot enter the network namespace of the rank")
 
         process = subprocess.Popen(
             argv,
@@ -330,13 +363,12 @@ _OWN = frozenset(
 )
 
 
-@contextlib.contextmanager
-def _reserved_port() -> Iterator[int]:
+def reserve_port(address: str) -> socket.socket:
     """A port that stays ours: bound but not listening, so that rank 0 can listen on it and nobody else gets it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("127.0.0.1", 0))
-        yield sock.getsockname()[1]
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((address, 0))
+    return sock
 
 
 class _Guard:

@@ -36,6 +36,7 @@ LEAVE = 5.0  # seconds for processes that are on their way out
 MARK = "PYTEST_SESSION_MARK"
 
 C_SKIPS: pytest.StashKey[Counter[tuple[str, str]]] = pytest.StashKey()
+C_SKIP = "skipped in C"  # property of a report: what a worker process tells the one that prints the summary
 STDERR: pytest.StashKey[int] = pytest.StashKey()
 
 
@@ -46,13 +47,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=["plain", "asan", "tsan"],
         help="build of the C tests (plain); may be repeated",
     )
+    parser.addoption("--nightly", action="store_true", help="also what takes minutes, the whole kill matrix among it")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"timeout(seconds): time limit of this test, instead of {TIME_LIMIT:g} s")
+    config.addinivalue_line("markers", "nightly: left out without --nightly")
     config.stash[C_SKIPS] = Counter()
+    config.pluginmanager.register(CSkips(config.stash[C_SKIPS]))
     config.stash[STDERR] = os.dup(2)  # while a test runs, 2 is where its output is collected
     os.environ[MARK] = uuid.uuid4().hex
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--nightly"):
+        return
+    late = [item for item in items if item.get_closest_marker("nightly")]
+    items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+    config.hook.pytest_deselected(items=late)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -134,15 +146,28 @@ def pytest_make_collect_report() -> Iterator[None]:
 
 
 @pytest.fixture
-def note_skip(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+def note_skip(record_property: Callable[[str, object], None]) -> Callable[[str, str], None]:
     """Records a skip inside a C program: shown at the end, and refused under HRDMA_STRICT=1 as any other."""
 
     def note(where: str, reason: str) -> None:
-        request.config.stash[C_SKIPS][where, reason] += 1
+        record_property(C_SKIP, [where, reason])
         if STRICT and not allowed(reason):
             pytest.fail(refusal(f"{where}: {reason}"), pytrace=False)
 
     return note
+
+
+class CSkips:
+    """Counts what the tests recorded by note_skip."""
+
+    def __init__(self, skips: Counter[tuple[str, str]]) -> None:
+        self.skips = skips
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties if report.when == "teardown" else ():
+            if name == C_SKIP:
+                where, reason = value
+                self.skips[where, reason] += 1
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import re
@@ -62,13 +63,17 @@ def runs() -> list[Run]:
 
 
 def make(flavour: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["make", "-s", "-f", "tests/core/Makefile", f"FLAVOUR={flavour}", *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    """One make at a time: test sessions may run side by side."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    with (ROOT / "build" / "make.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return subprocess.run(
+            ["make", "-s", "-f", "tests/core/Makefile", f"FLAVOUR={flavour}", *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
 
 @functools.cache

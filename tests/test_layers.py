@@ -36,8 +36,8 @@ API = "hrdma.communicator hrdma.collectives hrdma.runtime"
 RULES = {
     "hrdma.types": Rule(),
     "hrdma.errors": Rule(),
-    "hrdma.topo": Rule(BASE, "numpy"),
-    "hrdma.qos": Rule(BASE, "pyroute2 click rich"),
+    "hrdma.topo": Rule(BASE, "numpy tomli"),
+    "hrdma.qos": Rule(BASE, "pyroute2 click rich tomli"),
     "hrdma._core": Rule(BASE, "numpy ml_dtypes"),
     "hrdma.log": Rule(),
     "hrdma.config": Rule("hrdma.world"),
@@ -51,8 +51,11 @@ RULES = {
     "hrdma.runtime": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.calibration hrdma.control"),
     "hrdma.objects": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma.control", "numpy"),
     "hrdma.launch": Rule(f"{BASE} {SETTINGS}", "click rich"),
+    "hrdma.lab": Rule(f"{BASE} hrdma.topo hrdma.launch hrdma.communicator", "numpy pyroute2"),
     "hrdma.bench": Rule(f"{BASE} {SETTINGS} {API} hrdma", "numpy ml_dtypes"),
-    "hrdma.cli": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.bench hrdma.launch", "click rich"),
+    "hrdma.cli": Rule(
+        f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.topo hrdma.bench hrdma.launch hrdma.lab", "click rich"
+    ),
     "hrdma.__main__": Rule("hrdma.cli"),
     "hrdma.examples": Rule(f"{BASE} hrdma", "numpy sklearn rich"),
     "hrdma.integrations": Rule(f"{BASE} {API} hrdma hrdma.objects", "numpy torch ray dask distributed"),

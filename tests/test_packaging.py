@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 HOMES = {"hrdma": "hrdma", "topo": "hrdma/topo", "qos": "hrdma/qos"}  # folder -> place in the wheel
 IMPORT_LIMIT = 0.050  # seconds beyond numpy
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.xdist_group("packaging")]  # builds once
 
 
 def run(*command: str | Path, cwd: Path) -> str:

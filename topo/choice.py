@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hrdma.topo.algorithms import ALGORITHMS
 from hrdma.topo.cost import Cost
+from hrdma.topo.units import in_bytes, in_seconds
 
 __all__ = ["Choice", "choose"]
 
@@ -54,12 +55,12 @@ class Choice:
         others: dict[str, str] = {}
         for name, parts, seconds in self.table:
             if name != self.algorithm and name not in others:
-                others[name] = f"{name}{f'/{parts}' if parts > 1 else ''} {_seconds(seconds)}"
-        extent = f" of {_bytes(self.nbytes)}" if self.nbytes else ""
+                others[name] = f"{name}{f'/{parts}' if parts > 1 else ''} {in_seconds(seconds)}"
+        extent = f" of {in_bytes(self.nbytes)}" if self.nbytes else ""
         order = " in rank order" if self.deterministic else ""
         cut = f" in {self.parts} parts" if self.parts > 1 else ""
         text = f"{self.collective}{extent} on {self.size} ranks{order}: {self.algorithm}{cut}"
-        text += f", predicted {_seconds(self.seconds)}"
+        text += f", predicted {in_seconds(self.seconds)}"
         source = f" ({self.cost.name})" if self.cost.name else ""
         return text + (f"; else {', '.join(others.values())}" if others else "; no other can do it") + source
 
@@ -149,17 +150,3 @@ def _candidates(name: str, collective: str, size: int, nbytes: int, cut: tuple[s
         most = min(most, max(_SEGMENTS[-1], _OPERANDS // size))  # one pass over the pieces of all ranks
     parts = {min(_MAX_PARTS, max(1, -(-share // min(segment, most)))) for segment in _SEGMENTS}
     return sorted(parts if collective in _REDUCING else parts | {1})
-
-
-def _bytes(n: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if n >= unit:
-            return f"{n / unit:.4g} {name}"
-    return f"{n} B"
-
-
-def _seconds(t: float) -> str:
-    for unit, name in ((1.0, "s"), (1e-3, "ms")):
-        if t >= unit:
-            return f"{t / unit:.3g} {name}"
-    return f"{t * 1e6:.3g} us"

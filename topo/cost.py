@@ -114,12 +114,18 @@ class Work(NamedTuple):
     reduced: float  #: bytes that arrive and are reduced
     share: float = 1.0  #: of the ranks, busy on average
     effort: float = 1.0  #: per reduced byte, against a reduction of two operands
+    rails: float = 1.0  #: NICs of a rank that carry its bytes at once, on average
+
+    @property
+    def per_nic(self) -> float:
+        """Bytes that leave by the busiest NIC."""
+        return self.sent / self.rails
 
     def seconds(self, size: int, cost: Cost, parts: int = 1) -> float:
         """Predicted time. With several parts the shorter of moving and reducing may hide behind the longer."""
         arriving = self.copied + self.reduced
         most = max(self.sent, arriving)
-        moving = cost.beta * (arriving if cost.pull else most)
+        moving = cost.beta * (arriving if cost.pull else most) / self.rails
         reducing = cost.gamma * self.reduced * self.effort
         path = self.messages * cost.message(most / max(self.messages, 1))
         hidden = min(moving, reducing) * (1 - 1 / parts) if cost.offload else 0.0

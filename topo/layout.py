@@ -86,7 +86,7 @@ def _listed(counts, n: int, what: str) -> list[int]:
 
 
 def block_counts(collective: str, size: int, rank: int, counts) -> list[int]:
-    """Elements of every block; blocks of an alltoall that do not touch this rank count 0.
+    """Elements of every block; blocks of an alltoall that do not touch this rank count 0 unless all blocks are alike.
 
     Parameters
     ----------
@@ -101,7 +101,9 @@ def block_counts(collective: str, size: int, rank: int, counts) -> list[int]:
         return _listed(counts, 1, "count")
     if collective != "alltoall":
         return _listed(counts, size, "counts")
-    send, recv = (counts, counts) if not hasattr(counts, "__len__") else counts
+    if not hasattr(counts, "__len__"):
+        return _listed(counts, size * size, "counts")
+    send, recv = counts
     send, recv = _listed(send, size, "send counts"), _listed(recv, size, "receive counts")
     if send[rank] != recv[rank]:
         raise ValueError(f"rank {rank} sends itself {send[rank]} elements but expects {recv[rank]}")
@@ -139,6 +141,8 @@ def layout(schedule: Schedule, rank: int, counts: int | Sequence, itemsize: int,
         if wanted:
             out_off[at] = [out_at + edge for edge in edges[:-1]]
             out_at += edges[-1]
+    if collective == "alltoall" and not hasattr(counts, "__len__"):
+        lens = known[per_block[0]][1] * len(per_block)  # blocks of others, which this rank may relay
     if collective == "broadcast":
         in_at, alias, in_place = out_at, 0, True
     return Layout(

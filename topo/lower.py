@@ -27,9 +27,10 @@ import numpy as np
 from hrdma.errors import ScheduleError
 from hrdma.topo import program as isa
 from hrdma.topo.cells import Cells, up
+from hrdma.topo.coarse import coarsen
 from hrdma.topo.layout import layout
 from hrdma.topo.program import INSTR, REF, ProgramSpec
-from hrdma.topo.schedule import CHUNK, ROUND, Schedule
+from hrdma.topo.schedule import CHUNK, DST, ROUND, SRC, Schedule
 from hrdma.topo.schedule import REDUCE as OP_REDUCE
 
 __all__ = ["lower"]
@@ -70,10 +71,23 @@ class _Lowering(Cells):
 
     def __init__(self, schedule: Schedule, rank: int, counts, itemsize: int, in_place: bool, scratch: int) -> None:
         self.schedule = schedule = schedule.for_rank(rank)
-        super().__init__(layout(schedule, rank, counts, itemsize, in_place), scratch)
+        table, places = schedule.table, layout(schedule, rank, counts, itemsize, in_place)
+        self.names: list[int] | None = None  # of joined chunks: the first that each was made of
+        if schedule.collective != "alltoall":
+            table, places, self.names = coarsen(table, places)
+        elif hasattr(counts, "__len__"):
+            block = table[:, CHUNK] // schedule.split
+            relayed = (block // schedule.size != table[:, SRC]) | (block % schedule.size != table[:, DST])
+            if relayed.any():
+                chunk = int(table[np.argmax(relayed), CHUNK])
+                raise ScheduleError(
+                    f"{schedule.name or 'the schedule'} relays chunk {chunk} through ranks that do not know its length; "
+                    "give one count for all blocks", rank=rank, chunk=chunk,
+                )  # fmt: skip
+        super().__init__(places, scratch)
         self.rank, self.alias = rank, self.layout.alias
-        self.rows = schedule.table.tolist()
-        self.tags = self._numbered(schedule.table)
+        self.rows = table.tolist()
+        self.tags = self._numbered(table)
         self.instrs: list[tuple] = []  # all fields but after, unlock, nunlock
         self.after: list[int] = []
         self.unlocks: list[list[int]] = []
@@ -192,6 +206,7 @@ class _Lowering(Cells):
     def located(self, chunk: int, rnd: int) -> int:
         cell = self.place[chunk]
         if cell < 0:
+            chunk = self.names[chunk] if self.names else chunk
             raise ScheduleError(
                 f"rank {self.rank} uses chunk {chunk} in round {rnd} before it has it", rank=self.rank, chunk=chunk
             )

@@ -35,31 +35,41 @@ void hr_window_sent(struct hr_conn *conn, uint64_t nbytes) {
     conn_inflight(conn);
 }
 
-/* A round lasts until all that was in flight at its beginning has been acknowledged, and a millisecond at least:
- * acknowledgements that were only read late cannot pass for a fast network for long. */
+/*
+ * A round lasts until all that was in flight at its beginning has been acknowledged, and a millisecond at least:
+ * acknowledgements that were only read late cannot pass for a fast network for long. A burst that is over sooner is a
+ * round too where it filled half the window, timed from its first byte to its last answer. But what is so short may
+ * have met an idle shaper's bucket, so it at most doubles the window.
+ */
+static void conn_measure(struct hr_conn *conn, int64_t now) {
+    int64_t elapsed = now - conn->round_since;
+    int burst = !conn->inflight && conn->round_since == conn->busy_since && conn->round_bytes >= conn->window / 2;
+    if (conn->round_bytes < conn->round_mark || (elapsed < ROUND_NS && !burst)) return;
+    double rate = (double)conn->round_bytes * 1e9 / (double)(elapsed ? elapsed : 1);
+    double most = 2e9 * (double)conn->window / (LATENCY_NS + (double)conn->rtt);
+    if (elapsed < ROUND_NS && rate > most) rate = most;
+    /* The rate at which the path drains when it drains: lower figures come from a peer that was not running, or from
+     * too little to send, so they count slowly. Following them would shrink the window, and with it the next figure. */
+    if (rate > conn->rate)
+        conn->rate = rate;
+    else if (conn->nbulk || conn->nqueued)
+        conn->rate -= (conn->rate - rate) / 32;
+    double window = conn->rate * (LATENCY_NS + (double)conn->rtt) / 1e9;
+    conn->window = window > (double)HR_WINDOW_MIN ? (uint64_t)window : HR_WINDOW_MIN;
+    conn_round(conn, now);
+}
+
 void hr_window_acked(struct hr_conn *conn, uint64_t nbytes) {
+    int64_t now = hr_now();
     conn->tx_bulk_acked += nbytes;
     conn_inflight(conn);
     conn->round_bytes += nbytes;
-    int64_t now = hr_now(), elapsed = now - conn->round_since;
     if (conn->alone_since) { /* the first answer since nothing was in flight: the round trip, with as little queue as
                                 can be */
         if (!conn->rtt || now - conn->alone_since < conn->rtt) conn->rtt = now - conn->alone_since;
         conn->alone_since = 0;
     }
-    if (conn->round_bytes >= conn->round_mark && elapsed >= ROUND_NS) {
-        double rate = (double)conn->round_bytes * 1e9 / (double)elapsed;
-        /* The rate at which the path drains when it drains: lower figures come from a peer that was not running, or
-         * from too little to send, so they count slowly. Following them would shrink the window, and with it the next
-         * figure. */
-        if (rate > conn->rate)
-            conn->rate = rate;
-        else if (conn->nbulk || conn->nqueued)
-            conn->rate -= (conn->rate - rate) / 32;
-        double window = conn->rate * (LATENCY_NS + (double)conn->rtt) / 1e9;
-        conn->window = window > (double)HR_WINDOW_MIN ? (uint64_t)window : HR_WINDOW_MIN;
-        conn_round(conn, now);
-    }
+    conn_measure(conn, now);
     if (!conn->inflight) conn->busy_ns += (uint64_t)(now - conn->busy_since);
     if (conn->nqueued || conn->nbulk) hr_conn_activate(conn);
 }

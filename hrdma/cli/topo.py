@@ -1,0 +1,398 @@
+"""`hrdma topo`: fabrics, plans and predictions, without a network and without a job."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from hrdma.topo.cost import Cost
+    from hrdma.topo.fabric import Fabric
+    from hrdma.topo.planner import Candidate
+    from hrdma.topo.schedule import Schedule
+
+__all__ = ["command"]
+
+EXIT_WRONG = 1
+LONG = 100_000  # transfers whose simulation takes long enough to say how far it is
+PIPED_WIDTH = 120  # of the output where neither a terminal nor COLUMNS says
+
+
+class _Quantity(click.ParamType):
+    """Bytes, bit/s or seconds with a unit."""
+
+    name = "quantity"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from hrdma.topo.fabrics import quantity
+
+        try:
+            return quantity(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+QUANTITY = _Quantity()
+
+
+def _with_fabric(function: Callable) -> Callable:
+    """The options that say which fabric."""
+    for option in (
+        click.option("--latency", type=QUANTITY, help="Of its links, such as 5us; not with a file."),
+        click.option("--rate", type=QUANTITY, help="Of its links, such as 200mbit; not with a file."),
+        click.option("--fabric", "text", required=True, help="Such as bcube:3,2 or torus:4x4, or a TOML file."),
+    ):
+        function = option(function)
+    return function
+
+
+def _with_collective(function: Callable) -> Callable:
+    """The options that say what is to be done on it."""
+    for option in (
+        click.option(
+            "--message",
+            type=QUANTITY,
+            help="Core time of a message, such as 7us; 0s: links alone. By default that of TCP.",
+        ),
+        click.option("--root", default=0, show_default=True, help="Of broadcast, reduce, gather and scatter."),
+        click.option(
+            "--size", "nbytes", type=QUANTITY, default="32MiB", show_default=True, help="Of the whole vector."
+        ),
+        click.option("--collective", default="allreduce", show_default=True),
+    ):
+        function = option(function)
+    return function
+
+
+def _fabric(text: str, rate: float | None, latency: float | None) -> Fabric:
+    from hrdma.topo.fabric_file import load
+    from hrdma.topo.fabrics import LATENCY, RATE, parse
+
+    if text.endswith(".toml") or Path(text).is_file():
+        if rate is not None or latency is not None:
+            raise ValueError(f"{text} says itself what its links do; leave out --rate and --latency")
+        return load(text)
+    return parse(text, RATE if rate is None else rate, LATENCY if latency is None else latency)
+
+
+def _cost(message: float | None) -> Cost:
+    from dataclasses import replace
+
+    from hrdma.topo.cost import NETWORK
+    from hrdma.topo.simulate import WIRES
+
+    if message is None:
+        return NETWORK
+    return replace(NETWORK, alpha=message, name="") if message else WIRES
+
+
+def _schedule(
+    algorithm: str | None,
+    plan: str | None,
+    collective: str,
+    fabric: Fabric,
+    nbytes: float,
+    root: int,
+    parts: int,
+    cost,
+) -> Schedule:
+    """Of a file, of an algorithm, or the planner's."""
+    from hrdma.topo.algorithms.on_fabric import lookup, refusal
+    from hrdma.topo.planner import plan as planned
+
+    if plan is not None:
+        return _read(Path(plan))
+    if algorithm is None:
+        return planned(collective, fabric, nbytes, cost, root=root).schedule()
+    if why := refusal(algorithm, collective, fabric):
+        raise ValueError(f"{algorithm} cannot plan this: {why}")
+    if not 0 <= root < fabric.ranks or parts < 1:
+        raise ValueError(f"out of range: root {root} of {fabric.ranks} ranks, {parts} parts")
+    return lookup(algorithm).build(collective, fabric, parts, root, None)
+
+
+def _read(path: Path) -> Schedule:
+    """The schedule of a plan, a schedule or an XML, not proved."""
+    from hrdma.errors import ScheduleError
+    from hrdma.topo import msccl
+    from hrdma.topo.schedule import Schedule
+
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError as error:
+        raise ScheduleError(f"{path}: neither JSON nor XML: {error}") from error
+    try:
+        if text.lstrip().startswith("<"):
+            return msccl.loads(text)
+        data = json.loads(text)
+        if isinstance(data, dict) and "schedule" in data:
+            text = json.dumps(data["schedule"])
+        return Schedule.from_json(text)
+    except ScheduleError as error:
+        raise ScheduleError(f"{path}: {error}", rank=error.rank, chunk=error.chunk) from error
+    except ValueError as error:
+        raise ScheduleError(f"{path}: neither JSON nor XML: {error}") from error
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on the error stream where that is a terminal, else a line now and then."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console, lines = Console(stderr=True), sys.stderr
+    tenth: dict[str, int] = {}
+    if console.is_terminal:
+        with Progress(console=console, transient=True) as bar:
+            tasks: dict[str, Any] = {}
+
+            def show(name: str, done: int, total: int) -> None:
+                if name not in tasks:
+                    tasks[name] = bar.add_task(name, total=total)
+                bar.update(tasks[name], completed=done)
+
+            yield show
+        return
+
+    def tell(name: str, done: int, total: int) -> None:
+        now = 10 * done // max(total, 1)
+        if total >= LONG and now != tenth.get(name, 0):
+            tenth[name] = now
+            lines.write(f"{name}: {10 * now} % of {total} transfers\n")
+            lines.flush()
+
+    yield tell
+
+
+@click.group("topo", context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Plans collectives for a fabric, proves, predicts and draws them.
+
+    A fabric is ring:N star:N mesh:AxB torus:AxB bcube:N,LEVELS bcube:AxB fat_tree:K leaf_spine:LEAVES,HOSTS,SPINES
+    cluster:HOSTS,RANKS,RAILS, or a TOML file.
+
+    \b
+    Exit codes:
+        0  success
+        1  check: the plan is wrong, or is for another fabric
+        2  a wrong argument, or a file that is none of ours
+    """
+
+
+@command.command("show")
+@_with_fabric
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write it as a TOML file, to be edited.")
+def show(text: str, rate: float | None, latency: float | None, output: str | None) -> None:
+    """Shows a fabric: who is wired to whom."""
+    from hrdma.topo.fabric_file import dump
+
+    fabric = _fabric(text, rate, latency)
+    if output:
+        dump(fabric, output)
+        return
+    click.echo(f"{fabric}\ndigest {fabric.digest()}")
+    for node in range(fabric.nodes):
+        ways = ", ".join(f"{nic}: {fabric.label(other)}" for _, other, nic in fabric.around[node])
+        click.echo(f"  {fabric.label(node):12} {ways}")
+
+
+@command.command("compare")
+@_with_fabric
+@_with_collective
+@click.option("--algorithm", "names", multiple=True, help="Only this one; may be repeated. server-P takes P servers.")
+@click.option(
+    "--simulate/--closed-forms", "simulated", default=None, help="How to predict; by default simulate up to 64 ranks."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def compare(
+    text: str, rate, latency, collective: str, nbytes: float, root: int, message, names: tuple[str, ...], simulated: bool | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Every algorithm's steps, bytes per NIC and predicted time."""
+    from hrdma.topo.planner import compare as compared
+
+    fabric = _fabric(text, rate, latency)
+    with _progress() as progress:
+        found, refused = compared(
+            collective, fabric, nbytes, _cost(message), root=root, names=names or None, simulated=simulated,
+            progress=progress,
+        )  # fmt: skip
+    if as_json:
+        document = {"fabric": fabric.name, "digest": fabric.digest(), "collective": collective, "nbytes": nbytes}
+        document |= {"candidates": [c._asdict() for c in found], "refused": refused}
+        click.echo(json.dumps(document, indent=2))
+        return
+    _table(fabric, collective, nbytes, found)
+    for name, why in refused:
+        click.echo(f"{name}: {why}", err=bool(names))
+    if names and not found:
+        sys.exit(2)
+
+
+def _table(fabric: Fabric, collective: str, nbytes: float, found: list[Candidate]) -> None:
+    import os
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from hrdma.topo.units import in_bytes, in_seconds
+
+    fixed = sys.stdout.isatty() or os.environ.get("COLUMNS")
+    console = Console(width=None if fixed else PIPED_WIDTH, highlight=False, emoji=False)
+    unit = nbytes * 8 / fabric.nic_rate
+    click.echo(f"{collective} of {in_bytes(nbytes)} on {fabric}")
+    table = Table(box=None, pad_edge=False)
+    for column, justify in (("algorithm", "left"), ("parts", "right"), ("steps", "right"), ("per NIC", "right"),
+                            ("predicted", "right"), ("W/B", "right"), ("", "left")):  # fmt: skip
+        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for c in found:
+        table.add_row(
+            c.algorithm, str(c.parts), str(c.steps), in_bytes(c.per_nic), in_seconds(c.seconds),
+            f"{c.seconds / unit:.3f}" if unit else "-", "" if c.simulated else "closed form",
+        )  # fmt: skip
+    with console.capture() as captured:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+@command.command("plan")
+@_with_fabric
+@_with_collective
+@click.option("--algorithm", help="Only this one.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the plan: .json, or .xml for MSCCL.")
+@click.option("--json", "as_json", is_flag=True, help="Print the reasons as one JSON document.")
+def plan(
+    text: str, rate, latency, collective: str, nbytes: float, root: int, message, algorithm: str | None, output: str | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """The cheapest plan, and why; proved before it is written."""
+    from hrdma.topo import msccl, plan_file
+    from hrdma.topo.planner import plan as planned
+
+    fabric = _fabric(text, rate, latency)
+    made = planned(collective, fabric, nbytes, _cost(message), root=root, algorithm=algorithm)
+    click.echo(json.dumps(made.to_dict(), indent=2) if as_json else made.explain())
+    if output:
+        made.check()
+        if output.endswith(".xml"):
+            Path(output).write_text(msccl.dumps(made.schedule()))
+        else:
+            plan_file.dump(made, output)
+
+
+@command.command("check")
+@click.argument("path", type=click.Path(exists=True, dir_okay=False))
+@click.option("--fabric", "text", help="It must be a plan for this one.")
+def check(path: str, text: str | None) -> None:
+    """Proves a plan, a schedule (JSON) or an XML of MSCCL."""
+    from hrdma.errors import ScheduleError
+    from hrdma.topo import plan_file
+
+    try:
+        schedule = _read(Path(path))
+        schedule.check()
+        if text is not None:
+            plan_file.load(path, _fabric(text, None, None))
+    except ScheduleError as error:
+        click.echo(f"hrdma topo check: {error}", err=True)
+        sys.exit(EXIT_WRONG)
+    click.echo(f"{path}: proved: {str(schedule).splitlines()[0]}")
+
+
+def _with_schedule(function: Callable) -> Callable:
+    """The options that say which schedule."""
+    for option in (
+        click.option("--plan", "path", type=click.Path(exists=True, dir_okay=False), help="The schedule of this file."),
+        click.option("--parts", default=1, show_default=True, help="With --algorithm: pieces of each share."),
+        click.option("--algorithm", help="Its schedule; by default the planner's."),
+    ):
+        function = option(function)
+    return function
+
+
+@command.command("simulate")
+@_with_fabric
+@_with_collective
+@_with_schedule
+@click.option(
+    "--slow", multiple=True, metavar="HOST=FACTOR", help="This host is so many times slower; may be repeated."
+)
+@click.option("--fail", multiple=True, type=int, metavar="LINK", help="This link carries nothing; may be repeated.")
+@click.option("--accuracy", default=0.0, show_default=True, help="Share of the result that may be lost for speed.")
+def simulate(
+    text: str, rate, latency, collective: str, nbytes: float, root: int, message, algorithm, parts: int, path, slow, fail,
+    accuracy: float,
+) -> None:  # fmt: skip
+    """Predicts one schedule, with a slow host or a failed link if you like."""
+    from hrdma.topo.simulate import simulate as simulated
+    from hrdma.topo.units import in_bytes, in_seconds
+
+    fabric, cost = _fabric(text, rate, latency), _cost(message)
+    factors = {}
+    for given in slow:
+        host, _, factor = given.partition("=")
+        if not host.isdecimal() or not factor.replace(".", "", 1).isdecimal():
+            raise ValueError(f"--slow {given!r} is not HOST=FACTOR, such as 3=2.5")
+        factors[int(host)] = float(factor)
+    schedule = _schedule(algorithm, path, collective, fabric, nbytes, root, parts, cost)
+    with _progress() as progress:
+        found = simulated(
+            schedule, fabric, nbytes, cost, slow=factors, failed=fail, accuracy=accuracy,
+            progress=lambda done, total: progress(schedule.name or "schedule", done, total),
+        )  # fmt: skip
+    busiest = int(found.utilisation.argmax()) if len(found.utilisation) else 0
+    click.echo(
+        f"{schedule.name or 'schedule'}: {schedule.collective} of {in_bytes(nbytes)} on {fabric.name}: "
+        f"{in_seconds(found.seconds)}, {len(schedule.table)} transfers, {found.events} moments"
+    )
+    if busiest < 2 * len(fabric.links):
+        a, b = fabric.ends(busiest)
+        click.echo(
+            f"  busiest link: {fabric.label(a.node)} to {fabric.label(b.node)}, "
+            f"{in_bytes(found.link_bytes[busiest])}, {found.utilisation[busiest]:.0%} of the time"
+        )
+    last = int(found.finished.argmax())
+    click.echo(
+        f"  first rank done after {in_seconds(found.finished.min())}, last (rank {last}) {in_seconds(found.seconds)}"
+    )
+
+
+@command.command("draw")
+@_with_fabric
+@_with_collective
+@_with_schedule
+@click.option("--bare", is_flag=True, help="Only the fabric.")
+@click.option("--round", "rounds", multiple=True, type=int, help="Only these rounds; may be repeated.")
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="An SVG file.")
+def draw(
+    text: str, rate, latency, collective: str, nbytes: float, root: int, message, algorithm, parts: int, path, bare: bool,
+    rounds: tuple[int, ...], output: str,
+) -> None:  # fmt: skip
+    """Draws the fabric, and the load on each link: of all rounds together, then of each."""
+    from hrdma.topo.draw import draw as drawn
+
+    fabric = _fabric(text, rate, latency)
+    schedule = None
+    if not bare:
+        schedule = _schedule(algorithm, path, collective, fabric, nbytes, root, parts, _cost(message))
+    Path(output).write_text(drawn(fabric, schedule, nbytes, rounds or None))
+
+
+@command.command("holds")
+@_with_fabric
+@_with_collective
+@_with_schedule
+def holds(
+    text: str, rate, latency, collective: str, nbytes: float, root: int, message, algorithm, parts: int, path
+) -> None:
+    """Who holds what after each round, for small cases."""
+    from hrdma.topo.holdings import holdings
+
+    fabric = _fabric(text, rate, latency)
+    click.echo(holdings(_schedule(algorithm, path, collective, fabric, nbytes, root, parts, _cost(message))))

@@ -1,0 +1,3 @@
+"""A network of any fabric on one machine, out of network namespaces: `hrdma lab`. See README.md."""
+
+DEFAULT_NAME = "lab"  # of a lab whose name is not given

@@ -1,0 +1,408 @@
+"""The controller: has one device for as long as it runs, rotates, renews the lease, and takes registrations of jobs.
+
+A thread, a loop, a socket. The socket is of the kind SEQPACKET: one message each way, JSON, and the kernel says which process
+is at the other end and when it is gone. So nobody can register for somebody else, and no heartbeat is needed.
+
+What is installed outlives the controller: it is in the record, together with who has registered, and the next
+controller goes on from there. To be rid of it: a lease, or `hrdma qos revert`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import struct
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hrdma.errors import HrdmaError, NetlinkError, RefusedError
+from hrdma.qos import cgroup
+from hrdma.qos.apply import Control
+from hrdma.qos.client import MOST, PROTOCOL, socket_path
+from hrdma.qos.order import Live
+from hrdma.qos.policy import BANDS, Job, Match, Policy
+from hrdma.qos.record import DIRECTORY, stem
+from hrdma.qos.state import counters
+from hrdma.qos.status import Meter, rows
+
+__all__ = ["Controller"]
+
+log = logging.getLogger("hrdma")
+
+
+SWEEP = 0.5  # seconds in which a process that has closed its connection may end
+
+
+@dataclass
+class Peer:
+    """A connected process, or one that registered with an earlier controller and still runs."""
+
+    pid: int
+    uid: int
+    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)  #: what it asked for, by job
+    sock: socket.socket | None = None
+    adopted: bool = False
+
+
+class Controller:
+    """Runs a policy on a device.
+
+    Parameters
+    ----------
+    dev : str
+    policy : Policy
+    directory : str, optional
+    group : int, optional
+        Group whose members may connect; left out: root and this user alone.
+    lease : float, optional
+        Seconds after which the device is given back unless this controller lives; 0 is for ever.
+    replace_root, anyway : bool, optional
+        See `Control.install`.
+
+    Raises
+    ------
+    RefusedError, PolicyError, NetlinkError, DeviceError
+        As `Control.install`.
+    """
+
+    def __init__(
+        self,
+        dev: str,
+        policy: Policy,
+        *,
+        directory: str = DIRECTORY,
+        group: int | None = None,
+        lease: float = 0.0,
+        replace_root: bool = False,
+        anyway: bool = False,
+    ) -> None:
+        self.policy = policy
+        self.control = Control(dev, directory, patience=1.0)
+        self._stack = contextlib.ExitStack()
+        self._stack.callback(self.control.close)
+        try:
+            self._selector = self._stack.enter_context(selectors.DefaultSelector())
+            self._peers: list[Peer] = []
+            self._due: dict[str, float] = {}  # what `run` does when, on the monotonic clock
+            self._restore()
+            self.meter = Meter()
+            self._live: dict[str, Live] | None = None
+            self.control.install(self._effective(), lease=lease, replace_root=replace_root, anyway=anyway)
+            self._last_look: tuple[float, dict[int, Any]] = (time.monotonic(), self._counters())
+            self._listen(socket_path(dev, directory), group)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _listen(self, path: str, group: int | None) -> None:
+        Path(path).unlink(missing_ok=True)  # of a controller that was killed: the lock says that there is no other
+        listener = self._stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC))
+        listener.setblocking(False)
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(before)
+        self._stack.callback(Path(path).unlink, missing_ok=True)
+        if group is not None:
+            os.chown(path, -1, group)
+            os.chmod(path, 0o660)
+        listener.listen(128)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._listener = listener
+        self._wake, self._waker = socket.socketpair()
+        for end in (self._wake, self._waker):
+            end.setblocking(False)
+            self._stack.callback(end.close)
+        self._selector.register(self._wake, selectors.EVENT_READ, lambda: None)
+        self._stopped = False
+
+    def close(self) -> None:
+        """Gives the device out of hand; what is installed stays."""
+        for peer in self._peers:
+            if peer.sock:
+                peer.sock.close()
+        cgroup.sweep(f"{stem(self.control.dev)}-")
+        self._stack.close()
+
+    def __enter__(self) -> Controller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- the loop ---
+
+    def stop(self) -> None:
+        """Makes `run` return; from any thread or signal handler."""
+        self._stopped = True
+        with contextlib.suppress(BlockingIOError):
+            self._waker.send(b"\0")
+
+    def run(self, *, signals: bool = True) -> None:
+        """Serves until `stop`, or SIGTERM or SIGINT where `signals` are to be handled (main thread only).
+
+        Raises
+        ------
+        DeviceError
+            The device is gone.
+        """
+        before = (
+            {number: signal.signal(number, lambda *_: self.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+            if signals
+            else {}
+        )
+        lease = self.control.record.lease / 3 if self.control.record else 0.0
+        if self.policy.rotates:
+            self._due["rotate"] = time.monotonic() + self.policy.interval
+        if lease:
+            self._due["renew"] = time.monotonic() + lease
+        try:
+            while not self._stopped:
+                wait = min(self._due.values()) - time.monotonic() if self._due else None
+                for key, _ in self._selector.select(wait if wait is None else max(0.0, wait)):
+                    key.data()
+                now = time.monotonic()
+                for what in [what for what, at in self._due.items() if at <= now]:
+                    at = self._due.pop(what)
+                    if what == "rotate":
+                        self._due[what] = max(at + self.policy.interval, now)
+                        self._guarded(self._rotate)
+                    elif what == "renew":
+                        self._due[what] = now + lease
+                        self.control.renew()
+                    else:
+                        cgroup.sweep(f"{stem(self.control.dev)}-")
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _guarded(self, action: Any) -> None:
+        """A change that the kernel refuses is undone and said; the controller goes on with what is installed."""
+        try:
+            action()
+        except (NetlinkError, RefusedError, TimeoutError) as error:
+            log.error("%s: %s", self.control.dev, error)
+
+    def _rotate(self) -> int:
+        installed = self.control.installed
+        if installed.policy.policy == "tls-rr":
+            return self.control.rotate()
+        self.meter.look(installed.tree.classes, self._counters())
+        self._live = self.meter.live
+        return self.control.rotate(live=self._live)
+
+    def _counters(self) -> dict[int, Any]:
+        return counters(self.control.wire, self.control.installed.carrier)
+
+    # --- peers ---
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:  # it has gone already
+            return
+        sock.setblocking(False)
+        pid, uid, _ = struct.unpack("=3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        peer = Peer(pid, uid, sock=sock)
+        self._peers.append(peer)
+        self._selector.register(sock, selectors.EVENT_READ, lambda: self._serve(peer))
+
+    def _serve(self, peer: Peer) -> None:
+        assert peer.sock is not None
+        try:
+            data = peer.sock.recv(MOST)
+        except OSError:
+            data = b""
+        if not data:
+            self._gone(peer)
+            return
+        try:
+            answer = self._answer(peer, json.loads(data))
+        except (HrdmaError, ValueError, KeyError, TypeError, OSError) as error:
+            answer = {"error": type(error).__name__, "message": str(error)}
+        try:
+            peer.sock.send(json.dumps(answer).encode())
+        except OSError:  # it reads nothing, or is gone: its registrations go with the connection
+            self._gone(peer)
+
+    def _gone(self, peer: Peer) -> None:
+        self._peers.remove(peer)
+        if peer.sock:
+            self._selector.unregister(peer.sock)
+            peer.sock.close()
+        if peer.adopted:
+            self._due["sweep"] = time.monotonic() + SWEEP
+        if peer.jobs:
+            self._guarded(self._install)
+
+    def _restore(self) -> None:
+        """Those who registered with an earlier controller and still run count as registered until they end."""
+        for member in self.control.record.members if self.control.record else ():
+            try:
+                fd = os.pidfd_open(member["pid"])
+            except OSError:
+                continue
+            if _start_of(member["pid"]) != member["start"]:
+                os.close(fd)
+                continue
+            self._stack.callback(os.close, fd)
+            peer = Peer(member["pid"], member["uid"], dict(member["jobs"]))
+            self._peers.append(peer)
+            self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd, peer=peer: self._ended(fd, peer))
+
+    def _ended(self, fd: int, peer: Peer) -> None:
+        self._selector.unregister(fd)
+        if peer in self._peers:
+            self._gone(peer)
+
+    # --- requests ---
+
+    def _answer(self, peer: Peer, request: Any) -> dict[str, Any]:
+        if not isinstance(request, dict):
+            raise RefusedError(f"{request!r} is not a request: an object with op")
+        op = request.pop("op", None)
+        if op == "hello":
+            if request["protocol"] != PROTOCOL:
+                raise RefusedError(f"protocol {request['protocol']!r}; this controller speaks {PROTOCOL}")
+            return {"policy": self.policy.policy, "kind": self.control.installed.kind, "dev": self.control.dev}
+        if op == "register":
+            return self._register(peer, **request)
+        if op == "unregister":
+            if peer.jobs.pop(request["job"], None) is None:
+                raise RefusedError(f"this process is not registered for job {request['job']!r}")
+            self._install()
+            return {}
+        if op == "adopt":
+            lane = (peer.jobs.get(request["job"]) and self._lane(request["job"])) or self._register(
+                peer, request["job"]
+            )
+            if lane["so_priority"] is None:
+                raise RefusedError(
+                    f"back end {self.control.installed.kind!r} knows jobs by packet alone; match the job by port"
+                )
+            cgroup.enter(f"{stem(self.control.dev)}-{request['job']}", lane["so_priority"], peer.pid)
+            peer.adopted = True
+            return {}
+        if op == "status":
+            return self._status()
+        if op == "rotate":
+            if peer.uid not in (0, os.geteuid()):
+                raise RefusedError(f"user {peer.uid} may register jobs, and not rotate")
+            return {"operations": self._rotate() if self.policy.rotates else 0}
+        raise RefusedError(f"unknown request {op!r}; there are: hello, register, unregister, adopt, status, rotate")
+
+    def _register(
+        self, peer: Peer, job: str, model: str = "", size: int = 0, band: int | None = None
+    ) -> dict[str, Any]:
+        named = any(known.name == job for known in self.policy.jobs)
+        if band is not None and self.policy.policy != "strict":
+            raise RefusedError(f"policy {self.policy.policy!r} gives out the bands itself; register without one")
+        if named and band is not None:
+            raise RefusedError(f"the policy says the band of job {job!r}; register without one")
+        if band is not None and band < self.policy.guest_band:
+            raise RefusedError(f"band {band} is above what the policy allows here: {self.policy.guest_band}")
+        if not named and self.policy.policy == "strict" and band is None:
+            band = self.policy.guest_band
+        before = dict(peer.jobs)
+        peer.jobs[job] = {"model": model, "size": size, "band": band}
+        # The same process may have registered with the controller before this one.
+        doubles = [other for other in self._peers if other.sock is None and other.pid == peer.pid]
+        self._peers = [other for other in self._peers if other not in doubles]
+        try:
+            self._install()
+        except BaseException:
+            peer.jobs = before
+            self._peers += doubles
+            raise
+        return self._lane(job)
+
+    def _lane(self, job: str) -> dict[str, Any]:
+        """What a member of a job stamps on its traffic."""
+        installed = self.control.installed
+        handle = installed.tree.classes.get(job)
+        dscp = next((code for job_, code in _codes(installed.policy) if job_ == job), None)
+        band = installed.places[job].band
+        by_packet = installed.kind == "mqprio" or installed.policy.direction == "ingress"
+        return {
+            "band": band, "dscp": dscp, "tos": None if dscp is None else dscp << 2, "service_level": BANDS - band,
+            "so_priority": None if by_packet else handle,
+        }  # fmt: skip
+
+    def _effective(self) -> Policy:
+        """The policy with those who registered: jobs that it does not name at the end, and a DSCP for each job that has members."""
+        wanted: dict[str, dict[str, Any]] = {}
+        for peer in self._peers:
+            for job, values in peer.jobs.items():
+                wanted.setdefault(job, values)
+        jobs = list(self.policy.jobs)
+        names = {job.name: i for i, job in enumerate(jobs)}
+        for name, values in wanted.items():
+            if name not in names:
+                if len(jobs) >= self.policy.most_jobs:
+                    raise RefusedError(f"{len(jobs)} jobs are all that the policy allows; job {name!r} is one too many")
+                names[name] = len(jobs)
+                jobs.append(Job(name, best_band=self.policy.guest_band, **values))
+        record = self.control.record
+        settled = dict(_codes(record.settled.policy)) if record and record.settled else {}
+        taken = {code for _, code in _codes(replace(self.policy, jobs=tuple(jobs)))}
+        for name in wanted:
+            member = jobs[names[name]]
+            if any(match.given.keys() == {"dscp"} for match in member.match):
+                continue
+            free = [settled.get(name), *self.policy.dscp_pool]
+            code = next((code for code in free if code is not None and code not in taken), None)
+            if code is None:
+                raise RefusedError(
+                    f"no DSCP is left for job {name!r}; the policy's dscp_pool has {len(self.policy.dscp_pool)}"
+                )
+            taken.add(code)
+            jobs[names[name]] = replace(member, match=(*member.match, Match(dscp=code)))
+        return replace(self.policy, jobs=tuple(jobs))
+
+    def _install(self) -> None:
+        self.control.install(self._effective(), live=self._live)
+        members = tuple(
+            {"pid": peer.pid, "uid": peer.uid, "start": _start_of(peer.pid), "jobs": peer.jobs}
+            for peer in self._peers
+            if peer.jobs
+        )
+        self.control.remember(members)
+
+    def _status(self) -> dict[str, Any]:
+        installed = self.control.installed
+        at, before = self._last_look
+        now, after = time.monotonic(), self._counters()
+        self._last_look = now, after
+        found = [asdict(row) for row in rows(installed, before, after, now - at)]
+        names = {job for peer in self._peers for job in peer.jobs}
+        return {
+            "dev": self.control.dev, "kind": installed.kind, "policy": installed.policy.policy,
+            "rotation": installed.rotation, "registered": sorted(names), "jobs": found,
+        }  # fmt: skip
+
+
+def _codes(policy: Policy) -> list[tuple[str, int]]:
+    """Job and DSCP of every match by DSCP alone."""
+    return [
+        (job.name, match.dscp)
+        for job in policy.jobs
+        for match in job.match
+        if match.dscp is not None and match.given.keys() == {"dscp"}
+    ]
+
+
+def _start_of(pid: int) -> int:
+    """When a process was started, in ticks: with its number it is told from a later one; 0 where it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[19])

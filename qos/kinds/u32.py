@@ -1,0 +1,205 @@
+"""u32: packets by 32-bit words of their IP header and what follows it; here also with the two actions that the trees need.
+
+`keys_of` turns a match of a policy into keys. Ports lie at a fixed place only behind an IPv4 header without options and
+in a packet that is no later fragment, so both are asked for; anything else is nobody's and goes to the default band. For IPv6
+the next header must be TCP or UDP at once, which takes one filter each.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+
+from pyroute2.netlink import NLA_F_NESTED, nla
+from pyroute2.netlink.rtnl.tcmsg import act_mirred, act_skbedit
+
+from hrdma.qos.objects import handle_text
+from hrdma.qos.policy import Match
+from hrdma.qos.wire import pack, unpack
+
+__all__ = ["KIND", "OPTION", "U32", "decode", "encode", "explain", "keys_of"]
+
+KIND = "u32"
+OPTION = ("CONFIG_NET_CLS_U32", "CONFIG_NET_CLS_FLOWER would do for the same matches")
+IPV4, IPV6 = 0x0800, 0x86DD
+PROTOCOLS = {"tcp": 6, "udp": 17}
+TERMINAL = 1  # TC_U32_TERMINAL
+EVERYTHING = ((0, 0, 0),)
+STOLEN, PIPE, EGRESS_REDIR = 4, 3, 1
+HASH, LINK, DIVISOR, SEL = 2, 3, 4, 5  # numbers of attributes
+COUNTED = (HASH, 9, 11, 12)  # ... of those that the kernel hands out or counts: table, counters, flags, padding
+
+
+@dataclass(frozen=True)
+class U32:
+    keys: tuple[tuple[int, int, int], ...]  #: value, mask, offset from the IP header; a multiple of 4
+    classid: int = 0  #: where to; 0 where an action says it
+    redirect: int = 0  #: index of the device that gets the packet instead
+    priority: int | None = None  #: skb->priority from here on
+
+
+class options(nla):
+    nla_map = (
+        ("TCA_U32_UNSPEC", "none"),
+        ("TCA_U32_CLASSID", "uint32"),
+        ("TCA_U32_HASH", "uint32"),
+        ("TCA_U32_LINK", "uint32"),
+        ("TCA_U32_DIVISOR", "uint32"),
+        ("TCA_U32_SEL", "cdata"),
+        ("TCA_U32_POLICE", "cdata"),
+        ("TCA_U32_ACT", "actions"),
+        ("TCA_U32_INDEV", "asciiz"),
+        ("TCA_U32_PCNT", "cdata"),
+        ("TCA_U32_MARK", "cdata"),
+        ("TCA_U32_FLAGS", "uint32"),
+        ("TCA_U32_PAD", "cdata"),
+    )
+
+    class actions(nla):
+        nla_map = ((1, "TCA_ACT_1", "action"),)
+
+        class action(nla):
+            nla_map = (("TCA_ACT_UNSPEC", "none"), ("TCA_ACT_KIND", "asciiz"), ("TCA_ACT_OPTIONS", "parms"),
+                       *((f"TCA_ACT_{i}", "cdata") for i in range(3, 12)))  # fmt: skip
+
+            class parms(nla):
+                nla_flags = NLA_F_NESTED
+                nla_map = tuple((f"{i}", "cdata") for i in range(12))
+
+
+@lru_cache(1 << 14)
+def encode(spec: U32) -> bytes:
+    attrs: list[tuple[str, object]] = [("TCA_U32_CLASSID", spec.classid)] if spec.classid else []
+    head = struct.pack("=BBBxHHhhI", TERMINAL, 0, len(spec.keys), 0, 0, 0, 0, 0)
+    keys = (struct.pack("!II", mask, value) + struct.pack("=ii", offset, 0) for value, mask, offset in spec.keys)
+    attrs.append(("TCA_U32_SEL", head + b"".join(keys)))
+    action: tuple[str, bytes] | None = None
+    if spec.redirect:
+        action = "mirred", pack(act_mirred.options, [("TCA_MIRRED_PARMS", {
+            "action": STOLEN, "eaction": EGRESS_REDIR, "ifindex": spec.redirect})])  # fmt: skip
+    elif spec.priority is not None:
+        action = "skbedit", pack(act_skbedit.options, [
+            ("TCA_SKBEDIT_PARMS", {"action": PIPE}), ("TCA_SKBEDIT_PRIORITY", spec.priority)])  # fmt: skip
+    if action:
+        kind, parms = action
+        attrs.append(("TCA_U32_ACT", {"attrs": [("TCA_ACT_1", {"attrs": [
+            ("TCA_ACT_KIND", kind), ("TCA_ACT_OPTIONS", {"attrs": _blobs(parms)})]})]}))  # fmt: skip
+    return pack(options, attrs)
+
+
+def _blobs(data: bytes) -> list[tuple[str, bytes]]:
+    """Attributes as number and bytes, for a class that takes them so."""
+    found = []
+    while data:
+        length, kind = struct.unpack_from("=HH", data)
+        found.append((str(kind & 0x3FFF), data[4:length]))
+        data = data[(length + 3) & ~3 :]
+    return found
+
+
+def decode(data: bytes) -> U32 | None:
+    """None for a hash table, which the kernel shows among the filters."""
+    attrs = unpack(options, data)
+    if "TCA_U32_SEL" not in attrs:
+        return None
+    sel = attrs["TCA_U32_SEL"]
+    keys = []
+    for i in range(sel[2]):
+        mask, value = struct.unpack_from("!II", sel, 16 + 16 * i)
+        keys.append((value, mask, struct.unpack_from("=i", sel, 24 + 16 * i)[0]))
+    redirect, priority = 0, None
+    if actions := attrs.get("TCA_U32_ACT"):
+        action = dict(actions["attrs"][0][1]["attrs"])
+        parms = dict(action["TCA_ACT_OPTIONS"]["attrs"])
+        if action["TCA_ACT_KIND"] == "mirred":
+            redirect = struct.unpack_from("=I", parms["2"], 24)[0]
+        elif action["TCA_ACT_KIND"] == "skbedit":
+            priority = struct.unpack("=I", parms["3"])[0]
+    return U32(tuple(keys), attrs.get("TCA_U32_CLASSID", 0), redirect, priority)
+
+
+def has_actions(data: bytes) -> bool:
+    return bool(unpack(options, data).keys() & {"TCA_U32_ACT", "TCA_U32_POLICE"})
+
+
+def explain(spec: U32) -> str:
+    words = " ".join(f"match u32 {value:#010x} {mask:#010x} at {offset}" for value, mask, offset in spec.keys)
+    if spec.redirect:
+        return f"{words} action mirred egress redirect dev ifindex:{spec.redirect}"
+    if spec.priority is not None:
+        return f"{words} action skbedit priority {handle_text(spec.priority)}"
+    return f"{words} flowid {handle_text(spec.classid)}"
+
+
+def keys_of(match: Match) -> list[tuple[int, tuple[tuple[int, int, int], ...]]]:
+    """EtherType and keys of each filter that a match takes: one for IPv4, two for IPv6, or those of its addresses' version."""
+    versions = {ipaddress.ip_network(text).version for text in (match.src, match.dst) if text is not None}
+    found = []
+    if versions != {6}:
+        found.append((IPV4, _ipv4(match)))
+    if versions != {4}:
+        ported = match.sport is not None or match.dport is not None or match.proto is not None
+        protos = [match.proto] if match.proto else ["tcp", "udp"] if ported else [None]
+        found += [(IPV6, _ipv6(match, proto)) for proto in protos]
+    return found
+
+
+class _Words:
+    """Bits by byte offset, gathered into 32-bit words."""
+
+    def __init__(self) -> None:
+        self.words: dict[int, tuple[int, int]] = {}
+
+    def add(self, offset: int, nbytes: int, value: int, mask: int) -> None:
+        for i in range(nbytes):
+            shift = 8 * (nbytes - 1 - i)
+            word, place = (offset + i) & ~3, 8 * (3 - (offset + i) % 4)
+            old_value, old_mask = self.words.get(word, (0, 0))
+            byte = mask >> shift & 0xFF
+            if byte:
+                self.words[word] = old_value | (value >> shift & byte) << place, old_mask | byte << place
+
+    def network(self, offset: int, text: str) -> None:
+        net = ipaddress.ip_network(text)
+        self.add(offset, net.max_prefixlen // 8, int(net.network_address), int(net.netmask))
+
+    @property
+    def keys(self) -> tuple[tuple[int, int, int], ...]:
+        return tuple((value, mask, offset) for offset, (value, mask) in sorted(self.words.items()))
+
+
+def _ports(words: _Words, match: Match, offset: int) -> None:
+    for port, place in ((match.sport, offset), (match.dport, offset + 2)):
+        if port is not None:
+            words.add(place, 2, port, 0xFFFF)
+
+
+def _ipv4(match: Match) -> tuple[tuple[int, int, int], ...]:
+    words = _Words()
+    if match.dscp is not None:
+        words.add(1, 1, match.dscp << 2, 0xFC)
+    if match.proto is not None:
+        words.add(9, 1, PROTOCOLS[match.proto], 0xFF)
+    for text, place in ((match.src, 12), (match.dst, 16)):
+        if text is not None:
+            words.network(place, text)
+    if match.sport is not None or match.dport is not None:
+        words.add(0, 1, 0x45, 0xFF)
+        words.add(6, 2, 0, 0x1FFF)
+        _ports(words, match, 20)
+    return words.keys
+
+
+def _ipv6(match: Match, proto: str | None) -> tuple[tuple[int, int, int], ...]:
+    words = _Words()
+    if match.dscp is not None:
+        words.add(0, 2, match.dscp << 6, 0x0FC0)
+    if proto is not None:
+        words.add(6, 1, PROTOCOLS[proto], 0xFF)
+    for text, place in ((match.src, 8), (match.dst, 24)):
+        if text is not None:
+            words.network(place, text)
+    _ports(words, match, 40)
+    return words.keys

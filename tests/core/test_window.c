@@ -1,0 +1,64 @@
+/* test_window.c - the bound on bulk in flight: what bursts and rounds make of it, on a path of a chosen speed. */
+
+#include "check.h"
+#include "core/engine.h"
+
+/* Waits without sleeping: a sleep may take a millisecond more. */
+static void pass_us(int64_t us) {
+    int64_t end = hr_now() + us * 1000;
+    while (hr_now() < end);
+}
+
+static const struct hr_caps caps = {.window = HR_WINDOW_MIN};
+
+static struct hr_conn idle_conn(void) { return (struct hr_conn){.caps = &caps, .window = caps.window}; }
+
+/* Sends n bytes into an empty path, as far as the window lets it, and has them acknowledged after us microseconds. */
+static void burst(struct hr_conn *conn, uint64_t n, int64_t us) {
+    CHECK_EQ(conn->inflight, 0);
+    hr_window_sent(conn, n);
+    CHECK_EQ(conn->inflight, n);
+    pass_us(us);
+    hr_window_acked(conn, n);
+    CHECK_EQ(conn->inflight, 0);
+}
+
+TEST(bursts_that_fill_the_window_widen_it) {
+    struct hr_conn conn = idle_conn();
+    for (int i = 0; i < 12; i++) burst(&conn, conn.window, 20);
+    CHECK(conn.window > 1 << 20); /* 64 KiB in 20 us is 3 GB/s, of which a millisecond is 3 MB */
+}
+
+TEST(a_short_burst_doubles_it_at_most) {
+    struct hr_conn conn = idle_conn();
+    for (uint64_t before = conn.window; before < 1 << 20; before = conn.window) {
+        burst(&conn, conn.window, 5);
+        CHECK(conn.window > before);
+        CHECK(conn.window <= 2 * before + 1);
+    }
+}
+
+TEST(a_slow_path_keeps_the_least) {
+    struct hr_conn conn = idle_conn();
+    for (int i = 0; i < 8; i++) burst(&conn, HR_WINDOW_MIN, 5200); /* 100 Mbit/s */
+    CHECK(conn.window < HR_WINDOW_MIN * 3 / 2); /* 12.6 MB/s, for a millisecond and the round trip */
+}
+
+TEST(what_is_small_says_nothing) {
+    struct hr_conn conn = idle_conn();
+    for (int i = 0; i < 50; i++) burst(&conn, HR_WINDOW_MIN / 4, 5);
+    CHECK_EQ(conn.window, HR_WINDOW_MIN);
+}
+
+/* A millisecond of acknowledgements measures without a burst: what is sent again keeps the path full. */
+TEST(rounds_measure_a_full_path) {
+    struct hr_conn conn = idle_conn();
+    hr_window_sent(&conn, 32768);
+    for (int i = 0; i < 200; i++) {
+        hr_window_sent(&conn, 32768);
+        pass_us(20);
+        hr_window_acked(&conn, 32768);
+    }
+    CHECK(conn.window > 1 << 20);
+    CHECK(conn.rate < 1.7e9);
+}

@@ -1,0 +1,249 @@
+"""Coming up, going down, crashing in between; names; what runs in a lab ends with it; who may do all this."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from lab_jobs import environment
+
+from hrdma.lab import lab as labs
+from hrdma.lab import namespaces
+from hrdma.lab.lab import Lab
+from hrdma.topo.fabrics import parse
+
+TWO = parse("ring:2", rate="50mbit", latency=0)
+
+
+def traces(name: str) -> list[str]:
+    """What the machine still has of a lab."""
+    folders = (namespaces.FOLDER, labs.STATES)
+    return sorted(entry for folder in folders for entry in os.listdir(folder) if name in entry)
+
+
+def wait_for(condition, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that in time"
+        time.sleep(0.01)
+
+
+# --- up and down ---
+
+
+def test_up_and_down_leave_nothing(name):
+    with Lab.up(TWO, name) as lab:
+        assert traces(name) == [f"hrdma-{name}-h0", f"hrdma-{name}-h1", f"{name}.json"]
+        assert Lab.find(name).nodes == lab.nodes
+    assert traces(name) == []
+    names = {link["ifname"] for link in json.loads(subprocess.check_output(["ip", "-j", "link"]))}
+    assert not names & {"nic0", "nic1"}
+    assert labs.down(name) is False  # again is no error
+    with pytest.raises(FileNotFoundError, match=f"there is no lab '{name}'"):
+        Lab.find(name)
+
+
+def test_a_name_that_is_taken_is_refused_and_its_lab_stays(name):
+    with Lab.up(TWO, name) as lab:
+        with pytest.raises(FileExistsError, match=rf"there is a lab '{name}'.* down --name {name}"):
+            Lab.up(TWO, name)
+        assert len(lab.status()["nodes"]) == 2
+
+
+@pytest.mark.parametrize("wrong", ["", "Lab", "a/b", "../x", "-a", "a b", "x" * 33])
+def test_names_that_cannot_be(root, wrong):
+    with pytest.raises(ValueError, match="lower-case letters, digits and hyphens"):
+        Lab.up(TWO, wrong)
+    assert labs.down(wrong) is False
+    with pytest.raises(FileNotFoundError):
+        Lab.find(wrong)
+
+
+def test_labs_at_once_have_networks_of_their_own(lab, name):
+    with Lab.up(parse("bcube:2,2", rate="50mbit", latency=0), name) as other:
+        mine, theirs = ({a for host in range(4) for a in each.addresses(host)} for each in (lab, other))
+        assert len(mine) == len(theirs) == 8 and not mine & theirs
+        assert {name, lab.name} <= set(labs.labs())
+    assert len(lab.status()["nodes"]) == 8  # the other's end was not ours
+
+
+def test_without_its_file_a_lab_is_found_by_name_and_removed(name):
+    Lab.up(TWO, name)
+    os.unlink(f"{labs.STATES}/{name}.json")
+    with pytest.raises(RuntimeError, match=rf"only a part is there: remove it \(hrdma lab down --name {name}\)"):
+        Lab.find(name)
+    with pytest.raises(FileExistsError):
+        Lab.up(TWO, name)
+    assert labs.down(name) is True
+    assert traces(name) == []
+
+
+def test_a_lab_whose_namespaces_are_gone_is_removed(name):
+    Lab.up(TWO, name)
+    for node in ("h0", "h1"):
+        namespaces.remove(name, node)
+    with pytest.raises(RuntimeError, match="only a part"):
+        Lab.find(name)
+    assert labs.down(name) is True
+    assert traces(name) == []
+
+
+def test_a_namespace_of_which_only_the_name_was_made_is_removed(name):
+    file = namespaces.path(name, "h0")
+    os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0))
+    assert name in labs.labs()
+    assert labs.down(name) is True
+    assert traces(name) == []
+
+
+def test_of_two_that_want_a_name_at_once_one_gets_it(name):
+    command = [sys.executable, "-m", "hrdma", "lab", "up", "ring:3", "--name", name]
+    both = [
+        subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in "ab"
+    ]
+    assert sorted(process.wait(30) for process in both) == [0, 1]
+    assert Lab.find(name).hosts == 3
+
+
+def test_a_failure_on_the_way_leaves_nothing(name, monkeypatch):
+    from hrdma.lab import wiring
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the kernel says no")
+
+    monkeypatch.setattr(wiring, "_configure", fail)
+    with pytest.raises(RuntimeError, match="the kernel says no"):
+        Lab.up(TWO, name)
+    assert traces(name) == []
+
+
+def test_what_is_left_when_its_maker_is_killed_is_removed_by_all(name, hrdma, monkeypatch):
+    text = (
+        "import os, signal, sys\n"
+        "from hrdma.lab import lab, wiring\n"
+        "from hrdma.topo.fabrics import parse\n"
+        "wiring._configure = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "lab.Lab.up(parse('ring:3', rate=5e7, latency=0), sys.argv[1])\n"
+    )
+    maker = subprocess.run([sys.executable, "-c", text, name], env=environment(), timeout=30)
+    assert maker.returncode == -signal.SIGKILL
+    assert traces(name) == [f"hrdma-{name}-h{number}" for number in range(3)]
+    (entry,) = json.loads(hrdma("status", "--name", name, "--json").stdout)
+    assert entry["complete"] is False
+
+    from click.testing import CliRunner
+
+    from hrdma.cli.lab import command
+
+    monkeypatch.setattr(
+        labs, "labs", lambda every=labs.labs: [one for one in every() if one == name]
+    )  # not others' labs
+    done = CliRunner().invoke(command, ["down", "--all"])
+    assert (done.exit_code, done.output) == (0, f"lab {name} is down\n")
+    assert traces(name) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_up_that_is_interrupted_leaves_nothing(name, number):
+    command = [sys.executable, "-m", "hrdma", "lab", "up", "fat_tree:4", "--name", name]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: len(traces(name)) > 5 or process.poll() is not None)
+        process.send_signal(number)
+        assert process.wait(20) == 128 + number
+    assert traces(name) == []
+
+
+# --- what runs in a lab ---
+
+
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+
+
+def ended(process: subprocess.Popen) -> bool:
+    return process.poll() is not None
+
+
+def test_processes_end_with_their_lab(name, lab, started_in):
+    other = started_in(lab, 0, "sleep", "60")
+    own = Lab.up(TWO, name)
+    plain = started_in(own, 0, "sleep", "60")
+    deaf = started_in(own, 1, sys.executable, "-c", DEAF)
+    stopped = started_in(own, 1, "sleep", "60")
+    deaf.stdout.readline()
+    stopped.send_signal(signal.SIGSTOP)
+    assert [node["pids"] for node in own.status()["nodes"]] == [[plain.pid], sorted([deaf.pid, stopped.pid])]
+    own.down()
+    assert (plain.wait(1), deaf.wait(1), stopped.wait(1)) == (-signal.SIGTERM, -signal.SIGKILL, -signal.SIGTERM)
+    assert not ended(other)
+    assert traces(name) == []
+
+
+def test_a_job_ends_with_its_lab(name):
+    own = Lab.up(TWO, name)
+    command = [sys.executable, "-m", "hrdma", "lab", "run", "--name", name, "--", "sleep", "60"]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as job:
+        wait_for(lambda: sum(len(node["pids"]) for node in own.status()["nodes"]) == 2)
+        own.down()
+        assert job.wait(10) == 128 + signal.SIGTERM
+        assert "SIGTERM" in job.stderr.read()
+
+
+def test_a_lab_is_not_removed_from_inside(lab, hrdma):
+    done = hrdma(
+        "exec", "--name", lab.name, "h0", "--", sys.executable, "-m", "hrdma", "lab", "down", "--name", lab.name
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "this process is inside the lab" in done.stderr
+    assert len(lab.status()["nodes"]) == 8
+
+
+# --- who may ---
+
+
+def refused(arguments: list[str], drop: str) -> subprocess.CompletedProcess[str]:
+    """`hrdma lab` in a process that has given rights away once everything is imported."""
+    text = (
+        "import sys, hrdma.cli, hrdma.cli.lab, hrdma.lab.lab, hrdma.lab.wiring, hrdma.topo.fabric_file\n"
+        "import ctypes, os, rich.console\n"
+        f"{drop}\n"
+        "sys.argv = ['hrdma', 'lab', *sys.argv[1:]]\n"
+        "hrdma.cli.main()\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", text, *arguments], env=environment(), capture_output=True, text=True, timeout=30
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["up", "ring:2"], ["down"], ["down", "--all"], ["status"], ["run", "--", "true"], ["exec", "h0", "--", "true"]],
+    ids=" ".join,
+)
+def test_without_root(arguments):
+    done = refused(arguments, "os.setuid(65534) if os.geteuid() == 0 else None")
+    assert (done.returncode, done.stdout) == (126, "")
+    assert done.stderr == (
+        "hrdma lab: a lab is made of network namespaces, which only root may make: sudo hrdma lab ...\n"
+    )
+
+
+def test_root_without_the_rights(name):
+    """As in a container: root by name."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hrdma", "lab", "up", "ring:2", "--name", name],
+        env=environment(), capture_output=True, text=True, timeout=30, preexec_fn=drop_rights,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (126, "")
+    assert "not permitted; a lab needs root (CAP_SYS_ADMIN, CAP_NET_ADMIN)" in done.stderr
+    assert traces(name) == []
+
+
+def drop_rights() -> None:
+    PR_CAPBSET_DROP, CAP_SYS_ADMIN = 24, 21
+    assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN, 0, 0, 0) == 0

@@ -1,0 +1,267 @@
+"""Two network namespaces with a wire between them, for a test that runs in a process of its own.
+
+    @lab.isolated
+    def test_it(net):
+        ...                       # runs in a child, whose namespace has v0, 10.9.0.1; v1, 10.9.0.2 is in the other one
+
+The namespaces have no names: they are gone when the child is, however it ends. Without root the child makes a user namespace
+first, in which it may change traffic control as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from pyroute2 import IPRoute
+
+from hrdma.errors import NetlinkError
+from hrdma.qos.kinds import htb
+from hrdma.qos.objects import ROOT, Qdisc
+from hrdma.qos.wire import Wire
+
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+HERE, THERE = "10.9.0.1", "10.9.0.2"
+SIZE = 1400  # bytes of a datagram
+SKIPPED = 77
+Skip = pytest.skip.Exception
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def unshare(flags: int) -> None:
+    if libc.unshare(flags):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+@dataclass
+class Net:
+    """The child's two namespaces: it is in the first one."""
+
+    here: int
+    there: int
+    directory: str  #: for records
+
+    @contextlib.contextmanager
+    def other(self) -> Iterator[None]:
+        """Inside, sockets of this thread are made in the other namespace."""
+        libc.setns(self.there, CLONE_NEWNET)
+        try:
+            yield
+        finally:
+            libc.setns(self.here, CLONE_NEWNET)
+
+
+def tc(words: str) -> str:
+    """What tc says; only for comparison. Words are parted as a shell does it."""
+    done = subprocess.run(["tc", *shlex.split(words)], capture_output=True, text=True, timeout=10)
+    assert done.returncode == 0, f"tc {words}: {done.stderr}"
+    return done.stdout
+
+
+def dump(dev: str = "v0") -> str:
+    """Everything that tc shows of a device, without counters."""
+    text = "".join(tc(f"-d {what} show dev {dev}") for what in ("qdisc", "class", "filter"))
+    return re.sub(r"direct_packets_stat \d+", "", text)
+
+
+def _namespaces(directory: str) -> Net:
+    if os.geteuid():
+        user, group = os.geteuid(), os.getegid()
+        unshare(CLONE_NEWUSER)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    fds = []
+    for _ in range(2):
+        unshare(CLONE_NEWNET)
+        fds.append(os.open("/proc/self/ns/net", os.O_RDONLY))
+    there, here = fds
+    libc.setns(here, CLONE_NEWNET)
+    net = Net(here, there, directory)
+    with IPRoute() as kernel:
+        kernel.link("add", ifname="v0", kind="veth", peer={"ifname": "v1", "net_ns_fd": there})
+        _up(kernel, "v0", HERE)
+    with net.other(), IPRoute() as kernel:
+        _up(kernel, "v1", THERE)
+    _need_htb()
+    return net
+
+
+def _need_htb() -> None:
+    """Without root a module that is not loaded yet is as good as none."""
+    root = Qdisc("v0", "htb", 0x10000, ROOT, htb.encode(htb.HtbQdisc()))
+    with Wire() as wire:
+        try:
+            wire.request("add", root)
+        except NetlinkError as error:
+            pytest.skip(f"this kernel does not have what is tested: {error}")
+        wire.request("delete", root)
+
+
+def _up(kernel: IPRoute, dev: str, address: str) -> None:
+    index = kernel.link_lookup(ifname=dev)[0]
+    kernel.addr("add", index=index, address=address, prefixlen=24)
+    kernel.link("set", index=index, state="up")
+    kernel.link("set", index=1, state="up")
+
+
+@functools.cache
+def reason_not() -> str:
+    """Why there can be no namespaces here; empty where there can."""
+    if shutil.which("tc") is None:
+        return "tc is not installed, with which states are compared: apt install iproute2"
+    pid = os.fork()
+    if not pid:
+        try:
+            unshare(CLONE_NEWNET | (CLONE_NEWUSER if os.geteuid() else 0))
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    return "" if os.waitpid(pid, 0)[1] == 0 else "this kernel does not let this user make a network namespace"
+
+
+def isolated(function: Callable[[Net], None]) -> Callable[..., None]:
+    """Runs a test in a child with namespaces; what it raises fails the test."""
+
+    @functools.wraps(function)
+    def test(tmp_path: Path, **arguments: object) -> None:
+        if reason := reason_not():
+            pytest.skip(reason)
+        failure = tmp_path / "failure"  # no pipe: a grandchild that stays would keep it open
+        pid = os.fork()
+        if not pid:
+            os.setpgid(0, 0)
+            status = 0
+            try:
+                function(_namespaces(str(tmp_path)), **arguments)
+            except Skip as skip:
+                failure.write_text(str(skip))
+                status = SKIPPED
+            except BaseException:
+                failure.write_text(traceback.format_exc())
+                status = 1
+            os._exit(status)
+        try:
+            status = os.waitpid(pid, 0)[1]
+        finally:
+            _end(pid)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == SKIPPED:
+            pytest.skip(failure.read_text())
+        if status:
+            pytest.fail(
+                failure.read_text() if failure.exists() else f"the child ended with status {status}", pytrace=False
+            )
+
+    del test.__wrapped__  # pytest would ask for a fixture `net`
+    names = [name for name in function.__code__.co_varnames[: function.__code__.co_argcount] if name != "net"]
+    test.__signature__ = _signature(names)  # type: ignore[attr-defined]
+    return test
+
+
+def _signature(names: list[str]) -> object:
+    import inspect
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([inspect.Parameter(name, kind) for name in ["tmp_path", *names]])
+
+
+def _end(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+# --- traffic ---
+
+
+@dataclass
+class Stream:
+    """Datagrams with running numbers from here to a port there, always more than the link carries."""
+
+    port: int
+    arrived: int = 0  #: datagrams
+    reordered: int = 0
+    lost: int = 0
+    last: int = -1
+    sock: socket.socket = field(init=False, repr=False)
+    sink: socket.socket = field(init=False, repr=False)
+
+
+class Traffic:
+    """Streams that never run empty, and their rates. Sending blocks when a socket's 256 KiB wait, so no queue overflows."""
+
+    def __init__(self, net: Net, ports: list[int]) -> None:
+        self.streams = [Stream(port) for port in ports]
+        for stream in self.streams:
+            stream.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
+            stream.sock.settimeout(1)
+            stream.sock.connect((THERE, stream.port))
+            with net.other():
+                stream.sink = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                stream.sink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+                stream.sink.bind((THERE, stream.port))
+                stream.sink.settimeout(0.2)
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._send, args=(stream,)) for stream in self.streams]
+        self._threads += [threading.Thread(target=self._receive, args=(stream,)) for stream in self.streams]
+
+    def _send(self, stream: Stream) -> None:
+        number, pad = 0, bytes(SIZE - 8)
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                stream.sock.send(struct.pack("=Q", number) + pad)
+                number += 1
+
+    def _receive(self, stream: Stream) -> None:
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                (number,) = struct.unpack_from("=Q", stream.sink.recv(SIZE))
+                stream.arrived += 1
+                stream.reordered += number < stream.last
+                stream.lost += max(0, number - stream.last - 1)
+                stream.last = max(stream.last, number)
+
+    def __enter__(self) -> Traffic:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(5)
+        for stream in self.streams:
+            stream.sock.close()
+            stream.sink.close()
+
+    def shares(self, seconds: float) -> list[float]:
+        """Share of each stream in what arrives during so many seconds."""
+        before = [stream.arrived for stream in self.streams]
+        time.sleep(seconds)
+        counts = [stream.arrived - start for stream, start in zip(self.streams, before)]
+        return [count / max(1, sum(counts)) for count in counts]
+
+
+def drops(dev: str = "v0") -> int:
+    """Packets that the device's classes have dropped."""
+    from hrdma.qos.state import counters
+
+    with Wire() as wire:
+        return sum(counter.drops for counter in counters(wire, dev).values())

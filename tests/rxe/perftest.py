@@ -1,0 +1,31 @@
+"""Runs a program of perftest with its two ends, and reads the bandwidth from its table."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+GID_INDEX = "1"  # soft-RoCE's IPv4-mapped address
+PORT = 18515
+LISTEN_SECONDS = 20
+
+
+def command(program: str, device: str, options: str) -> str:
+    """The server's command line; the client's has the server's address after it."""
+    return f"{program} -d {device} -x {GID_INDEX} -p {PORT} -F {options}"
+
+
+def wait_for_server(output: Callable[..., str]) -> None:
+    """Until a program listens on perftest's port; `output` runs commands on the host on which it does."""
+    deadline = time.monotonic() + LISTEN_SECONDS
+    while f":{PORT} " not in output("ss -Hltn"):
+        assert time.monotonic() < deadline, f"no server of perftest within {LISTEN_SECONDS} s"
+        time.sleep(0.1)
+
+
+def bandwidth(text: str) -> float:
+    """Average in bytes per second; perftest's MB are MiB."""
+    rows = re.findall(r"^\s*\d+\s+\d+\s+[\d.]+\s+([\d.]+)\s+[\d.]+\s*$", text, re.MULTILINE)
+    assert len(rows) == 1, f"no row of numbers in:\n{text}"
+    return float(rows[0]) * (1 << 20)

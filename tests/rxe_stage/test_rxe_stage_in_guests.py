@@ -1,0 +1,27 @@
+"""The stage: tests/rxe in one guest and in two, none failed, none skipped. `make test-rxe` shows what they print."""
+
+from __future__ import annotations
+
+import subprocess
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+STAGES = {"one": "--hosts 1", "two": "--hosts 2 --wires 2"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(340)
+@pytest.mark.parametrize("hosts", STAGES)
+def test_in_guests(run, hosts):
+    out = Path(__file__).parents[2] / "build" / "rxe_vm" / hosts  # JUnit results stay there
+    results = out / "junit.xml"
+    results.unlink(missing_ok=True)
+    tests = "pytest tests/rxe -q -p no:cacheprovider --durations=3 --junitxml=$RXE_OUT/junit.xml"
+    options = [*STAGES[hosts].split(), "--timeout", "320", "--out", out]
+    done = subprocess.run([run, *options, "--", "sh", "-c", f"python -m {tests}"], timeout=335)
+    assert done.returncode == 0
+    (suite,) = ET.parse(results).getroot().iter("testsuite")
+    assert int(suite.attrib["tests"]) > 0
+    assert [suite.attrib[name] for name in ("errors", "failures", "skipped")] == ["0", "0", "0"]
