@@ -9,8 +9,8 @@
 
 #include "providers/verbs/verbs.h"
 
-/* 4.096 us * 2^14 until the first retry, 7 retries: some hundred milliseconds of silence. */
-enum { ACK_TIMEOUT = 14, RETRIES = 7, RNR_TIMER = 12, HOPS = 64, RD_ATOMIC = 16 };
+/* 4.096 us * 2^14 until the first retry, then 6 more: half a second of silence. Soft-RoCE takes 7 for "without end". */
+enum { ACK_TIMEOUT = 14, RETRIES = 6, RNR_TIMER = 12, HOPS = 64, RD_ATOMIC = 16 };
 enum {
     SENDS = HR_VERBS_SENDS + HR_VERBS_CTL,
     RECVS = HR_VERBS_RECVS + HR_VERBS_SPARE,
