@@ -422,6 +422,15 @@ static int withdraw(struct hr_conn *conn, struct hr_xfer *x) {
     return !x->outstanding;
 }
 
+/* Whether the sender's provider has stopped writing into this buffer for good. */
+static int hushed(struct hr_conn *conn, struct hr_xfer *x) {
+    for (int i = 0; i < conn->nlanes; i++) {
+        struct hr_ep *ep = conn->lanes[i].ep;
+        if (!ep->domain->ops->mem_quiet || ep->domain->ops->mem_quiet(ep, &x->mem) != HR_OK) return 0;
+    }
+    return 1;
+}
+
 /* Gives up. tell: the peer does not know yet. On return neither side's provider touches the buffer any more. */
 void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
     struct hr_conn *conn = x->conn;
@@ -432,7 +441,7 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
         if (!withdrawn) cut = 1;
         /* without revocation only a dead endpoint keeps late writes out of the buffer; a sender that has withdrawn has
          * said so behind the last of them */
-        if (x->mode == HR_XFER_PUSH && tell && !(conn->caps->flags & HR_CAP_REVOKE)) cut = 1;
+        if (x->mode == HR_XFER_PUSH && tell && !(conn->caps->flags & HR_CAP_REVOKE) && !hushed(conn, x)) cut = 1;
         if (tell && sender) {
             struct hr_hdr h = {.kind = HR_MSG_CANCEL,
                                .status = HR_ERR_CANCELED,

@@ -245,6 +245,11 @@ static inline int say_rts(struct rig *r, uint64_t tag, uint64_t size, uint32_t s
                             .size = size};
     return say_in_order(r, 0, &m, 0);
 }
+/* As much of it as goes into one message. */
+static inline size_t at_most(const struct rig *r, size_t len) {
+    size_t max = r->wild[0]->domain->caps.max_send;
+    return len < max ? len : max;
+}
 static inline int say(struct rig *r, struct hr_hdr h, size_t len) { return wild_say(r, 0, &h, sizeof h, len); }
 
 /* All that was said before has been heard: it is passed over, and the connection stands. */

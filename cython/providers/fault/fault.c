@@ -170,6 +170,11 @@ static void fault_mem_deregister(struct hr_domain *base, struct hr_mem *mem) {
     inner->ops->mem_deregister(inner, mem);
 }
 
+static hr_status fault_mem_quiet(struct hr_ep *ep, const struct hr_mem *mem) {
+    const struct hr_provider *ops = inner_ops(ep);
+    return ops->mem_quiet ? ops->mem_quiet(of_ep(ep)->inner, mem) : HR_ERR_UNSUPPORTED;
+}
+
 static hr_status fault_mem_export(struct hr_ep *ep, const struct hr_mem *mem, void *addr, size_t len,
                                   struct hr_desc *desc_p) {
     return inner_ops(ep)->mem_export(of_ep(ep)->inner, mem, addr, len, desc_p);
@@ -422,6 +427,7 @@ const struct hr_provider hr_provider_fault = {
     .domain_describe = fault_domain_describe,
     .mem_register = fault_mem_register,
     .mem_deregister = fault_mem_deregister,
+    .mem_quiet = fault_mem_quiet,
     .mem_export = fault_mem_export,
     .mem_import = fault_mem_import,
     .mem_release = fault_mem_release,

@@ -25,7 +25,7 @@ enum { ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE
 
 struct verbs_desc {
     uint64_t addr, len;
-    uint32_t rkey, access;
+    uint32_t rkey, access; /* access: HR_ACCESS_* in 8 bits, which registration in 24 */
     uint64_t check;
 };
 _Static_assert(sizeof(struct verbs_desc) == HR_DESC_BYTES, "fills a descriptor");
@@ -116,8 +116,9 @@ hr_status hr_verbs_mem_register(struct hr_domain *domain, void *addr, size_t len
     }
     if (!mr) return HR_ERR_NOMEM;
     mr->users++;
-    *mem_p = (struct hr_mem){
-        .addr = addr, .len = len, .key = mr->mr->lkey, .rkey = mr->mr->rkey, .priv = mr, .access = access};
+    d->registrations = d->registrations % 0xffffff + 1;
+    *mem_p = (struct hr_mem){.addr = addr, .len = len, .key = mr->mr->lkey, .priv = mr, .access = access};
+    mem_p->rkey = (uint64_t)d->registrations << 32 | mr->mr->rkey;
     return HR_OK;
 }
 
@@ -139,9 +140,10 @@ static uint64_t check_of(const struct verbs_desc *desc, uint64_t nonce) {
 hr_status hr_verbs_mem_export(struct hr_ep *base, const struct hr_mem *mem, void *addr, size_t len,
                               struct hr_desc *desc_p) {
     struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
-    struct verbs_desc desc = {.addr = (uintptr_t)addr, .len = len, .rkey = (uint32_t)mem->rkey, .access = mem->access};
+    struct verbs_desc desc = {.addr = (uintptr_t)addr, .len = len, .rkey = (uint32_t)mem->rkey};
     size_t offset = (uintptr_t)addr - (uintptr_t)mem->addr;
     if ((uintptr_t)addr < (uintptr_t)mem->addr || offset > mem->len || len > mem->len - offset) return HR_ERR_INVALID;
+    desc.access = mem->access | (uint32_t)(mem->rkey >> 32) << 8;
     desc.check = check_of(&desc, ep->nonce);
     memcpy(desc_p, &desc, sizeof desc);
     return HR_OK;

@@ -142,6 +142,7 @@ int hr_verbs_sent(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
         ep->unsent -= wqe.bytes;
         n += last && wc->status != IBV_WC_SUCCESS ? failed(ep, &wqe, wc) : ended(ep, &wqe, wqe.bytes);
     }
+    if (ep->state == HR_VERBS_UP) hr_verbs_answer(ep);
     if (ep->state == HR_VERBS_UP) hr_verbs_give_room(ep);
     hr_verbs_room_again(ep);
     if (!hr_verbs_link_alone(&ep->queue)) hr_verbs_ep_ready(ep);

@@ -191,6 +191,7 @@ static int run_one_ready(struct hr_verbs_ep *ep, int budget) {
     n += tell(ep);
     if (ep->state != HR_VERBS_UP) return n;
     hr_verbs_repost(ep);
+    if (ep->state == HR_VERBS_UP) hr_verbs_answer(ep);
     if (ep->state == HR_VERBS_UP) hr_verbs_give_room(ep);
     if (n < budget)
         n += hr_verbs_pump(ep, budget - n);

@@ -47,7 +47,9 @@ static int fits(const struct hr_verbs_prefix *prefix, size_t size) {
     case HR_VERBS_MSG:
         return prefix->hdr_len >= 8 && prefix->hdr_len <= HR_MAX_HDR && prefix->hdr_len % 8 == 0 &&
                size == sizeof *prefix + prefix->hdr_len + prefix->len;
-    case HR_VERBS_CREDIT: return size == sizeof *prefix;
+    case HR_VERBS_CREDIT:
+    case HR_VERBS_REVOKE:
+    case HR_VERBS_REVOKED: return size == sizeof *prefix;
     case HR_VERBS_NOTIFY: return size == sizeof *prefix + sizeof(struct hr_verbs_notice);
     default: return 0;
     }
@@ -64,8 +66,10 @@ static int deliver(struct hr_verbs_ep *ep, const uint8_t *bytes, size_t size, in
     }
     ep->room += prefix.credit;
     if (prefix.credit) hr_verbs_room_again(ep);
-    *counted_p = prefix.kind != HR_VERBS_CREDIT;
-    if (prefix.kind == HR_VERBS_CREDIT) return 0;
+    *counted_p = prefix.kind < HR_VERBS_CREDIT;
+    if (prefix.kind == HR_VERBS_REVOKE) hr_verbs_on_revoke(ep, prefix.len);
+    if (prefix.kind == HR_VERBS_REVOKED) ep->answered = prefix.len;
+    if (!*counted_p) return 0;
     bytes += sizeof prefix;
     if (prefix.kind == HR_VERBS_MSG) {
         sink->recv(&ep->base, bytes, prefix.hdr_len, bytes + prefix.hdr_len, prefix.len);
@@ -73,6 +77,18 @@ static int deliver(struct hr_verbs_ep *ep, const uint8_t *bytes, size_t size, in
         memcpy(&notice, bytes, sizeof notice);
         sink->notify(&ep->base, notice.value, notice.nbytes);
     }
+    return 1;
+}
+
+int hr_verbs_control(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
+    uint32_t buffer = (uint32_t)wc->wr_id & 0x7fffffff;
+    struct hr_verbs_prefix prefix;
+    if (ep->state != HR_VERBS_UP || ep->told) return 0; /* what comes after that is told in its turn */
+    if (wc->status != IBV_WC_SUCCESS || !(wc->wr_id >> 31 & 1) || wc->opcode != IBV_WC_RECV) return 0;
+    if (buffer >= HR_VERBS_RECVS + HR_VERBS_SPARE || wc->byte_len < sizeof prefix) return 0;
+    memcpy(&prefix, ep->slab + (size_t)buffer * HR_VERBS_STRIDE, sizeof prefix);
+    if (prefix.kind < HR_VERBS_CREDIT) return 0;
+    hr_verbs_received(ep, wc);
     return 1;
 }
 

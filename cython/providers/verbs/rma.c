@@ -24,6 +24,8 @@ static hr_status in_bounds(const struct hr_rmem *remote, uint64_t offset, uint64
     return ((uintptr_t)remote->priv & access) == access ? HR_OK : HR_ERR_ACCESS;
 }
 
+static uint32_t serial_of(const struct hr_rmem *remote) { return (uint32_t)(uintptr_t)remote->priv >> 8; }
+
 static struct hr_verbs_op *op_new(struct hr_verbs_ep *ep) {
     for (int i = 0; i < HR_VERBS_OPS; i++) {
         struct hr_verbs_op *op = &ep->ops[i];
@@ -162,6 +164,8 @@ static hr_status rma(struct hr_verbs_ep *ep, const struct hr_rma *rma, int is_re
     if (status == HR_OK) status = hr_verbs_usable(ep);
     if (status != HR_OK) return status;
     if (rma->len > d->port_attr.max_msg_sz) return HR_ERR_INVALID;
+    /* Who took the memory back has said why, or is about to: a write is passed over, as if it had come too late. */
+    if (hr_verbs_is_revoked(ep, serial_of(rma->remote))) return is_read ? HR_ERR_ACCESS : HR_OK;
     if (!hr_verbs_link_alone(&ep->queue)) return hr_verbs_refuse(ep);
     struct hr_verbs_op *op = op_new(ep);
     if (!op) return hr_verbs_refuse(ep);
@@ -172,6 +176,7 @@ static hr_status rma(struct hr_verbs_ep *ep, const struct hr_rma *rma, int is_re
     op->lkey = rma->len > COPIED || (is_read && rma->mem) ? hr_verbs_local_key(d, rma->local, rma->len, rma->mem) : 0;
     op->addr = rma->remote->addr + rma->offset;
     op->rkey = (uint32_t)rma->remote->rkey;
+    op->serial = serial_of(rma->remote);
     op->value = rma->value;
     op->cookie = rma->cookie;
     hr_verbs_link_push(&ep->queue, &op->link);
@@ -201,6 +206,7 @@ hr_status hr_verbs_post_atomic(struct hr_ep *base, const struct hr_atomic *atomi
     struct hr_verbs_domain *d = hr_verbs_domain_of(base);
     hr_status status = in_bounds(atomic->remote, atomic->offset, 8, HR_ACCESS_REMOTE_ATOMIC);
     if (!(d->base.caps.flags & HR_CAP_ATOMIC)) return HR_ERR_UNSUPPORTED;
+    if (status == HR_OK && hr_verbs_is_revoked(ep, serial_of(atomic->remote))) status = HR_ERR_ACCESS;
     if (status == HR_OK && (atomic->remote->addr + atomic->offset) % 8) status = HR_ERR_INVALID;
     if (status == HR_OK) status = hr_verbs_usable(ep);
     if (status != HR_OK) return status;

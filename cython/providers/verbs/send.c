@@ -64,13 +64,13 @@ int hr_verbs_send_notice(struct hr_verbs_ep *ep, uint64_t value, uint64_t nbytes
     return send_one(ep, HR_VERBS_NOTIFY, &notice, sizeof notice, NULL, 0) == HR_OK;
 }
 
-void hr_verbs_give_room(struct hr_verbs_ep *ep) {
+int hr_verbs_send_control(struct hr_verbs_ep *ep, enum hr_verbs_kind kind, uint32_t word) {
     uint8_t *to = ep->slab + ep->slab_len - (size_t)(1 + ep->ctl_turn % HR_VERBS_CTL) * HR_VERBS_CTL_BYTES;
-    struct hr_verbs_prefix prefix = {.kind = HR_VERBS_CREDIT, .credit = (uint16_t)ep->owed};
+    struct hr_verbs_prefix prefix = {.kind = (uint8_t)kind, .credit = (uint16_t)ep->owed, .len = word};
     struct ibv_sge sge = {.length = sizeof prefix};
     struct ibv_send_wr wr = {.opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1};
     struct hr_verbs_wqe wqe = {.work = HR_VERBS_W_COPY, .ctl = 1};
-    if (ep->owed < HR_VERBS_RECVS / 2 || ep->ctl >= HR_VERBS_CTL) return;
+    if (ep->ctl >= HR_VERBS_CTL) return 0;
     if (ep->inline_max >= sizeof prefix) {
         sge.addr = (uintptr_t)&prefix;
         wr.send_flags = IBV_SEND_INLINE;
@@ -79,7 +79,12 @@ void hr_verbs_give_room(struct hr_verbs_ep *ep) {
         sge.addr = (uintptr_t)to;
         sge.lkey = ep->slab_mr->lkey;
     }
-    if (hr_verbs_post(ep, &wr, &wqe, 1) < 1) return;
+    if (hr_verbs_post(ep, &wr, &wqe, 1) < 1) return 0;
     ep->ctl_turn++;
     ep->owed = 0;
+    return 1;
+}
+
+void hr_verbs_give_room(struct hr_verbs_ep *ep) {
+    if (ep->owed >= HR_VERBS_RECVS / 2) hr_verbs_send_control(ep, HR_VERBS_CREDIT, 0);
 }

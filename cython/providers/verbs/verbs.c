@@ -157,6 +157,7 @@ const struct hr_provider hr_provider_verbs = {
     .domain_describe = domain_describe,
     .mem_register = hr_verbs_mem_register,
     .mem_deregister = hr_verbs_mem_deregister,
+    .mem_quiet = hr_verbs_mem_quiet,
     .mem_export = hr_verbs_mem_export,
     .mem_import = hr_verbs_mem_import,
     .mem_release = hr_verbs_mem_release,

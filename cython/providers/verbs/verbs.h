@@ -52,15 +52,17 @@ enum {
     HR_VERBS_ADDRESSES = 8,
     HR_VERBS_EPS = 4096, /* endpoints of a domain */
     HR_VERBS_RECVS = 64, /* messages that the peer may send before it hears of room */
-    HR_VERBS_SPARE = 3,  /* receives for the messages that tell of room: two can be on their way, see send.c */
+    HR_VERBS_SPARE =
+        5, /* receives for control messages: two that tell of room (send.c), two of quiet.c, one to spare */
     HR_VERBS_SENDS = 64, /* work requests of an endpoint that may be under way */
     HR_VERBS_SLOTS = 32, /* buffers to send from, and to read into on behalf of memory that is not registered */
-    HR_VERBS_CTL = 4,    /* work requests beyond SENDS: room told, a flush */
+    HR_VERBS_CTL = 6,    /* work requests beyond SENDS: control messages, a flush */
     HR_VERBS_OPS = 32,   /* reads and writes of an endpoint that are not posted in full */
     HR_VERBS_MESSAGE = 8192,
     HR_VERBS_PREFIX = 8,
     HR_VERBS_INLINE = 192,
     HR_VERBS_CTL_BYTES = 64,
+    HR_VERBS_REVOCATIONS = 64, /* that an endpoint remembers: those before were told to the engine long ago */
     HR_VERBS_EVENTS = 16,
     HR_VERBS_STRIDE = (HR_VERBS_MESSAGE + HR_MAX_HDR + HR_VERBS_PREFIX + 63) / 64 * 64,
     HR_VERBS_BATCH = 16
@@ -68,11 +70,11 @@ enum {
 #define HR_VERBS_MS 1000000LL
 
 /* Before every message. Then the header, then the payload. */
-enum hr_verbs_kind { HR_VERBS_MSG = 1, HR_VERBS_CREDIT, HR_VERBS_NOTIFY };
+enum hr_verbs_kind { HR_VERBS_MSG = 1, HR_VERBS_NOTIFY, HR_VERBS_CREDIT, HR_VERBS_REVOKE, HR_VERBS_REVOKED };
 struct hr_verbs_prefix {
     uint8_t kind, hdr_len;
     uint16_t credit; /* receives of the sender's that were posted again */
-    uint32_t len;    /* of the payload */
+    uint32_t len;    /* of the payload. REVOKE, REVOKED: which registration */
 };
 struct hr_verbs_notice { /* header of NOTIFY */
     uint64_t value, nbytes;
@@ -165,7 +167,7 @@ struct hr_verbs_op {
     uint64_t len, posted, open; /* open: work requests without an end */
     uint32_t lkey;              /* 0: through the buffers */
     uint64_t addr;
-    uint32_t rkey;
+    uint32_t rkey, serial;
     uint64_t value;
     void *cookie;
     void *copy; /* it was taken back: what is left of it, and nobody is told */
@@ -212,9 +214,11 @@ struct hr_verbs_ep {
     uint32_t slot_head, slot_tail; /* counters */
     uint32_t signaled;             /* tail behind the last work request whose end the device will tell */
     uint64_t unsent;
-    uint32_t room; /* messages that the peer has receives for */
-    int refused;   /* something, for lack of room of any kind */
-    uint32_t owed; /* receives posted again that the peer does not know of */
+    uint32_t room;                                    /* messages that the peer has receives for */
+    uint32_t revoked[HR_VERBS_REVOCATIONS], nrevoked; /* registrations of the peer's that are not written to any more */
+    uint32_t answer, answered;                        /* REVOKED that could not leave yet; the last that came */
+    int refused;                                      /* something, for lack of room of any kind */
+    uint32_t owed;                                    /* receives posted again that the peer does not know of */
     uint16_t unposted[HR_VERBS_RECVS + HR_VERBS_SPARE];
     uint32_t nunposted;
 
@@ -245,7 +249,8 @@ struct hr_verbs_domain {
     int gid_index; /* option, -1: chosen here */
     union ibv_gid gid;
     int is_sim;
-    uint64_t pin, pinned; /* bytes outside arenas: option, now */
+    uint32_t registrations; /* so far: names them to peers */
+    uint64_t pin, pinned;   /* bytes outside arenas: option, now */
 
     struct hr_verbs_listener *listeners;
     int nlisteners;
@@ -363,6 +368,16 @@ int hr_verbs_send_notice(struct hr_verbs_ep *ep, uint64_t value, uint64_t nbytes
 void hr_verbs_give_room(struct hr_verbs_ep *ep);
 uint16_t hr_verbs_take_owed(struct hr_verbs_ep *ep);
 
+/* A message without payload that uses none of the room. 0: it did not leave. */
+int hr_verbs_send_control(struct hr_verbs_ep *ep, enum hr_verbs_kind kind, uint32_t word);
+
+/* quiet.c */
+hr_status hr_verbs_mem_quiet(struct hr_ep *base, const struct hr_mem *mem);
+void hr_verbs_on_revoke(struct hr_verbs_ep *ep, uint32_t serial);
+int hr_verbs_is_revoked(const struct hr_verbs_ep *ep, uint32_t serial);
+/* Sends the answer that is owed. */
+void hr_verbs_answer(struct hr_verbs_ep *ep);
+
 /* rma.c */
 hr_status hr_verbs_post_write(struct hr_ep *base, const struct hr_rma *rma);
 hr_status hr_verbs_post_read(struct hr_ep *base, const struct hr_rma *rma);
@@ -377,6 +392,8 @@ void hr_verbs_ops_drop(struct hr_verbs_ep *ep);
 
 /* recv.c */
 int hr_verbs_received(struct hr_verbs_ep *ep, const struct ibv_wc *wc);
+/* A control message in the completion: takes it, whoever is in the middle of what. 0: it is none. */
+int hr_verbs_control(struct hr_verbs_ep *ep, const struct ibv_wc *wc);
 /* Posts receives that are free again. */
 void hr_verbs_repost(struct hr_verbs_ep *ep);
 
