@@ -319,7 +319,8 @@ class Communicator(_core.CommunicatorBase):
         """The control plane has found out whose calls do not match."""
         self._sentence_text = self._sentence_text or text
         self._sentenced.set()
-        self._break(text, mismatch=True)
+        # Told to the peers as well: who leaves now must not be taken for lost by one that hears the verdict a moment later.
+        self._break(text, mismatch=True, tell=True)
 
 
 def cost_for(comm: Communicator) -> Cost:

@@ -66,19 +66,31 @@ NESTED_KINDS = ("ets",)  # the kernel parses their options strictly, and wants t
 DUMPS = {"qdisc": RTM_GETQDISC, "class": RTM_GETTCLASS, "filter": RTM_GETTFILTER}
 
 
-class rawtc(tcmsg):
-    """`tcmsg` with options as bytes, and with an attribute that came after it."""
-
-    nla_map = (
-        *((name, "cdata" if name == "TCA_OPTIONS" else kind) for name, kind in tcmsg.nla_map),
+def _names(options: str) -> tuple[tuple[str, str], ...]:
+    kinds = {"TCA_KIND": "asciiz", "TCA_OPTIONS": options}
+    return (
+        *((name, kinds.get(name, "hex")) for name, _ in tcmsg.nla_map),
         ("TCA_PAD", "hex"),
         ("TCA_DUMP_INVISIBLE", "flag"),
         ("TCA_CHAIN", "uint32"),
     )
 
 
-class nestedtc(rawtc):
-    nla_map = tuple((name, "strict" if name == "TCA_OPTIONS" else kind) for name, kind in rawtc.nla_map)
+class rawtc(nlmsg):
+    """`tcmsg` with options as bytes, and with an attribute that came after it.
+
+    No subclass of it: once pyroute2 has used a class, its subclasses take over the attributes of that one, not their own.
+    """
+
+    prefix, fields = tcmsg.prefix, tcmsg.fields
+    nla_map = _names("cdata")
+
+
+class nestedtc(nlmsg):
+    """`rawtc` with the nested flag on the options."""
+
+    prefix, fields = tcmsg.prefix, tcmsg.fields
+    nla_map = _names("strict")
 
     class strict(nla):
         nla_flags = NLA_F_NESTED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -10,6 +12,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 HOMES = {"hrdma": "hrdma", "topo": "hrdma/topo", "qos": "hrdma/qos"}  # folder -> place in the wheel
 IMPORT_LIMIT = 0.050  # seconds beyond numpy
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.xdist_group("packaging")]  # builds once
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -49,14 +52,26 @@ def sources(*suffixes: str) -> set[str]:
     return found
 
 
+@contextlib.contextmanager
+def alone(tmp_path_factory, name: str) -> Iterator[Path]:
+    """A folder of all workers of this test session, for one of them at a time."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory) -> dict[str, Path]:
     """The source archive of a copy of this tree, and the wheel made from that archive and nothing else."""
-    folder = tmp_path_factory.mktemp("dist")
-    built = shutil.ignore_patterns(".*", "build", "dist", "*.so", "*.egg-info", "__pycache__", "_core.c")
-    shutil.copytree(ROOT, folder / "tree", ignore=built)
-    options = ("--no-isolation", "--skip-dependency-check", "--outdir", folder)
-    run(sys.executable, "-m", "build", *options, folder / "tree", cwd=folder)
+    with alone(tmp_path_factory, "dist") as folder:
+        if not (folder / "tree").exists():
+            built = shutil.ignore_patterns(".*", "build", "dist", "*.so", "*.egg-info", "__pycache__", "_core.c")
+            shutil.copytree(ROOT, folder / "tree", ignore=built)
+            options = ("--no-isolation", "--skip-dependency-check", "--outdir", folder)
+            run(sys.executable, "-m", "build", *options, folder / "tree", cwd=folder)
     (archive,) = folder.glob("*.tar.gz")
     (wheel,) = folder.glob("*.whl")
     return {"archive": archive, "wheel": wheel}

