@@ -38,6 +38,7 @@ class Engine:
         epoch: int = 0,
         ifname: str | None = None,
         options: str | None = None,
+        devices: str | None = None,
         fault: str | None = None,
         local_peers: int = 0,
         spin_us: int = -1,
