@@ -285,6 +285,12 @@ TEST(memory_is_taken_back_from_a_writer) {
     pthread_mutex_lock(&p.b.lock);
     CHECK_EQ(verbs->mem_quiet(p.cb.ep, &mem), HR_OK);
     memcpy(seen, there, LEN);
+    for (int i = 0; i < 40; i++) { /* more than fit beside messages, and no progress here in between */
+        struct hr_mem other;
+        CHECK_EQ(verbs->mem_register(p.b.domain, there, 64, HR_ACCESS_REMOTE_WRITE, &other), HR_OK);
+        CHECK_EQ(verbs->mem_quiet(p.cb.ep, &other), HR_OK);
+        verbs->mem_deregister(p.b.domain, &other);
+    }
     pthread_mutex_unlock(&p.b.lock);
     pthread_mutex_lock(&p.a.lock);
     memset(here, 2, LEN);

@@ -12,11 +12,12 @@
 
 #include "providers/verbs/verbs.h"
 
-enum { SIGNAL_EVERY = 16, ENTRIES = HR_VERBS_SENDS + HR_VERBS_CTL };
+enum { SIGNAL_EVERY = 16, ENTRIES = HR_VERBS_ENTRIES };
 _Static_assert(SIGNAL_EVERY * 2 <= HR_VERBS_SLOTS, "buffers run out only where the end of some is on its way");
 
 uint32_t hr_verbs_sends_left(const struct hr_verbs_ep *ep) {
-    return HR_VERBS_SENDS - (hr_verbs_under_way(ep) - ep->ctl);
+    uint32_t used = hr_verbs_under_way(ep) - ep->ctl;
+    return used < HR_VERBS_SENDS ? HR_VERBS_SENDS - used : 0;
 }
 
 uint32_t hr_verbs_slots_left(const struct hr_verbs_ep *ep) { return HR_VERBS_SLOTS - (ep->slot_tail - ep->slot_head); }
@@ -129,6 +130,15 @@ static int failed(struct hr_verbs_ep *ep, const struct hr_verbs_wqe *wqe, const 
     return n;
 }
 
+void hr_verbs_ended_early(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
+    uint32_t n = (((uint32_t)wc->wr_id - ep->head) & 0x7fffffff) + 1;
+    if (wc->status != IBV_WC_SUCCESS || wc->wr_id >> 31 & 1 || n > hr_verbs_under_way(ep)) return;
+    for (uint32_t i = 0; i < n; i++) {
+        ep->ctl -= ep->wqes[(ep->head + i) % ENTRIES].ctl;
+        ep->wqes[(ep->head + i) % ENTRIES].ctl = 0;
+    }
+}
+
 int hr_verbs_sent(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
     uint32_t upto = ep->head + (((uint32_t)wc->wr_id - ep->head) & 0x7fffffff) + 1;
     int n = 0;
@@ -153,6 +163,6 @@ int hr_verbs_sent(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
 void hr_verbs_flush(struct hr_verbs_ep *ep) {
     struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE};
     struct hr_verbs_wqe wqe = {.work = HR_VERBS_W_COPY, .ctl = 1};
-    if (ep->signaled == ep->tail || ep->ctl >= HR_VERBS_CTL) return;
+    if (ep->signaled == ep->tail || ep->ctl >= HR_VERBS_CTL || hr_verbs_under_way(ep) >= ENTRIES) return;
     hr_verbs_post(ep, &wr, &wqe, 1);
 }

@@ -45,7 +45,12 @@ static void look_through(struct hr_verbs_domain *d) {
     for (int i = d->stash_at; i < d->stashed; i++) {
         struct ibv_wc wc = d->stash[i];
         struct hr_verbs_ep *ep = hr_verbs_ep_find(d, wc.wr_id);
-        if (ep && hr_verbs_control(ep, &wc)) d->stash[i].wr_id = UINT64_MAX; /* nobody's */
+        if (!ep || ep->state != HR_VERBS_UP) continue;
+        if (hr_verbs_control(ep, &wc))
+            d->stash[i].wr_id = UINT64_MAX; /* nobody's */
+        else
+            hr_verbs_ended_early(ep, &wc);
+        hr_verbs_answer(ep);
     }
 }
 

@@ -255,7 +255,7 @@ static int wait_for_device(struct hr_verbs_ep *ep, const struct hr_verbs_op *op)
     uint32_t last = ep->head;
     if (!op->open) return 1;
     for (uint32_t at = ep->head; at != ep->tail; at++)
-        if (ep->wqes[at % (HR_VERBS_SENDS + HR_VERBS_CTL)].op == op) last = at;
+        if (ep->wqes[at % HR_VERBS_ENTRIES].op == op) last = at;
     while (!end_is_here(d, ep, last)) {
         if (hr_verbs_now() > limit || hr_verbs_fetch(d) < 0) return 0;
         sched_yield();
@@ -272,7 +272,7 @@ hr_status hr_verbs_cancel(struct hr_ep *base, void *cookie) {
         if (!op->is_read && !op->lkey) return go_on_from_copy(op);
         if (op->lkey && !wait_for_device(ep, op)) return HR_ERR_UNSUPPORTED;
         for (uint32_t at = ep->head; at != ep->tail; at++) {
-            struct hr_verbs_wqe *wqe = &ep->wqes[at % (HR_VERBS_SENDS + HR_VERBS_CTL)];
+            struct hr_verbs_wqe *wqe = &ep->wqes[at % HR_VERBS_ENTRIES];
             if (wqe->op == op) wqe->op = NULL, wqe->to = NULL;
         }
         if (op->notify) /* it is owed, and has only been held up */

@@ -70,7 +70,7 @@ int hr_verbs_send_control(struct hr_verbs_ep *ep, enum hr_verbs_kind kind, uint3
     struct ibv_sge sge = {.length = sizeof prefix};
     struct ibv_send_wr wr = {.opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1};
     struct hr_verbs_wqe wqe = {.work = HR_VERBS_W_COPY, .ctl = 1};
-    if (ep->ctl >= HR_VERBS_CTL) return 0;
+    if (ep->ctl >= HR_VERBS_CTL || hr_verbs_under_way(ep) >= HR_VERBS_ENTRIES) return 0;
     if (ep->inline_max >= sizeof prefix) {
         sge.addr = (uintptr_t)&prefix;
         wr.send_flags = IBV_SEND_INLINE;

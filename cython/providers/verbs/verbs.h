@@ -54,10 +54,11 @@ enum {
     HR_VERBS_RECVS = 64, /* messages that the peer may send before it hears of room */
     HR_VERBS_SPARE =
         5, /* receives for control messages: two that tell of room (send.c), two of quiet.c, one to spare */
-    HR_VERBS_SENDS = 64, /* work requests of an endpoint that may be under way */
-    HR_VERBS_SLOTS = 32, /* buffers to send from, and to read into on behalf of memory that is not registered */
-    HR_VERBS_CTL = 6,    /* work requests beyond SENDS: control messages, a flush */
-    HR_VERBS_OPS = 32,   /* reads and writes of an endpoint that are not posted in full */
+    HR_VERBS_SENDS = 64,    /* work requests of an endpoint that may be under way */
+    HR_VERBS_SLOTS = 32,    /* buffers to send from, and to read into on behalf of memory that is not registered */
+    HR_VERBS_ENTRIES = 256, /* work requests that are remembered: those that have ended and were not looked at, too */
+    HR_VERBS_CTL = 6,       /* work requests beyond SENDS: control messages, a flush */
+    HR_VERBS_OPS = 32,      /* reads and writes of an endpoint that are not posted in full */
     HR_VERBS_MESSAGE = 8192,
     HR_VERBS_PREFIX = 8,
     HR_VERBS_INLINE = 192,
@@ -208,7 +209,7 @@ struct hr_verbs_ep {
     struct ibv_mr *slab_mr;
     struct hr_verbs_inject_ep inject;
 
-    struct hr_verbs_wqe wqes[HR_VERBS_SENDS + HR_VERBS_CTL];
+    struct hr_verbs_wqe wqes[HR_VERBS_ENTRIES];
     uint32_t head, tail;           /* of wqes, counters */
     uint32_t ctl, ctl_turn;        /* of them beyond SENDS; whose buffer is next */
     uint32_t slot_head, slot_tail; /* counters */
@@ -358,6 +359,9 @@ uint8_t *hr_verbs_slot(struct hr_verbs_ep *ep, uint32_t i);
 int hr_verbs_post(struct hr_verbs_ep *ep, struct ibv_send_wr *wrs, const struct hr_verbs_wqe *wqes, int n);
 /* A work request has ended, and with it those before it. Returns the number of events told. */
 int hr_verbs_sent(struct hr_verbs_ep *ep, const struct ibv_wc *wc);
+/* The device has ended it and those before: their control messages leave place for others, before progress looks at
+ * them. */
+void hr_verbs_ended_early(struct hr_verbs_ep *ep, const struct ibv_wc *wc);
 /* So that ep_unsent comes to nothing: a signaled work request behind unsignaled ones. */
 void hr_verbs_flush(struct hr_verbs_ep *ep);
 
