@@ -113,7 +113,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("HRDMA_TCP", _options, "", "options of provider tcp, such as cc=system,sndbuf=4M"),
     Setting("HRDMA_SHM", _options, "", "options of provider shm, such as ring=1048576,cma=0"),
     Setting("HRDMA_VERBS", _options, "", "options of provider verbs, such as gid=3,pin=256M"),
-    Setting("HRDMA_DEVICES", _text, "", "RDMA devices: name, pattern or name:port, with commas between; sim: simulated"),
+    Setting(
+        "HRDMA_DEVICES", _text, "", "RDMA devices: name, pattern or name:port, with commas between; sim: simulated"
+    ),
     Setting("HRDMA_FAULT", _text, "", "inject faults into a provider, such as tcp:drop=0.01,seed=7"),
     Setting("HRDMA_CACHE_DIR", _text, "", "folder of measured cost parameters; unset: ~/.cache/hrdma"),
     Setting("HRDMA_STRICT", _flag, False, "test runs only: a skipped test that CI must not skip fails"),
