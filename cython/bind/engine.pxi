@@ -33,7 +33,8 @@ cdef class Engine:
     cdef object __weakref__
 
     def __cinit__(self, uint64_t self_id, str providers, *, token=None, bint insecure=False, uint32_t epoch=0,
-                  ifname=None, options=None, devices=None, fault=None, int local_peers=0, int spin_us=-1, uint64_t eager_credit=0):
+                  ifname=None, options=None, devices=None, fault=None, int local_peers=0, int spin_us=-1,
+                  uint64_t eager_credit=0):
         cdef hr_config config
         cdef char detail[256]
         cdef hr_status status
