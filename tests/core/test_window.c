@@ -41,7 +41,7 @@ TEST(a_short_burst_doubles_it_at_most) {
 TEST(a_slow_path_keeps_the_least) {
     struct hr_conn conn = idle_conn();
     for (int i = 0; i < 8; i++) burst(&conn, HR_WINDOW_MIN, 5200); /* 100 Mbit/s */
-    CHECK(conn.window < HR_WINDOW_MIN * 3 / 2); /* 12.6 MB/s, for a millisecond and the round trip */
+    CHECK(conn.window < HR_WINDOW_MIN * 3 / 2);                    /* 12.6 MB/s, for a millisecond and the round trip */
 }
 
 TEST(what_is_small_says_nothing) {
