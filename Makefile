@@ -87,7 +87,7 @@ bench-parts: build ## providers below the engine, planning and priority, beside 
 	@$(MAKE) -s -f tests/core/Makefile FLAVOUR=plain benchmarks
 	@set -e; for program in $(BENCHMARKS) "$(PY) benchmarks/bench_planning.py --times" \
 		"$(PY) benchmarks/bench_topo.py --quick" \
-		".venv/bin/hrdma run -n 2 benchmarks/bench_priority.py"; do echo; echo "$$program"; $$program; done
+		".venv/bin/hrdma run -n 2 benchmarks/bench_priority.py" "$(PY) benchmarks/bench_objects.py"; do echo; echo "$$program"; $$program; done
 
 clean: ## what was built; .venv stays
 	rm -rf build dist *.egg-info hrdma/_core*.so cython/_core.c .pytest_cache .mypy_cache .ruff_cache

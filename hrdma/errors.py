@@ -7,6 +7,8 @@ __all__ = [
     "DeviceError",
     "HrdmaError",
     "NetlinkError",
+    "ObjectLost",
+    "ObjectStoreFull",
     "PeerError",
     "PolicyError",
     "RefusedError",
@@ -25,6 +27,31 @@ class RequestError(HrdmaError):
 
 class CollectiveMismatchError(RequestError):
     """Ranks called different collectives, or the same one with different arguments. The communicator is broken."""
+
+
+class ObjectLost(RequestError):
+    """The object has no copy left anywhere, or was deleted. Whoever can make it again may put it again.
+
+    Attributes
+    ----------
+    ref : str
+        The object's reference as text.
+    """
+
+    def __init__(self, message: str, *, ref: str = "") -> None:
+        super().__init__(message)
+        self.ref = ref
+
+    def __reduce__(self):
+        return (_object_lost, (str(self), self.ref))
+
+
+def _object_lost(message, ref):
+    return ObjectLost(message, ref=ref)
+
+
+class ObjectStoreFull(RequestError):
+    """A node store has no room and nothing in it may go. The message says who holds what; nothing was stored."""
 
 
 class PeerError(HrdmaError):

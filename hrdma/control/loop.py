@@ -78,6 +78,7 @@ class Loop:
         self._context.setsockopt(zmq.MAX_SOCKETS, max(1024, 8 * size))
         self._poller = zmq.Poller()
         self._dialogs: dict[Dialog, None] = {}
+        self._watched: dict[int, Callable[[], None]] = {}
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
         self._posted: collections.deque[Callable[[], None]] = collections.deque()
         self._lock = threading.Lock()
@@ -141,6 +142,15 @@ class Loop:
     def cancel(self, name: str) -> None:
         self._timers.pop(name, None)
 
+    def watch(self, descriptor: int, call: Callable[[], None]) -> None:
+        """Runs a call whenever this descriptor is readable, until `unwatch`."""
+        self._watched[descriptor] = call
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def unwatch(self, descriptor: int) -> None:
+        if self._watched.pop(descriptor, None) is not None:
+            self._poller.unregister(descriptor)
+
     def open(self, sock: Any) -> Listener:
         """Begins to listen on a socket that listens already."""
         listener = Listener(self._context, sock, self.size, self.heartbeat)
@@ -190,15 +200,20 @@ class Loop:
         wait = None
         if self._timers:
             wait = max(0.0, min(when for when, _ in self._timers.values()) - now) * 1000
-        self._poller.poll(None if wait is None else int(wait) + 1)
+        ready = self._poller.poll(None if wait is None else int(wait) + 1)
         waker = self._waker
         if waker is not None:
             waker.clear()
         for _ in range(len(self._posted)):
             self._posted.popleft()()
+        if self._watched:
+            for descriptor, _ in ready:
+                if isinstance(descriptor, int) and descriptor in self._watched:
+                    self._watched[descriptor]()
         self._serve_listener()
         for dialog in list(self._dialogs):
-            self._serve_dialog(dialog)
+            if dialog in self._dialogs:  # serving another may have ended this one
+                self._serve_dialog(dialog)
         now = time.monotonic()
         for name, (when, call) in list(self._timers.items()):
             if when <= now and self._timers.get(name) == (when, call):

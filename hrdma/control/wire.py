@@ -46,6 +46,7 @@ class Kind(IntEnum):
     WHO = 17  #: up: for whom are we waiting
     MISSING = 18  #: down: for these
     DECIDED = 19  #: down: the result of an agreement
+    OBJECT = 20  #: between nodes and clients of hrdma.objects: the body's "verb" says what
 
 
 class FrameError(ValueError):

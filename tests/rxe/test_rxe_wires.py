@@ -27,9 +27,9 @@ def counter_there(other, wire: int, name: str) -> int:
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not holds():
-        assert time.monotonic() < deadline, f"not within 30 s: {what}"
+        assert time.monotonic() < deadline, f"not within 60 s: {what}"
         time.sleep(0.05)
 
 
@@ -60,7 +60,8 @@ def test_a_shaper_holds_rdma_to_its_rate(other, guest, output):
     output("tc qdisc replace dev wire0 root handle 1: htb default 1")
     try:
         output("tc class add dev wire0 parent 1: classid 1:1 htb rate 20mbit burst 32k")
-        command = perftest.command("ib_write_bw", "rxe0", f"-s {MESSAGE} -n {COUNT} -t 16")
+        # The queue holds packets longer than the QP's usual time-out of 67 ms; -u 18 is one second.
+        command = perftest.command("ib_write_bw", "rxe0", f"-s {MESSAGE} -n {COUNT} -t 16 -u 18")
         with other.start(command):
             perftest.wait_for_server(other.run)
             told = output(f"{command} {guest['HOSTS_ADDR1']}")
@@ -71,6 +72,7 @@ def test_a_shaper_holds_rdma_to_its_rate(other, guest, output):
     assert perftest.bandwidth(told) < 1.1 * rate
 
 
+@pytest.mark.timeout(240)
 def test_a_link_that_goes_down_loses_what_is_sent_and_comes_back(other, guest, output):
     """Soft-RoCE takes perftest's retry count of 7 for "without end", so the transfer waits and goes on."""
     command = perftest.command("ib_write_bw", "rxe0", f"-s {MESSAGE} -n 500")

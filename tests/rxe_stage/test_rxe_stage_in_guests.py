@@ -11,6 +11,7 @@ import pytest
 STAGES = {"one": "--hosts 1", "two": "--hosts 2 --wires 2"}
 
 
+@pytest.mark.xdist_group("rxe")
 @pytest.mark.slow
 @pytest.mark.timeout(340)
 @pytest.mark.parametrize("hosts", STAGES)

@@ -9,6 +9,7 @@ import shutil
 import socket
 import struct
 import sys
+import time
 
 import pytest
 
@@ -84,6 +85,21 @@ def test_what_is_not_taken_is_lost_but_for_the_frame_that_has_begun(lane, monkey
     assert whole == len(data)  # no frame is cut
     assert data.endswith(frame(255))
     assert 0 < len(data) // BIG < number
+
+
+def test_a_far_end_that_takes_nothing_costs_patience_once(lane, monkeypatch):
+    one, sender, _ = lane
+    while not one.full:
+        sender.sendall(frame(1, 999))
+        one.read()
+    monkeypatch.setattr(wires, "PATIENCE", 0.0)
+    one.lose()
+    monkeypatch.setattr(wires, "PATIENCE", time.monotonic() - one._progress)
+    for _ in range(100):
+        sender.sendall(frame(2, 999))
+        one.read()
+        one.lose()
+        assert not one.full
 
 
 def test_frames_cross_in_both_directions():

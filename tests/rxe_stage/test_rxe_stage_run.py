@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.xdist_group("rxe"), pytest.mark.slow, pytest.mark.timeout(150)]
 
 BOOT = "100"  # seconds, with plenty for a machine that does other things
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 PATIENCE = 0.3  # seconds; a guest that gets no processor time for so long loses frames, which RDMA and TCP send again
-HELD = 1 << 18  # bytes waiting in one direction before its sender is not read any more
+HELD = 1 << 16  # bytes waiting in one direction before its sender is not read any more
 TICK = 0.05  # seconds between looks at lanes that are blocked
 
 
@@ -40,6 +40,7 @@ class Lane:
         self._held = 0  # bytes in _waiting
         self._sent = 0  # of the first in _waiting
         self._progress = time.monotonic()  # when the sink last took something, or had all
+        self._losing = False  # the sink has taken nothing since frames were lost
 
     @property
     def blocked(self) -> bool:
@@ -61,7 +62,7 @@ class Lane:
         end = whole_frames(data)
         self._partial = data[end:]
         if end:
-            if not self._waiting:
+            if not self._waiting and not self._losing:
                 self._progress = time.monotonic()
             self._waiting.append(data[:end])
             self._held += end
@@ -79,6 +80,7 @@ class Lane:
             except (BrokenPipeError, ConnectionResetError):
                 count = len(first) - self._sent  # nobody is there any more
             self._progress = time.monotonic()
+            self._losing = False
             self._sent += count
             if self._sent == len(first):
                 self._waiting.popleft()
@@ -89,6 +91,7 @@ class Lane:
         """Throws away what the sink has not taken for too long, but for the rest of a frame of which it has a part."""
         if not self._waiting or time.monotonic() < self._progress + PATIENCE:
             return
+        self._losing = True
         first = self._waiting[0]
         end = 0
         while end < self._sent:

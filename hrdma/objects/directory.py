@@ -1,0 +1,372 @@
+"""One node's shard of the directory: what is known of the objects whose entries it keeps, and the questions about them.
+
+An entry has *facts*, which the backup holds too before a question about them is answered (content of small objects, what
+was deleted, what a reduction shall be and what went into it), and *soft state* (copies, waiting questions), which the
+nodes themselves know best. When the view changes, soft state is thrown away and every node tells it again; a shard answers
+nothing until all nodes of the view have said that they have told everything (`synced`). There is one way to recover, and it
+is the same whether a node joined, left or died.
+
+A question that cannot be answered yet waits in its entry and is tried again whenever the entry changes; whoever asked keeps
+the deadline and withdraws it (`forget`).
+
+`gen` names one making of an object's bytes: the put, or the attempt of a reduction. Bytes of different makings never mix.
+Everything runs in the control thread; there are no sockets here and the clock is the owner's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hrdma.objects.asker import Body, keepers
+from hrdma.objects.broadcast import Copies, Copy
+
+__all__ = ["Directory", "Entry", "Owner"]
+
+QUESTIONS = frozenset(
+    ["put", "unput", "have", "leave", "drop", "locate", "watch", "delete", "contributors", "reduce", "forget"]
+)
+TOMBSTONES = 1 << 14  # deleted ids remembered
+
+
+class Reducing(Protocol):
+    """A reduction as its entry sees it."""
+
+    @property
+    def root(self) -> int: ...
+    @property
+    def making(self) -> str: ...
+    def view(self, nodes: tuple[int, ...]) -> None: ...
+    def heard(self, src: int, verb: str, body: Body) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Owner(Protocol):
+    """What the shard needs of its node."""
+
+    def send(self, node: int, body: Body) -> None: ...
+    def reduction(self, entry: Entry) -> Reducing: ...
+
+
+@dataclass
+class Entry:
+    """What is known of one object."""
+
+    id: str
+    version: int = 0
+    meta: Body | None = None  #: fact: kind, dtype, shape, nbytes
+    gen: str = ""  #: fact
+    committed: bool = False  #: fact: all of it existed once
+    inline: str | None = None  #: fact: content of a small object, base64
+    deleted: bool = False  #: fact
+    spec: Body | None = None  #: fact: op, refs, count, node of a reduction whose result this is
+    parts: list[str] | None = None  #: fact: the objects in that result
+    error: list[str] | None = None  #: fact: [kind, text]: why there will be none
+    copies: Copies = field(default_factory=Copies)
+    waiting: list[tuple[int, Body]] = field(default_factory=list)
+    reducing: Reducing | None = None
+
+    FACTS = ("version", "meta", "gen", "committed", "inline", "deleted", "spec", "parts", "error")
+
+    def facts(self) -> Body:
+        return {name: getattr(self, name) for name in self.FACTS}
+
+    @property
+    def lost(self) -> bool:
+        return self.committed and self.inline is None and not self.copies.alive
+
+
+class Directory:
+    """The entries that this node keeps, as keeper or as backup."""
+
+    def __init__(self, owner: Owner, me: int) -> None:
+        self._owner = owner
+        self.me = me
+        self.entries: dict[str, Entry] = {}
+        self._nodes: tuple[int, ...] = ()
+        self._unsynced: set[int] = set()
+        self._held: list[tuple[int, Body]] = []
+        self._deleted: OrderedDict[str, None] = OrderedDict()
+        self._acks: dict[tuple[str, int], Callable[[], object]] = {}
+
+    @property
+    def settled(self) -> bool:
+        return not self._unsynced
+
+    # views
+
+    def view(self, me: int, nodes: tuple[int, ...]) -> None:
+        """The nodes changed: hands facts to those who keep them now, and forgets what will be told again.
+
+        With no nodes, this one is about to join again: it keeps its facts until it knows to whom they go.
+        """
+        self.me, self._nodes = me, nodes
+        self._unsynced = set(nodes)
+        self._held.clear()
+        self._acks.clear()
+        for name, entry in list(self.entries.items()):
+            keep = keepers(name, nodes) if nodes else ()
+            entry.waiting.clear()
+            entry.copies = Copies()
+            if entry.version:
+                for node in keep:
+                    if node != me:
+                        self._owner.send(node, {"verb": "facts", "id": name, "facts": entry.facts()})
+            if entry.reducing is not None and keep[:1] != (me,):
+                entry.reducing.stop()
+                entry.reducing = None
+            if (nodes and me not in keep) or not (entry.version or entry.reducing):
+                del self.entries[name]
+
+    def synced(self, node: int) -> None:
+        """A node has told all it has. When all have, questions are answered again."""
+        if node not in self._unsynced:
+            return
+        self._unsynced.discard(node)
+        if self._unsynced:
+            return
+        for entry in list(self.entries.values()):
+            if keepers(entry.id, self._nodes)[0] == self.me:
+                if entry.reducing is not None:
+                    entry.reducing.view(self._nodes)
+                    if entry.gen:
+                        entry.copies.of[entry.reducing.root] = Copy(False, producing=True)
+                elif entry.spec and entry.parts is None and entry.error is None and not entry.deleted:
+                    entry.gen, entry.meta, entry.copies = (
+                        "",
+                        None,
+                        Copies(),
+                    )  # what the last keeper began counts no more
+                    entry.reducing = self._owner.reduction(entry)
+        held, self._held = self._held, []
+        for src, body in held:
+            self.heard(src, body)
+        for entry in list(self.entries.values()):
+            self._wake(entry)
+
+    # messages
+
+    def heard(self, src: int, body: Body) -> None:
+        """A message about an object that this node keeps."""
+        verb = body["verb"]
+        if verb in ("facts", "acked", "copy"):
+            getattr(self, "_" + verb)(src, body)
+            return
+        if not self.settled:
+            self._held.append((src, body))
+            return
+        entry = self._entry(body["id"])
+        if verb == "summing":
+            if entry.reducing is None or entry.reducing.making != body["making"]:
+                self._owner.send(src, {"verb": "unsum", "id": entry.id, "making": body["making"]})
+            return
+        if verb in ("absorbed", "summed", "missing", "failed"):
+            if entry.reducing is not None:
+                entry.reducing.heard(src, verb, body)
+            return
+        if verb not in QUESTIONS:
+            raise ValueError(f"unknown verb {verb!r}")
+        if not getattr(self, "_" + verb)(entry, src, body):
+            entry.waiting.append((src, body))
+
+    def _entry(self, name: str) -> Entry:
+        entry = self.entries.get(name)
+        if entry is None:
+            entry = self.entries[name] = Entry(name, deleted=name in self._deleted)
+        return entry
+
+    def _answer(self, src: int, body: Body, **answer: Any) -> bool:
+        self._owner.send(src, {"verb": "answer", "n": body["n"], **answer})
+        return True
+
+    def _wake(self, entry: Entry) -> None:
+        waiting, entry.waiting = entry.waiting, []
+        for src, body in waiting:
+            if not getattr(self, "_" + body["verb"])(entry, src, body):
+                entry.waiting.append((src, body))
+        if not (entry.version or entry.copies.of or entry.waiting or entry.reducing or entry.gen):
+            self.entries.pop(entry.id, None)
+
+    def changed(self, entry: Entry, then: Callable[[], object] | None = None) -> None:
+        """Facts changed: `then` runs when the backup has them; questions that wait are tried again."""
+        entry.version += 1
+        keep = keepers(entry.id, self._nodes)
+        if len(keep) == 1:
+            if then is not None:
+                then()
+        else:
+            if then is not None:
+                self._acks[entry.id, entry.version] = then
+            self._owner.send(keep[1], {"verb": "facts", "id": entry.id, "facts": entry.facts()})
+        self._wake(entry)
+
+    def _facts(self, src: int, body: Body) -> None:
+        facts = body["facts"]
+        entry = self._entry(body["id"])
+        if facts["version"] > entry.version:
+            for name in Entry.FACTS:
+                setattr(entry, name, facts[name])
+        self._owner.send(src, {"verb": "acked", "id": body["id"], "version": facts["version"]})
+
+    def _acked(self, src: int, body: Body) -> None:
+        then = self._acks.pop((body["id"], body["version"]), None)
+        if then is not None:
+            then()
+
+    def _copy(self, src: int, body: Body) -> None:
+        """What a node has of an object, told after a change of view."""
+        entry = self._entry(body["id"])
+        if entry.deleted:
+            self._owner.send(src, {"verb": "purge", "id": entry.id})
+            return
+        if body["complete"] or body["producing"]:
+            if not entry.gen or not entry.committed:
+                entry.gen, entry.meta = body["gen"], body["meta"]
+            entry.committed = entry.committed or body["complete"]
+        if body["producing"] and entry.parts is not None and body["gen"] == entry.gen:
+            self._owner.send(src, {"verb": "counts", "id": entry.id, "gen": entry.gen})
+            entry.copies.completed(src)
+            return
+        if body["complete"] or body["producing"] or not entry.gen or body["gen"] == entry.gen:
+            entry.copies.of[src] = Copy(body["complete"], body["producing"], body["via"])
+
+    # questions: each returns whether it was answered
+
+    def _put(self, entry: Entry, src: int, body: Body) -> bool:
+        if entry.spec is not None:
+            return self._answer(src, body, error=["value", f"{entry.id!r} is the result of a reduction"])
+        if entry.committed and not entry.lost and not entry.deleted:
+            if entry.gen == body["gen"]:
+                return self._answer(src, body, ok=True)
+            return self._answer(src, body, exists=True)
+        mine = entry.gen == body["gen"]
+        if not mine and any(copy.producing for copy in entry.copies.of.values()):
+            return False
+        self._deleted.pop(entry.id, None)
+        entry.deleted, entry.committed = False, False
+        entry.gen, entry.meta, entry.inline = body["gen"], body["meta"], body.get("inline")
+        if not mine:
+            entry.copies = Copies()
+        if entry.inline is not None:
+            entry.committed = True
+            self.changed(entry, lambda: self._answer(src, body, ok=True))
+            return True
+        entry.copies.of[src] = Copy(False, producing=True)
+        self._answer(src, body, ok=True)
+        self._wake(entry)
+        return True
+
+    def _unput(self, entry: Entry, src: int, body: Body) -> bool:
+        if entry.gen == body["gen"] and not entry.committed:
+            entry.copies, entry.gen, entry.meta = Copies(), "", None
+            self._wake(entry)
+        return True
+
+    def _have(self, entry: Entry, src: int, body: Body) -> bool:
+        if entry.gen != body["gen"] or entry.deleted:
+            return self._answer(src, body, stale=True)
+        if entry.reducing is not None:
+            return False  # until the sum counts: its root may yet die and begin anew
+        entry.copies.completed(src)
+        if entry.committed:
+            self._answer(src, body, ok=True)
+            self._wake(entry)
+        else:
+            entry.committed = True
+            self.changed(entry, lambda: self._answer(src, body, ok=True))
+        return True
+
+    def _leave(self, entry: Entry, src: int, body: Body) -> bool:
+        copy = entry.copies.of.get(src)
+        if copy is not None and not copy.complete and not copy.producing:
+            entry.copies.remove(src)
+            self._wake(entry)
+        return True
+
+    def _drop(self, entry: Entry, src: int, body: Body) -> bool:
+        spare = len(entry.copies.complete) > 1 and src in entry.copies.complete
+        fed = any(copy.via == src and not copy.complete for copy in entry.copies.of.values())
+        if spare and not fed:
+            entry.copies.remove(src)
+        return self._answer(src, body, ok=spare and not fed)
+
+    def _locate(self, entry: Entry, src: int, body: Body) -> bool:
+        if self._ended(entry, src, body):
+            return True
+        if entry.inline is not None:
+            return self._answer(src, body, meta=entry.meta, inline=entry.inline)
+        sender = entry.copies.grant(src, body.get("failed", ())) if entry.copies.alive else None
+        if sender is None:
+            return False
+        return self._answer(src, body, meta=entry.meta, gen=entry.gen, sender=sender)
+
+    def _watch(self, entry: Entry, src: int, body: Body) -> bool:
+        """Answered when all of it exists; a patient watcher waits for a lost object to be made again."""
+        if entry.inline is not None:
+            inline = entry.inline if body.get("content") else ""
+            return self._answer(src, body, meta=entry.meta, inline=inline)
+        if entry.copies.complete:
+            return self._answer(src, body, meta=entry.meta, node=entry.copies.complete[0])
+        return not body.get("patient") and self._ended(entry, src, body)
+
+    def _ended(self, entry: Entry, src: int, body: Body) -> bool:
+        if entry.deleted:
+            return self._answer(src, body, error=["lost", f"object {entry.id} was deleted"])
+        if entry.error is not None:
+            return self._answer(src, body, error=entry.error)
+        if entry.lost and entry.reducing is None:
+            return self._answer(src, body, error=["lost", f"object {entry.id} is lost: no copy of it is left"])
+        return False
+
+    def _delete(self, entry: Entry, src: int, body: Body) -> bool:
+        if entry.reducing is not None:
+            entry.reducing.stop()
+            entry.reducing = None
+        for node in entry.copies.of:
+            self._owner.send(node, {"verb": "purge", "id": entry.id})
+        entry.copies = Copies()
+        entry.deleted, entry.committed = True, False
+        entry.meta = entry.inline = entry.spec = entry.parts = entry.error = None
+        entry.gen = ""
+        self._deleted[entry.id] = None
+        while len(self._deleted) > TOMBSTONES:
+            old, _ = self._deleted.popitem(last=False)
+            if old in self.entries and self.entries[old].deleted and not self.entries[old].waiting:
+                del self.entries[old]
+        self.changed(entry, lambda: self._answer(src, body, ok=True))
+        return True
+
+    def _contributors(self, entry: Entry, src: int, body: Body) -> bool:
+        if entry.parts is not None:
+            return self._answer(src, body, parts=entry.parts)
+        if entry.committed and entry.spec is None:
+            return self._answer(
+                src, body, error=["value", f"{entry.id!r} was put, it is not the result of a reduction"]
+            )
+        return self._ended(entry, src, body)
+
+    def _reduce(self, entry: Entry, src: int, body: Body) -> bool:
+        spec = {key: body[key] for key in ("op", "refs", "count")}
+        if entry.spec is not None:
+            same = all(entry.spec[key] == spec[key] for key in spec)
+            if same:
+                return self._answer(src, body, ok=True)
+            return self._answer(src, body, error=["value", f"{entry.id!r} is the result of another reduction"])
+        if entry.committed or entry.gen:
+            return self._answer(src, body, error=["value", f"{entry.id!r} exists already"])
+        self._deleted.pop(entry.id, None)
+        entry.deleted = False
+        entry.spec = {**spec, "node": src}
+        entry.reducing = self._owner.reduction(entry)
+        self.changed(entry, lambda: self._answer(src, body, ok=True))
+        return True
+
+    def _forget(self, entry: Entry, src: int, body: Body) -> bool:
+        number = body["question"]
+        entry.waiting = [(node, other) for node, other in entry.waiting if (node, other["n"]) != (src, number)]
+        copy = entry.copies.of.get(src)
+        if copy is not None and not copy.complete and not copy.producing and copy.via is None:
+            entry.copies.remove(src)
+        return True

@@ -1,0 +1,457 @@
+"""A node: one host's store, its shard of the directory, its part of every transfer and sum.
+
+The control thread does everything but moving and adding bytes; what it does never blocks. This file joins the parts:
+
+    sessions (clients of this host)      cluster (other nodes)
+                \\                          /
+                 node: puts, fetches, sums
+                /          |              \\
+            store       asker          directory -> reductions
+                    feeder (streams to others)
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from hrdma.config import Config
+from hrdma.control.link import is_loopback
+from hrdma.control.loop import Loop
+from hrdma.control.wire import job_key
+from hrdma.errors import HrdmaError, ObjectStoreFull
+from hrdma.log import logger
+from hrdma.objects.asker import Asker, Body
+from hrdma.objects.cluster import Cluster
+from hrdma.objects.directory import Directory, Entry
+from hrdma.objects.fetch import Fetch
+from hrdma.objects.plan import Child
+from hrdma.objects.reduction import Reduction
+from hrdma.objects.shape import ROOT
+from hrdma.objects.store import Segment, Store
+from hrdma.objects.streams import Feeder, Source, Stream, open_stream
+from hrdma.objects.sums import Sum, order_of
+
+__all__ = ["Node"]
+
+PATIENCE = 1.0  # seconds that a stream waits for what is about to be made here
+
+Then = Callable[[Body], None]
+
+
+class Node:
+    """Runs in threads of its own until `close`. Make it, then `start` it.
+
+    Parameters
+    ----------
+    config : Config
+    address : tuple of (str, int)
+        Where it listens for other nodes; port 0 is any.
+    seeds : list of (str, int)
+        Nodes of the cluster to join; empty: it founds one.
+    capacity : int
+        Bytes of the store.
+    """
+
+    def __init__(self, config: Config, address: tuple[str, int], seeds: list[tuple[str, int]], capacity: int) -> None:
+        self.key = job_key(config.token)
+        self._address, self._seeds = address, seeds
+        open_to_all = bool(config.token) or config.insecure
+        self.loop = Loop(1, self.key, config.heartbeat, open_to_all=open_to_all, crashed=self.failed)
+        host = address[0] if is_loopback(address[0]) else "::" if ":" in address[0] else "0.0.0.0"
+        self.feeder = Feeder(self.key, self._find, host=host, open_to_all=open_to_all)
+        self.cluster = Cluster(self.loop, self, self.feeder.port)
+        self.store = Store(capacity)
+        self.asker = Asker(self.send)
+        self.directory = Directory(self, self.cluster.me)
+        self.latency, self.bandwidth = 1e-4, 1e9
+        self.received = 0
+        self._fetches: dict[str, Fetch] = {}
+        self._sums: dict[tuple[str, int], Sum] = {}
+        self._ready: dict[str, list[Then]] = {}
+        self._makers = ThreadPoolExecutor(2, "hrdma-memory")
+        self._listed = threading.Condition()
+        self._up = threading.Event()
+        self._error: Exception | None = None
+        self._known: set[int] = set()
+        self.broken: Callable[[], None] = lambda: None  #: called when it cannot go on
+
+    # any thread
+
+    def start(self, timeout: float) -> None:
+        """Starts it and waits until it belongs to a cluster.
+
+        Raises
+        ------
+        TimeoutError, PeerError, OSError
+            It does not.
+        """
+
+        def first() -> None:
+            try:
+                self.cluster.start(self._address, self._seeds, timeout)
+            except Exception as error:
+                self.failed(error)
+
+        self.loop.start(first)
+        if not self._up.wait(timeout) or self._error is not None:
+            self.close()
+            raise self._error or TimeoutError(f"the node did not come up within {timeout:g} s")
+
+    def close(self) -> None:
+        """Stops; the other nodes see it leave."""
+        self.loop.post(self._stop)
+        self.loop.join(5.0)
+        self.feeder.close()
+        self._makers.shutdown(wait=False)
+
+    def post(self, call: Callable[[], None]) -> bool:
+        return self.loop.post(call)
+
+    def _find(self, request: Body) -> tuple[Source, Callable[[], None]] | None:
+        """Of the feeder, in its thread: the source of a stream, which may be about to be made."""
+        with self._listed:
+            self._listed.wait_for(lambda: self._source(request) is not None or not self._coming(request), PATIENCE)
+        segment = self._source(request)
+        if segment is None or not segment.pin():
+            return None
+        return segment, lambda: self._unpin_later(segment)
+
+    def _unpin_later(self, segment: Segment) -> None:
+        self.loop.post(lambda: self.store.unpin(segment))
+
+    def _source(self, request: Body) -> Segment | None:
+        if "position" in request:
+            found = self._sums.get((request["id"], request["position"]))
+            fits = found is not None and found.making == request["gen"] and found.order.attempt == request["attempt"]
+            return found.out if found is not None and fits else None
+        segment = self.store.objects.get(request["id"])
+        return segment if segment is not None and segment.gen == request["gen"] else None
+
+    def _coming(self, request: Body) -> bool:
+        """Whether what was asked for may be here in a moment."""
+        return "position" in request or request["id"] in self._fetches
+
+    def _list(self) -> None:
+        """There is a new segment: streams may wait for it."""
+        with self._listed:
+            self._listed.notify_all()
+
+    def stream(self, node: int, request: Body) -> Stream:
+        card = self.cluster.nodes.get(node)
+        if card is None:
+            raise HrdmaError(f"node {node:x} is gone")
+        return open_stream(self.key, card["host"], card["data"], request)
+
+    def sum_stream(self, child: Child, request: Body) -> Stream:
+        return self.stream(child.node, request)
+
+    def local_sum(self, name: str, child: Child) -> Segment | None:
+        found = self._sums.get((name, child.position))
+        return found.out if found is not None and found.order.attempt == child.attempt else None
+
+    # the control thread: what the parts need
+
+    def send(self, node: int, body: Body) -> None:
+        self.cluster.send(node, body)
+
+    def later(self, name: str, seconds: float, call: Callable[[], None]) -> None:
+        self.loop.at(name, time.monotonic() + seconds, call)
+
+    def nodes(self) -> tuple[int, ...]:
+        return tuple(self.cluster.nodes)
+
+    def reduction(self, entry: Entry) -> Reduction:
+        return Reduction(entry, self)
+
+    def failed(self, error: Exception) -> None:
+        self._error = self._error or error
+        self._up.set()
+        self.broken()
+
+    def _stop(self) -> None:
+        for fetch in self._fetches.values():
+            fetch.stop()
+        for sum_ in self._sums.values():
+            sum_.abort()
+        for segment in self.store.objects.values():
+            segment.abort()
+        self.cluster.leave()
+        self.loop.stop(0.2)
+
+    def measured(self, nbytes: int, seconds: float) -> None:
+        """A stream moved so much in so long: what the shape of reductions is chosen by."""
+        self.received += nbytes
+        if nbytes >= 1 << 20 and seconds > 0:
+            self.bandwidth = 0.7 * self.bandwidth + 0.3 * nbytes / seconds
+
+    # views and messages
+
+    def viewed(self, nodes: tuple[int, ...]) -> None:
+        """The nodes changed: tells the keepers all that is here, asks again, and says that this was all."""
+        gone, self._known = self._known.difference(nodes), set(nodes)
+        for fetch in self._fetches.values():
+            fetch.cut_off(gone)
+        for sum_ in self._sums.values():
+            sum_.cut_off(gone)
+        self.directory.view(self.cluster.me, nodes)
+        self.asker.view(nodes)
+        if not nodes:
+            return
+        for segment in self.store.objects.values():
+            has = {"complete": segment.complete, "producing": segment.producing, "via": segment.via}
+            self.asker.tell("copy", segment.name, meta=segment.meta, gen=segment.gen, **has)
+        for sum_ in self._sums.values():
+            self.asker.tell("summing", sum_.name, making=sum_.making)
+            for what, child in sum_.reports:
+                self._report(sum_, what, child)
+        for node in nodes:
+            self.send(node, {"verb": "synced"})
+            if node != self.cluster.me:
+                self.send(node, {"verb": "ping", "time": time.monotonic()})
+        self._up.set()
+
+    def heard_from(self, node: int, body: Body) -> None:
+        verb = body["verb"]
+        if verb == "answer":
+            self.asker.answered(body["n"], body)
+        elif verb == "synced":
+            self.directory.synced(node)
+        elif verb in ("purge", "counts", "sum", "unsum"):
+            getattr(self, "_" + verb)(body)
+        elif verb == "ping":
+            self.send(node, {"verb": "pong", "time": body["time"]})
+        elif verb == "pong":
+            self.latency = 0.7 * self.latency + 0.3 * (time.monotonic() - body["time"]) / 2
+        else:
+            self.directory.heard(node, body)
+
+    # memory
+
+    def make_segment(
+        self, name: str, meta: Body, gen: str, then: Callable[[Segment | None, ObjectStoreFull | None], None],
+        *, by_client: bool = False, listed: bool = True,
+    ) -> None:  # fmt: skip
+        """Makes room and a segment, in another thread since the kernel clears the pages; `then` gets it or why not."""
+        nbytes = meta["nbytes"]
+
+        def make() -> None:
+            try:
+                segment = Segment(name, meta, gen, by_client=by_client)
+            except OSError as error:
+                why = ObjectStoreFull(f"the host has no {nbytes} bytes of memory left: {error.strerror}")
+                self.loop.post(lambda: made(None, why))
+            else:
+                self.loop.post(lambda: made(segment, None))
+
+        def made(segment: Segment | None, why: ObjectStoreFull | None) -> None:
+            if segment is None:
+                self.store.release(nbytes)
+            elif listed:
+                old = self.store.objects.get(name)
+                if old is not None:
+                    self.store.discard(old)
+                self.store.objects[name] = segment
+            then(segment, why)
+            self._list()
+
+        def roomy(full: ObjectStoreFull | None) -> None:
+            if full is not None:
+                then(None, full)
+            else:
+                self._makers.submit(make)
+
+        self.store.make_room(nbytes, self._evict, roomy)
+
+    def _evict(self, segment: Segment, then: Callable[[], None]) -> None:
+        def answered(body: Body) -> None:
+            if "ok" in body and body["ok"] and not self.store.evict(segment):
+                # It came into use while the directory struck it off: it is a copy again.
+                self.asker.ask("have", segment.name, lambda _: None, gen=segment.gen)
+            then()
+
+        self.asker.ask("drop", segment.name, answered)
+
+    def discard(self, segment: Segment) -> None:
+        self.store.discard(segment)
+
+    # objects: what sessions ask for
+
+    def put(self, name: str, meta: Body, inline: str | None, then: Callable[[Body, Segment | None], None]) -> None:
+        """Begins a put. `then` gets the answer and, for a large object, the segment to write."""
+        gen = secrets.token_hex(6)
+        if inline is not None:
+            self.asker.ask("put", name, lambda answer: then(answer, None), meta=meta, gen=gen, inline=inline)
+            return
+
+        def made(segment: Segment | None, why: ObjectStoreFull | None) -> None:
+            if segment is None:
+                then({"error": ["full", str(why)]}, None)
+            else:
+                self.asker.ask("put", name, lambda answer: granted(answer, segment), meta=meta, gen=gen)
+
+        def granted(answer: Body, segment: Segment) -> None:
+            if "ok" not in answer:
+                self.store.discard(segment)
+                then(answer, None)
+                return
+            old = self.store.objects.get(name)
+            if old is not None:
+                self.store.discard(old)
+            segment.producing = True
+            self.store.objects[name] = segment
+            self._list()
+            then(answer, segment)
+
+        self.make_segment(name, meta, gen, made, by_client=True, listed=False)
+
+    def commit(self, segment: Segment, then: Then) -> None:
+        """All of it is written: it counts once the directory says so."""
+        try:
+            segment.seal()
+        except OSError:
+            self.unput(segment)
+            then({"error": ["value", "the object is still mapped writable by the process that puts it"]})
+            return
+        segment.advance(segment.nbytes)
+
+        def counted(answer: Body) -> None:
+            if "ok" not in answer:
+                self.store.discard(segment)
+                then({"error": ["lost", f"object {segment.name} was deleted while it was put"]})
+                return
+            segment.complete, segment.producing = True, False
+            then({"ok": True})
+            self.fetched(segment.name, {"meta": segment.meta})
+
+        self.asker.ask("have", segment.name, counted, gen=segment.gen)
+
+    def unput(self, segment: Segment) -> None:
+        """Whoever put it is gone before it was all there."""
+        self.asker.tell("unput", segment.name, gen=segment.gen)
+        self.store.discard(segment)
+
+    def want(self, name: str, then: Then) -> None:
+        """`then` gets the answer of the directory, or the description of an object that is complete here."""
+        segment = self.store.objects.get(name)
+        if segment is not None and segment.complete:
+            segment.used = time.monotonic()
+            then({"meta": segment.meta})
+            return
+        self._ready.setdefault(name, []).append(then)
+        if name not in self._fetches and (segment is None or not segment.producing):
+            self._fetches[name] = Fetch(self, name)
+
+    def unwant(self, name: str, then: Then) -> None:
+        """Whoever wanted it does so no more."""
+        waiting = self._ready.get(name, [])
+        if then in waiting:
+            waiting.remove(then)
+        if not waiting:
+            self._ready.pop(name, None)
+            fetch = self._fetches.get(name)
+            if fetch is not None and fetch.segment is None:
+                fetch.stop()
+                del self._fetches[name]
+
+    def fetched(self, name: str, answer: Body) -> None:
+        """An object is here, or will not be: tells whoever waits."""
+        fetch = self._fetches.pop(name, None)
+        if fetch is not None:
+            fetch.stop()
+        for then in self._ready.pop(name, []):
+            then(answer)
+
+    # messages of keepers
+
+    def _purge(self, body: Body) -> None:
+        segment = self.store.objects.get(body["id"])
+        if segment is not None:
+            self.store.discard(segment)
+
+    def _counts(self, body: Body) -> None:
+        segment = self.store.objects.get(body["id"])
+        if segment is not None and segment.gen == body["gen"] and segment.progress == segment.nbytes:
+            segment.complete, segment.producing = True, False
+            self.fetched(segment.name, {"meta": segment.meta})
+
+    def _sum(self, body: Body) -> None:
+        order = order_of(body["order"])
+        name, key = body["id"], (body["id"], order.position)
+        found = self._sums.get(key)
+        if found is not None and (found.making, found.order.attempt) == (body["making"], order.attempt):
+            found.extend(order)
+            return
+        if found is not None:
+            self._end_sum(key)
+        sum_ = Sum(self, body, order, self.cluster.me, lambda what, child: self._told(sum_, what, child))
+        self._sums[key] = sum_
+        for ref in order.refs:
+            segment = self.store.objects.get(ref)
+            if segment is None or not segment.complete or not segment.pin():
+                self._end_sum(key)
+                self.asker.tell("missing", name, making=body["making"], ref=ref)
+                return
+            sum_.inputs.append(segment)
+        if sum_.plain:
+            sum_.start(sum_.inputs[0])
+            self._list()
+            return
+
+        def made(segment: Segment | None, why: ObjectStoreFull | None) -> None:
+            if self._sums.get(key) is not sum_:
+                if segment is not None:
+                    self.store.discard(segment)
+            elif segment is None:
+                self._told(sum_, "failed", str(why))
+            else:
+                segment.producing = order.position == ROOT
+                sum_.start(segment)
+
+        listed = order.position == ROOT
+        if listed and name in self._fetches:
+            self._fetches.pop(name).stop()
+        self.make_segment(name, body["meta"], f"{body['making']}.{order.attempt}", made, listed=listed)
+
+    def _told(self, sum_: Sum, what: str, child: Any) -> None:
+        """Of a sum, in any thread."""
+
+        def report() -> None:
+            if self._sums.get((sum_.name, sum_.order.position)) is sum_:
+                sum_.reports.append((what, child))
+                self._report(sum_, what, child)
+
+        self.loop.post(report)
+
+    def _report(self, sum_: Sum, what: str, child: Any) -> None:
+        body: Body = {"making": sum_.making, "attempt": sum_.order.attempt}
+        if what == "absorbed":
+            body |= {"position": child.position, "attempt": child.attempt, "by": sum_.order.attempt}
+        elif what == "failed":
+            logger.warning("objects: a sum failed: %s", child)
+            body |= {"kind": "full" if "room" in child else "request", "text": child}
+        self.asker.tell(what, sum_.name, **body)
+
+    def _unsum(self, body: Body) -> None:
+        for key, sum_ in list(self._sums.items()):
+            if sum_.name == body["id"] and sum_.making == body["making"]:
+                self._end_sum(key)
+
+    def _end_sum(self, key: tuple[str, int]) -> None:
+        """Frees a sum and what it uses; a result that counts stays."""
+        sum_ = self._sums.pop(key)
+        out = sum_.out
+        if out is not None and out.complete and out not in sum_.inputs:
+            pass
+        else:
+            sum_.abort()
+            if out is not None and out not in sum_.inputs:
+                self.store.discard(out)
+            if key[1] == ROOT and key[0] in self._ready and key[0] not in self._fetches:
+                self._fetches[key[0]] = Fetch(self, key[0])
+        for segment in sum_.inputs:
+            self.store.unpin(segment)

@@ -1,0 +1,201 @@
+"""A reduction at the keeper of its result: watches the objects, drives the plan, gives orders, and says when it counts.
+
+Small objects are reduced here, from the content that their entries hold, in the order of arrival. Large ones stay where they
+are: `hrdma.objects.plan` says which node adds what, and the nodes do it (`hrdma.objects.sums`). Orders leave a moment after
+an arrival rather than at once, so that objects of one node that arrive together share one position: they are then added in
+one pass, without a hop between them.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Callable
+from typing import Protocol
+
+from hrdma.objects import kernels
+from hrdma.objects.asker import Asker, Body
+from hrdma.objects.broadcast import Copies, Copy
+from hrdma.objects.directory import Directory, Entry
+from hrdma.objects.plan import Order, Plan
+from hrdma.objects.ref import INLINE
+from hrdma.objects.shape import degree
+
+__all__ = ["Owner", "Reduction"]
+
+GATHER = 0.001  # seconds that orders wait for further arrivals
+
+
+class Owner(Protocol):
+    """What a reduction needs of its node."""
+
+    asker: Asker
+    directory: Directory
+    latency: float
+    bandwidth: float
+
+    def send(self, node: int, body: Body) -> None: ...
+    def later(self, name: str, seconds: float, call: Callable[[], None]) -> None: ...
+    def nodes(self) -> tuple[int, ...]: ...
+
+
+class Reduction:
+    """Fills the entry of a result."""
+
+    def __init__(self, entry: Entry, owner: Owner) -> None:
+        assert entry.spec is not None
+        self._entry = entry
+        self._owner = owner
+        self._spec = entry.spec
+        self._making = secrets.token_hex(6)
+        self._questions: dict[str, int] = {}
+        self._meta: Body | None = None
+        self._first = ""
+        self._plan: Plan | None = None
+        self._small: dict[str, bytes] = {}
+        self._known: tuple[int, ...] = owner.nodes()
+        self._over = False
+        for ref in self._spec["refs"]:
+            self._seek(ref)
+
+    @property
+    def making(self) -> str:
+        """Names this run of the reduction: after a change of keeper another one begins."""
+        return self._making
+
+    @property
+    def root(self) -> int:
+        """Where the result grows."""
+        return self._plan.root if self._plan is not None else self._owner.directory.me
+
+    def stop(self) -> None:
+        """Ends it; nodes free their sums."""
+        self._over = True
+        for question in self._questions.values():
+            self._owner.asker.forget(question)
+        self._questions.clear()
+        if self._plan is not None:
+            for node in self._owner.nodes():
+                self._owner.send(node, {"verb": "unsum", "id": self._entry.id, "making": self._making})
+
+    def view(self, nodes: tuple[int, ...]) -> None:
+        """The nodes changed."""
+        gone = [node for node in self._known if node not in nodes]
+        self._known = nodes
+        if self._plan is None:
+            return
+        for node in gone:
+            alive = [node for node in self._plan.nodes if node in nodes]
+            successor = max(alive, default=self._owner.directory.me)
+            for ref in self._plan.lose(node, successor):
+                self._seek(ref)
+        for order in self._plan.repeat():
+            self._order(order)
+        self._soon()
+
+    def heard(self, src: int, verb: str, body: Body) -> None:
+        """A node says how far it is."""
+        if self._plan is None or body["making"] != self._making:
+            return
+        if verb == "absorbed":
+            self._plan.absorbed(body["position"], body["attempt"], body["by"])
+        elif verb == "missing":
+            for ref in self._plan.miss(body["ref"], src):
+                self._seek(ref)
+            self._soon()
+        elif verb == "failed":
+            self._fail(body["kind"], body["text"])
+        elif verb == "summed" and (parts := self._plan.finish(body["attempt"])) is not None:
+            self._finish(parts)
+
+    def _seek(self, ref: str) -> None:
+        if not self._over and ref not in self._questions:
+            self._questions[ref] = self._owner.asker.ask(
+                "watch", ref, lambda answer: self._arrived(ref, answer), patient=True, content=True
+            )
+
+    def _arrived(self, ref: str, answer: Body) -> None:
+        self._questions.pop(ref, None)
+        if self._over:
+            return
+        if "error" in answer:
+            self._fail(*answer["error"])
+            return
+        meta = answer["meta"]
+        if self._meta is None:
+            try:
+                kernels.check(self._spec["op"], meta["dtype"])
+            except (TypeError, ValueError) as error:
+                self._fail("type" if isinstance(error, TypeError) else "value", f"object {ref}: {error}")
+                return
+            self._meta, self._first = meta, ref
+        for what in ("dtype", "shape"):
+            if meta[what] != self._meta[what]:
+                mine, theirs = meta[what], self._meta[what]
+                self._fail("value", f"cannot reduce: object {ref} has {what} {mine}, object {self._first} has {theirs}")
+                return
+        if meta["nbytes"] <= INLINE:
+            if ref not in self._small and len(self._small) < self._spec["count"]:
+                self._small[ref] = base64.b64decode(answer["inline"])
+            if len(self._small) == self._spec["count"]:
+                self._finish_small()
+            return
+        if self._plan is None:
+            owner, count = self._owner, self._spec["count"]
+            node = self._spec["node"] if self._spec["node"] in owner.nodes() else owner.directory.me
+            self._plan = Plan(count, node, degree(count, meta["nbytes"], owner.latency, owner.bandwidth))
+        if answer["node"] in self._known:
+            self._plan.arrive(ref, answer["node"])
+            self._soon()
+        else:
+            self._seek(ref)
+
+    def _soon(self) -> None:
+        self._owner.later(f"orders {self._entry.id}", GATHER, self._give_orders)
+
+    def _give_orders(self) -> None:
+        plan, entry = self._plan, self._entry
+        if self._over or plan is None or self._meta is None:
+            return
+        for order in plan.orders():
+            self._order(order)
+        if entry.gen != self._gen(plan):
+            entry.gen, entry.meta = self._gen(plan), self._meta
+            entry.copies = Copies()
+            entry.copies.of[plan.root] = Copy(False, producing=True)
+            self._owner.directory.changed(entry)
+
+    def _order(self, order: Order) -> None:
+        body: Body = {"verb": "sum", "id": self._entry.id, "making": self._making, "meta": self._meta}
+        body |= {"op": self._spec["op"], "count": self._spec["count"], "order": order}
+        self._owner.send(order.node, body)
+
+    def _gen(self, plan: Plan) -> str:
+        return f"{self._making}.{plan.attempt}"
+
+    def _finish_small(self) -> None:
+        assert self._meta is not None
+        out = bytearray(self._meta["nbytes"])
+        op, dtype, values = self._spec["op"], self._meta["dtype"], list(self._small.values())
+        if out:
+            kernels.fold(op, dtype, out, values)
+            if op == "avg":
+                kernels.scale(dtype, out, len(values))
+        self._entry.meta, self._entry.gen = self._meta, self._making
+        self._entry.inline = base64.b64encode(out).decode()
+        self._finish(list(self._small))
+
+    def _finish(self, parts: list[str]) -> None:
+        entry = self._entry
+        entry.parts, entry.committed, entry.reducing = parts, True, None
+        if self._plan is not None:
+            entry.copies.completed(self._plan.root)
+            self._owner.send(self._plan.root, {"verb": "counts", "id": entry.id, "gen": entry.gen})
+        self.stop()
+        self._owner.directory.changed(entry)
+
+    def _fail(self, kind: str, text: str) -> None:
+        self.stop()
+        self._entry.error, self._entry.reducing = [kind, text], None
+        self._entry.copies = Copies()
+        self._owner.directory.changed(self._entry)

@@ -1,0 +1,121 @@
+"""An operation of a client that is on its way: wait for it, await it, cancel it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+__all__ = ["Request"]
+
+
+class Request:
+    """What ``async_op=True`` returns; the same methods as :class:`hrdma.Request`.
+
+    The deadline is that of the call. When it passes, or on ``cancel()``, the node is told, and the result is dropped.
+    """
+
+    def __init__(self, operation: str, timeout: float, withdraw: Callable[[Request], None]) -> None:
+        self._operation = operation
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._withdraw = withdraw
+        self._settled = threading.Event()
+        self._lock = threading.Lock()
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        state = "pending" if not self.done else "done" if self._error is None else "failed"
+        return f"<Request {self._operation} {state}>"
+
+    def settle(self, value: Any = None, error: BaseException | None = None) -> bool:
+        """Ends it, once: False when it had ended before."""
+        with self._lock:
+            if self._settled.is_set():
+                return False
+            self._value, self._error = value, error
+            self._settled.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+        return True
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Runs a call when it has ended, in the thread that ends it; at once when it has."""
+        with self._lock:
+            if not self._settled.is_set():
+                self._callbacks.append(call)
+                return
+        call()
+
+    @property
+    def canceled(self) -> bool:
+        """Whether it ended by ``cancel()``."""
+        return isinstance(self._error, asyncio.CancelledError)
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._settled.is_set()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Blocks until it is done and returns the result.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds. When they have passed, TimeoutError is raised and the operation goes on. None: until its own deadline.
+        """
+        left = max(0.0, self._deadline - time.monotonic())
+        if not self._settled.wait(left if timeout is None else min(left, timeout)):
+            if time.monotonic() < self._deadline:
+                raise TimeoutError(f"{self._operation} is not done after {timeout} s; it goes on")
+            self._expire()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def result(self) -> Any:
+        """As :meth:`wait` without a timeout of its own."""
+        return self.wait()
+
+    def cancel(self) -> bool:
+        """Ends it now; False when it had ended before."""
+        if not self.settle(error=asyncio.CancelledError()):
+            return False
+        self._withdraw(self)
+        return True
+
+    def _expire(self) -> None:
+        if self.settle(error=TimeoutError(f"{self._operation} is not done after {self._timeout:g} s")):
+            self._withdraw(self)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self.done:
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[None] = loop.create_future()
+
+            def ring() -> None:
+                if not future.done():
+                    future.set_result(None)
+
+            def settled() -> None:
+                try:
+                    loop.call_soon_threadsafe(ring)
+                except RuntimeError:
+                    return  # that loop is closed: nobody waits there
+
+            self.then(settled)
+            timer = loop.call_later(max(0.0, self._deadline - time.monotonic()), self._expire)
+            try:
+                yield from future.__await__()
+            except BaseException:
+                self.cancel()
+                raise
+            finally:
+                timer.cancel()
+        return self.wait()

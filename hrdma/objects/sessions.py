@@ -1,0 +1,331 @@
+"""Clients of this host at their node: a Unix socket each, whose end is the end of the client.
+
+Packets are control frames; a descriptor travels beside the frame that it belongs to. The socket has an abstract name, so that
+nothing is left in the file system. A client proves the job token as nodes do; without a token it must be of the same user.
+
+    request   {"n", "verb", ...}             any number at a time
+    answer    {"n", ...} or {"n", "error"}   once each, when it is known; "cancel" ends the wait for one
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from hrdma.control.trust import Admission, Gate
+from hrdma.control.wire import FrameError, Kind, decode, encode, frame_limit
+from hrdma.log import logger
+from hrdma.objects.asker import Body
+from hrdma.objects.node import Node
+from hrdma.objects.store import Segment
+
+__all__ = ["LIMIT", "Sessions", "local_name"]
+
+LIMIT = frame_limit(1)
+VERBS = frozenset(
+    [
+        "put",
+        "progress",
+        "commit",
+        "abandon",
+        "get",
+        "release",
+        "watch",
+        "delete",
+        "contributors",
+        "reduce",
+        "cancel",
+        "info",
+    ]
+)  #: what a client may ask
+BACKLOG = 4096  # answers that a client may leave unread
+RETRY = 0.02  # seconds until answers that did not fit are tried again
+
+
+def local_name(key: bytes, cluster: str, node: str) -> str:
+    """The abstract socket name of a node: the same for all processes of this host that mean the same one."""
+    text = f"{key.hex()}/{cluster}/{node}/{os.getuid()}"
+    return "\0hrdma-objects-" + hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+class Sessions:
+    """All clients of one node. Everything runs in the node's control thread."""
+
+    def __init__(self, node: Node, name: str, *, linger: float | None) -> None:
+        self.node = node
+        self._linger = linger
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            self._listener.bind(name)
+            self._listener.listen(256)
+        except OSError:
+            self._listener.close()
+            raise
+        self._sessions: dict[int, _Session] = {}
+        self.deserted: Callable[[], None] = lambda: None
+        self.gate = Gate(node.key, LIMIT, 1, open_to_all=True, send=self._send_raw)
+        self.secret = node.key != bytes(32)
+        node.post(self._open)
+
+    def _open(self) -> None:
+        self.node.loop.watch(self._listener.fileno(), self._accept)
+        self._check_deserted()
+
+    def _send_raw(self, identity: bytes, frame: bytes) -> None:
+        session = self._sessions.get(int.from_bytes(identity, "big"))
+        if session is not None:
+            session.push(frame)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            sock.setblocking(False)
+            pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if not self.secret and uid not in (0, os.getuid()):
+                logger.warning("objects: dropped a client of user %d: without a job token only this user may come", uid)
+                sock.close()
+                continue
+            session = _Session(self, sock, pid)
+            self._sessions[sock.fileno()] = session
+            self.node.loop.watch(sock.fileno(), session.readable)
+
+    def ended(self, session: _Session) -> None:
+        self._sessions.pop(session.descriptor, None)
+        self._check_deserted()
+
+    def _check_deserted(self) -> None:
+        if not self._sessions and self._linger is not None:
+            self.node.loop.at("deserted", time.monotonic() + self._linger, self._leave)
+
+    def _leave(self) -> None:
+        if not self._sessions:
+            self.deserted()
+
+    def close(self) -> None:
+        """Hangs up on all clients."""
+
+        def shut() -> None:
+            self.node.loop.unwatch(self._listener.fileno())
+            self._listener.close()
+            self._linger = None
+            for session in list(self._sessions.values()):
+                session.end()
+
+        if not self.node.post(shut):
+            self._listener.close()
+
+    def holders(self) -> str:
+        """Which clients view what, for a store that is full."""
+        found = [session.views() for session in self._sessions.values()]
+        return "; ".join(text for text in found if text)
+
+
+class _Session:
+    """One client."""
+
+    def __init__(self, owner: Sessions, sock: socket.socket, pid: int) -> None:
+        self._owner, self._node = owner, owner.node
+        self._sock, self.descriptor, self._pid = sock, sock.fileno(), pid
+        self._known = False
+        self._over = False
+        self._pinned: dict[int, Segment] = {}
+        self._pins = count(1)
+        self._writing: dict[str, Segment] = {}
+        self._cancels: dict[int, Callable[[], None]] = {}
+        self._unsent: deque[tuple[bytes, int | None]] = deque()
+
+    def views(self) -> str:
+        names = sorted({segment.name for segment in self._pinned.values()})
+        return f"process {self._pid} views {', '.join(names[:4])}" if names else ""
+
+    # packets
+
+    def readable(self) -> None:
+        for _ in range(64):
+            try:
+                frame = self._sock.recv(LIMIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                frame = b""
+            if not frame:
+                self.end()
+                return
+            try:
+                self._take(frame)
+            except (FrameError, KeyError, TypeError, ValueError) as error:
+                logger.warning("objects: process %d sent a malformed request: %r", self._pid, error)
+                self.end()
+            if self._over:
+                return
+
+    def _take(self, frame: bytes) -> None:
+        if not self._known:
+            identity = self.descriptor.to_bytes(8, "big")
+            peer = self._owner.gate.receive(identity, frame, self.descriptor, f"process {self._pid}", lambda: True)
+            if peer is not None:
+                self._welcome(peer)
+            return
+        kind, body = decode(frame, limit=LIMIT)
+        if kind is Kind.OBJECT:
+            if body["verb"] not in VERBS:
+                raise ValueError(f"unknown verb {body['verb']!r}")
+            getattr(self, "_on_" + body["verb"])(body)
+
+    def _welcome(self, peer: Admission) -> None:
+        self._known = True
+        body = {"job": self._node.cluster.job, "capacity": self._node.store.capacity}
+        self.push(encode(Kind.WELCOME, body, limit=LIMIT))
+
+    def push(self, frame: bytes, descriptor: int | None = None) -> None:
+        """Sends a packet, later when the client does not read now. A descriptor is duplicated while it waits."""
+        if self._over:
+            return
+        if not self._unsent and self._write(frame, descriptor):
+            return
+        if len(self._unsent) >= BACKLOG:
+            self.end()
+            return
+        self._unsent.append((frame, None if descriptor is None else os.dup(descriptor)))
+        self._node.later(f"client {self.descriptor}", RETRY, self._flush)
+
+    def _write(self, frame: bytes, descriptor: int | None) -> bool:
+        try:
+            socket.send_fds(self._sock, [frame], [] if descriptor is None else [descriptor])
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # its end is on the way
+        return True
+
+    def _flush(self) -> None:
+        while self._unsent and not self._over:
+            frame, descriptor = self._unsent[0]
+            if not self._write(frame, descriptor):
+                self._node.later(f"client {self.descriptor}", RETRY, self._flush)
+                return
+            self._unsent.popleft()
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _answer(self, n: int, body: Body, descriptor: int | None = None) -> None:
+        self._cancels.pop(n, None)
+        body = {key: value for key, value in body.items() if key not in ("verb", "e")} | {"n": n}
+        if body.get("error", [""])[0] == "full" and (text := self._owner.holders()):
+            body["error"] = ["full", f"{body['error'][1]}; {text}"]
+        self.push(encode(Kind.OBJECT, body, limit=LIMIT), descriptor)
+
+    def end(self) -> None:
+        """The client is gone: gives up what it wrote, waited for and viewed."""
+        if self._over:
+            return
+        self._over = True
+        self._node.loop.unwatch(self.descriptor)
+        self._node.loop.cancel(f"client {self.descriptor}")
+        self._sock.close()
+        for cancel in list(self._cancels.values()):
+            cancel()
+        for segment in self._writing.values():
+            self._node.unput(segment)
+        for segment in self._pinned.values():
+            self._node.store.unpin(segment)
+        for _, descriptor in self._unsent:
+            if descriptor is not None:
+                os.close(descriptor)
+        self._owner.ended(self)
+
+    # requests
+
+    def _ask(self, body: Body, verb: str, **more: Any) -> None:
+        n = body["n"]
+        question = self._node.asker.ask(verb, body["id"], lambda answer: self._answer(n, answer), **more)
+        self._cancels[n] = lambda: self._node.asker.forget(question)
+
+    def _on_put(self, body: Body) -> None:
+        n = body["n"]
+
+        def then(answer: Body, segment: Segment | None) -> None:
+            if segment is None:
+                self._answer(n, answer)
+            elif self._over:
+                self._node.unput(segment)
+            else:
+                self._writing[segment.name] = segment
+                self._answer(n, {"ok": True, "writing": segment.name}, segment.writer)
+
+        self._node.put(body["id"], body["meta"], body.get("inline"), then)
+
+    def _on_progress(self, body: Body) -> None:
+        self._writing[body["id"]].advance(body["progress"])
+
+    def _on_commit(self, body: Body) -> None:
+        n = body["n"]
+        self._node.commit(self._writing.pop(body["id"]), lambda answer: self._answer(n, answer))
+
+    def _on_abandon(self, body: Body) -> None:
+        self._node.unput(self._writing.pop(body["id"]))
+
+    def _on_get(self, body: Body) -> None:
+        n, name = body["n"], body["id"]
+
+        def then(answer: Body) -> None:
+            segment = self._node.store.objects.get(name)
+            if "error" in answer or "inline" in answer:
+                self._answer(n, answer)
+            elif segment is None or not segment.complete or not segment.pin():
+                self._node.want(name, then)
+            else:
+                pin = next(self._pins)
+                self._pinned[pin] = segment
+                self._answer(n, {"meta": segment.meta, "pin": pin}, segment.reader)
+
+        self._cancels[n] = lambda: self._node.unwant(name, then)
+        self._node.want(name, then)
+
+    def _on_release(self, body: Body) -> None:
+        self._node.store.unpin(self._pinned.pop(body["pin"]))
+
+    def _on_watch(self, body: Body) -> None:
+        self._ask(body, "watch")
+
+    def _on_delete(self, body: Body) -> None:
+        self._ask(body, "delete")
+
+    def _on_contributors(self, body: Body) -> None:
+        self._ask(body, "contributors")
+
+    def _on_reduce(self, body: Body) -> None:
+        self._ask(body, "reduce", op=body["op"], refs=body["refs"], count=body["count"])
+
+    def _on_cancel(self, body: Body) -> None:
+        cancel = self._cancels.pop(body["question"], None)
+        if cancel is not None:
+            cancel()
+
+    def _on_info(self, body: Body) -> None:
+        node = self._node
+        info = {
+            "node": f"{node.cluster.me:x}",
+            "address": f"tcp://{node.cluster.host}:{node.cluster.port}",
+            "nodes": [f"{other:x}" for other in node.cluster.nodes],
+            "epoch": node.cluster.epoch,
+            "objects": len(node.store.objects),
+            "used": node.store.used,
+            "capacity": node.store.capacity,
+            "evicted": node.store.evicted,
+            "sent": node.feeder.sent,
+            "received": node.received,
+            "latency": node.latency,
+            "bandwidth": node.bandwidth,
+        }
+        self._answer(body["n"], {"info": info})

@@ -1,0 +1,203 @@
+"""One host's objects in shared memory: a segment each, counted against a capacity.
+
+A segment is a memfd: nothing has a name, so that nothing is left behind, and what a client maps stays mapped whatever becomes
+of the node. A client that puts gets it writable once; when it is done the segment is sealed, after which not even that client
+can change it. Others get a read-only descriptor and map it: a `get` copies nothing. Memory is reserved before it is handed out
+(ENOMEM here, never SIGBUS there).
+
+Only spare copies may be evicted: complete, viewed by nobody, feeding nobody, and known to the directory to be complete
+elsewhere too. That last question goes over the network, hence `Store.make_room` takes a callback.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from hrdma.errors import ObjectStoreFull
+from hrdma.objects.asker import Body
+
+__all__ = ["Segment", "Store"]
+
+F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
+SEAL_SHRINK, SEAL_GROW, SEAL_WRITE, SEAL_FUTURE_WRITE = 2, 4, 8, 16
+
+
+class Segment:
+    """The bytes of one object, or of a sum on its way.
+
+    `progress` says how many bytes are there; whoever adds some calls `advance`, whoever needs some `wait_for`. Threads.
+    """
+
+    def __init__(self, name: str, meta: Body, gen: str, *, by_client: bool = False) -> None:
+        self.name, self.meta, self.gen = name, meta, gen
+        self.nbytes: int = meta["nbytes"]
+        self.progress = 0
+        self.complete = False  #: it counts: the directory knows it as complete
+        self.producing = False
+        self.aborted = False
+        self.via: int | None = None
+        self.pins = 0  #: views, streams and sums that use it
+        self.doomed = False  #: it goes with its last pin
+        self.used = time.monotonic()
+        self._changed = threading.Condition()
+        self._closed = False
+        self.writer = os.memfd_create("hrdma-object", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.writer, self.nbytes)
+            os.posix_fallocate(self.writer, 0, self.nbytes)
+            self.reader = os.open(f"/proc/self/fd/{self.writer}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            os.close(self.writer)
+            raise
+        if by_client:
+            self.map = mmap.mmap(self.reader, self.nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
+        else:
+            self.map = mmap.mmap(self.writer, self.nbytes)
+            fcntl.fcntl(self.writer, F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW | SEAL_FUTURE_WRITE)
+        self.view = memoryview(self.map)
+
+    def seal(self) -> None:
+        """Ends all writing, also by whoever holds the writable descriptor.
+
+        Raises
+        ------
+        OSError
+            Somebody has it mapped writable.
+        """
+        fcntl.fcntl(self.writer, F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW | SEAL_WRITE)
+
+    def advance(self, progress: int) -> None:
+        with self._changed:
+            self.progress = progress
+            self._changed.notify_all()
+
+    def abort(self) -> None:
+        """It will not grow any more; who waits for more gives up."""
+        with self._changed:
+            self.aborted = True
+            self._changed.notify_all()
+
+    def wait_for(self, nbytes: int, timeout: float | None = None) -> int:
+        """Waits until more than `nbytes` bytes are there; returns how many, or -1 when there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.progress > nbytes or self.aborted, timeout)
+            return -1 if self.aborted else self.progress
+
+    def pin(self) -> bool:
+        """It stays until `unpin`; False when it has gone. From any thread."""
+        with self._changed:
+            self.pins += not self._closed
+            return not self._closed
+
+    def unpin(self) -> None:
+        with self._changed:
+            self.pins -= 1
+            self.used = time.monotonic()
+
+    def close(self) -> bool:
+        """Gives the descriptors back, unless it is pinned; the memory goes with the last mapping."""
+        with self._changed:
+            if self.pins or self._closed:
+                return False
+            self._closed = self.aborted = True
+            self._changed.notify_all()
+        for descriptor in (self.reader, self.writer):
+            os.close(descriptor)
+        self.reader = self.writer = -1
+        return True
+
+
+class Store:
+    """The segments of a host and what they may take. All methods run in the control thread."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self.evicted = 0
+        self.objects: dict[str, Segment] = {}
+
+    def reserve(self, nbytes: int) -> bool:
+        """Counts bytes as taken where there is room."""
+        if self.used + nbytes > self.capacity:
+            return False
+        self.used += nbytes
+        return True
+
+    def release(self, nbytes: int) -> None:
+        self.used -= nbytes
+
+    def spare(self) -> Iterator[Segment]:
+        """What might be evicted, least recently used first."""
+        found = [segment for segment in self.objects.values() if segment.complete and not segment.pins]
+        return iter(sorted(found, key=lambda segment: segment.used))
+
+    def make_room(
+        self, nbytes: int, evict: Callable[[Segment, Callable[[], None]], None],
+        then: Callable[[ObjectStoreFull | None], None],
+    ) -> None:  # fmt: skip
+        """Reserves bytes, evicting spare copies where it must; `then` gets None, or why it cannot be.
+
+        Parameters
+        ----------
+        nbytes : int
+        evict : callable
+            Asks the directory whether a segment is spare, calls `Store.evict` if so, and then the callback that it gets.
+        then : callable
+        """
+        if nbytes > self.capacity:
+            then(ObjectStoreFull(f"an object of {nbytes} bytes is larger than the store: {self.capacity} bytes"))
+            return
+        candidates = self.spare()
+
+        def attempt() -> None:
+            if self.reserve(nbytes):
+                then(None)
+                return
+            segment = next((segment for segment in candidates if self.objects.get(segment.name) is segment), None)
+            if segment is None:
+                then(ObjectStoreFull(f"no room for {nbytes} bytes: {self.holders()}"))
+            elif segment.pins:
+                attempt()
+            else:
+                evict(segment, attempt)
+
+        attempt()
+
+    def evict(self, segment: Segment) -> bool:
+        """Lets go of a spare copy; False when it came into use meanwhile."""
+        if self.objects.get(segment.name) is not segment or not segment.close():
+            return False
+        del self.objects[segment.name]
+        self.release(segment.nbytes)
+        self.evicted += 1
+        return True
+
+    def discard(self, segment: Segment) -> None:
+        """Lets go of a segment: now, or when its last pin goes."""
+        if self.objects.get(segment.name) is segment:
+            del self.objects[segment.name]
+        segment.abort()
+        segment.doomed = True
+        if segment.close():
+            self.release(segment.nbytes)
+
+    def unpin(self, segment: Segment) -> None:
+        segment.unpin()
+        if segment.doomed and segment.close():
+            self.release(segment.nbytes)
+
+    def holders(self) -> str:
+        """Who holds what, largest first."""
+        found = sorted(self.objects.values(), key=lambda segment: -segment.nbytes)[:8]
+        shown = [f"{segment.name} {segment.nbytes} bytes, {self._why(segment)}" for segment in found]
+        return f"{self.used} of {self.capacity} bytes are taken" + "".join(f"; {text}" for text in shown)
+
+    def _why(self, segment: Segment) -> str:
+        if not segment.complete:
+            return "being made"
+        return f"in use {segment.pins} times" if segment.pins else "the only copy"

@@ -1,0 +1,37 @@
+"""The fixtures `rig` (nodes in this process) and `rig_of` (of any kind): they end with the test."""
+
+from __future__ import annotations
+
+import pytest
+from rig import Outside, Rig, Zygote
+
+
+@pytest.fixture(scope="session")
+def zygote():
+    Outside.zygote = Zygote()
+    yield Outside.zygote
+    Outside.zygote.close()
+
+
+@pytest.fixture
+def rig_of():
+    made: list[Rig] = []
+
+    def make(*arguments, **options) -> Rig:
+        made.append(Rig(*arguments, **options))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        rig.close()
+
+
+@pytest.fixture
+def rig(rig_of):
+    return rig_of()
+
+
+@pytest.fixture
+def client(rig):
+    rig.grow("a")
+    return rig.client("a")

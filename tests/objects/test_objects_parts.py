@@ -1,0 +1,298 @@
+"""The parts by themselves: segments, room in the store, streams and strangers, shards of the directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+
+import pytest
+from rig import eventually
+
+from hrdma.control.wire import Kind, decode, encode, job_key
+from hrdma.errors import HrdmaError
+from hrdma.objects import streams
+from hrdma.objects.asker import Asker, keepers
+from hrdma.objects.directory import Directory
+from hrdma.objects.sessions import LIMIT, local_name
+from hrdma.objects.store import Segment, Store
+
+META = {"kind": "bytes", "dtype": "uint8", "shape": [1 << 20], "nbytes": 1 << 20}
+KEY = job_key("secret")
+
+
+@pytest.fixture
+def segment():
+    made = Segment("s", META, "g")
+    yield made
+    made.pins = 0
+    made.close()
+
+
+def test_a_segment_can_be_changed_by_its_maker_alone(segment):
+    import mmap
+
+    segment.view[5] = 7
+    with pytest.raises(PermissionError):
+        mmap.mmap(segment.writer, segment.nbytes)
+    with pytest.raises(OSError, match="not permitted"):
+        os.pwrite(segment.writer, b"x", 0)
+    with pytest.raises(OSError):
+        os.ftruncate(segment.writer, 0)
+    with mmap.mmap(segment.reader, segment.nbytes, mmap.MAP_SHARED, mmap.PROT_READ) as view:
+        assert view[5] == 7
+
+
+def test_whoever_waits_for_bytes_gets_them_or_hears_that_none_come(segment):
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(segment.wait_for(99))) for _ in range(2)]
+    threads[0].start()
+    segment.advance(100)
+    threads[0].join(5)
+    segment.progress = 0
+    threads[1].start()
+    segment.abort()
+    threads[1].join(5)
+    assert found == [100, -1]
+    assert segment.wait_for(1 << 30, timeout=0.01) == -1
+
+
+def test_a_pinned_segment_stays(segment):
+    store = Store(2 << 20)
+    assert store.reserve(1 << 20)
+    store.objects["s"] = segment
+    assert segment.pin()
+    store.discard(segment)
+    assert store.used == 1 << 20 and segment.view[0] == 0
+    store.unpin(segment)
+    assert store.used == 0 and not segment.pin()
+    store.discard(segment)
+    assert store.used == 0, "once is enough"
+
+
+def test_the_least_recently_used_spare_goes_first():
+    store = Store(3 << 20)
+    for i, name in enumerate("abc"):
+        assert store.reserve(1 << 20)
+        made = store.objects[name] = Segment(name, META, "g")
+        made.complete, made.used = True, float((i + 1) % 3)
+    asked, result = [], []
+
+    def evict(segment, then):
+        asked.append(segment.name)
+        if segment.name != "c":  # that one is no spare
+            store.evict(segment)
+        then()
+
+    store.make_room(2 << 20, evict, result.append)
+    assert (asked, result) == (["c", "a", "b"], [None])
+    store.make_room(1 << 20, evict, result.append)
+    assert "only copy" in str(result[1])
+    store.discard(store.objects["c"])
+    assert store.used == 2 << 20
+
+
+class Feeding:
+    def __init__(self, segment, key=KEY):
+        self.segment, self.served = segment, 0
+        self.feeder = streams.Feeder(key, self.find, host="127.0.0.1", open_to_all=False)
+
+    def find(self, request):
+        return (self.segment, self.done) if request["id"] == "s" else None
+
+    def done(self):
+        self.served += 1
+
+
+@pytest.fixture
+def feeding(segment):
+    made = Feeding(segment)
+    yield made
+    made.feeder.close()
+
+
+def request(offset=0, name="s"):
+    return {"id": name, "gen": "g", "offset": offset}
+
+
+def test_a_stream_brings_what_comes_to_be_there(feeding, segment):
+    segment.view[:] = bytes(range(256)) * 4096
+    segment.advance(1000)
+    stream = streams.open_stream(KEY, "127.0.0.1", feeding.feeder.port, request(256))
+    into = memoryview(bytearray(1 << 20))
+    got = 0
+    while got < 744:
+        got += stream.read_into(into[got:])
+    assert got == 744 and into[:744] == segment.view[256:1000]
+    segment.advance(segment.nbytes)
+    while n := stream.read_into(into[got:]):
+        got += n
+    assert got == segment.nbytes - 256 and into[:got] == segment.view[256:]
+    stream.close()
+    eventually(lambda: feeding.served == 1)
+
+
+def test_a_stream_ends_when_there_will_be_no_more_and_when_it_is_cancelled(feeding, segment):
+    first = streams.open_stream(KEY, "127.0.0.1", feeding.feeder.port, request())
+    threading.Timer(0.05, first.cancel).start()
+    assert first.read_into(memoryview(bytearray(8))) == 0
+    second = streams.open_stream(KEY, "127.0.0.1", feeding.feeder.port, request())
+    threading.Timer(0.05, segment.abort).start()
+    assert second.read_into(memoryview(bytearray(8))) == 0
+    first.close()
+    second.close()
+    eventually(lambda: feeding.served == 2)
+
+
+def test_streams_of_strangers(feeding):
+    port = feeding.feeder.port
+    with pytest.raises(HrdmaError, match="does not hold our job token"):
+        streams.open_stream(job_key("other"), "127.0.0.1", port, request())
+    with pytest.raises(HrdmaError, match="not here"):
+        streams.open_stream(KEY, "127.0.0.1", port, request(name="t"))
+    for garbage in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 64, encode(Kind.OBJECT, {}, limit=LIMIT)):
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=5) as sock,
+            contextlib.suppress(ConnectionResetError),
+        ):
+            sock.sendall(garbage)
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(4096):
+                pass
+    assert feeding.served == 0
+    streams.open_stream(KEY, "127.0.0.1", port, request()).close()
+
+
+def test_a_feeder_that_does_not_hold_the_token_is_not_believed():
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def impostor():
+        sock, _ = listener.accept()
+        sock.sendall(encode(Kind.CHALLENGE, {"nonce": "0"}, limit=LIMIT))
+        sock.recv(4096)
+        sock.sendall(encode(Kind.WELCOME, {"proof": "0" * 64}, limit=LIMIT))
+        time.sleep(0.1)
+        sock.close()
+
+    thread = threading.Thread(target=impostor)
+    thread.start()
+    with pytest.raises(HrdmaError, match="does not hold our job token"):
+        streams.open_stream(KEY, "127.0.0.1", listener.getsockname()[1], request())
+    thread.join()
+    listener.close()
+
+
+def test_malformed_requests_end_the_client_and_not_the_node(rig, client):
+    for frame in (b"x", encode(Kind.OBJECT, {"verb": "take"}, limit=LIMIT), encode(Kind.OBJECT, {}, limit=LIMIT)):
+        bad = rig.client("a")
+        bad._sock.send(frame)
+        eventually(lambda bad=bad: bad._gone is not None)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect(local_name(KEY, "", rig._prefix + "a"))
+        stranger.settimeout(5)
+        stranger.send(encode(Kind.OBJECT, {"verb": "info", "n": 1}, limit=LIMIT))
+        stranger.send(encode(Kind.HELLO, {"rank": 0, "nonce": "1"}, limit=LIMIT))
+        assert decode(stranger.recv(LIMIT), limit=LIMIT)[0] is Kind.CHALLENGE, "before that, nothing is answered"
+    assert client.put(b"still here") is not None
+
+
+class Owner:
+    """Records what a shard sends."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, node, body):
+        self.sent.append((node, body))
+
+    def answers(self, node):
+        found = [body for to, body in self.sent if to == node and body["verb"] == "answer"]
+        self.sent.clear()
+        return found
+
+
+@pytest.fixture
+def shard():
+    owner = Owner()
+    directory = Directory(owner, 1)
+    directory.view(1, (1,))
+    directory.synced(1)
+    owner.sent.clear()
+    return owner, directory
+
+
+def test_a_shard_answers_when_it_can(shard):
+    owner, directory = shard
+    directory.heard(2, {"verb": "locate", "id": "x", "n": 1})
+    assert owner.answers(2) == []
+    directory.heard(3, {"verb": "put", "id": "x", "n": 5, "gen": "g", "meta": META})
+    assert owner.sent[0] == (3, {"verb": "answer", "n": 5, "ok": True})
+    assert owner.answers(2) == [{"verb": "answer", "n": 1, "meta": META, "gen": "g", "sender": 3}]
+    directory.heard(2, {"verb": "have", "id": "x", "n": 2, "gen": "old"})
+    assert owner.answers(2) == [{"verb": "answer", "n": 2, "stale": True}]
+    with pytest.raises(ValueError, match="unknown verb"):
+        directory.heard(2, {"verb": "entry", "id": "x", "n": 2})
+
+
+def test_a_question_that_was_withdrawn_is_not_answered(shard):
+    owner, directory = shard
+    directory.heard(2, {"verb": "locate", "id": "x", "n": 1})
+    directory.heard(2, {"verb": "forget", "id": "x", "question": 1})
+    directory.heard(3, {"verb": "put", "id": "x", "n": 5, "gen": "g", "meta": META, "inline": "AA=="})
+    assert owner.answers(2) == []
+
+
+def test_after_a_change_of_view_nothing_is_answered_until_all_have_told():
+    owner = Owner()
+    directory = Directory(owner, 1)
+    name = next(f"x{i}" for i in range(99) if keepers(f"x{i}", (1, 2))[0] == 1)
+    directory.view(1, (1, 2))
+    directory.heard(2, {"verb": "locate", "id": name, "n": 1})
+    directory.synced(1)
+    assert owner.answers(2) == []
+    told = {"complete": True, "producing": False, "via": None, "gen": "g", "meta": META}
+    directory.heard(1, {"verb": "copy", "id": name, **told})
+    directory.synced(2)
+    assert owner.answers(2)[0]["sender"] == 1
+
+
+def test_questions_are_asked_again_when_the_keeper_changes():
+    sent, answers = [], []
+    asker = Asker(lambda node, body: sent.append((node, body["n"])))
+    asker.view((1, 2, 3))
+    number = asker.ask("watch", "x", answers.append)
+    first = keepers("x", (1, 2, 3))[0]
+    assert sent == [(first, number)]
+    rest = tuple(node for node in (1, 2, 3) if node != first)
+    asker.view(rest)
+    assert sent[1:] == [(keepers("x", (1, 2, 3))[1], number)], "the backup is the new keeper"
+    asker.answered(number, {"n": number})
+    asker.answered(number, {"n": number})
+    assert len(answers) == 1
+    asker.view((1, 2, 3))
+    assert len(sent) == 2
+
+
+def test_a_put_that_timed_out_gives_its_name_back(client):
+    body = {"id": "x", "meta": META}
+    slow = client._call("put", body, 5.0, lambda *_: None)
+    slow.cancel()
+    client.put(bytes(META["nbytes"]), id="x", timeout=5)
+
+
+def test_a_forked_child_does_not_keep_a_connection_up(rig, client):
+    other = rig.client("a")
+    view = other.get(other.put(bytes(1 << 20), id="x"))
+    child = os.fork()
+    if child == 0:
+        time.sleep(60 if view[0] == 0 else 0)
+        os._exit(0)
+    try:
+        other.close()
+        client.delete(client.ref("x"))
+        eventually(lambda: client.info()["used"] == 0)
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
