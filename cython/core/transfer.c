@@ -426,7 +426,7 @@ static int withdraw(struct hr_conn *conn, struct hr_xfer *x) {
 static int hushed(struct hr_conn *conn, struct hr_xfer *x) {
     for (int i = 0; i < conn->nlanes; i++) {
         struct hr_ep *ep = conn->lanes[i].ep;
-        if (!ep->domain->ops->mem_quiet || ep->domain->ops->mem_quiet(ep, &x->mem) != HR_OK) return 0;
+        if (ep->domain->ops->mem_quiet(ep, &x->mem) != HR_OK) return 0;
     }
     return 1;
 }
@@ -439,9 +439,8 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
     int withdrawn = withdraw(conn, x), cut = 0;
     if (conn->state != HR_CONN_LOST) {
         if (!withdrawn) cut = 1;
-        /* without revocation only a dead endpoint keeps late writes out of the buffer; a sender that has withdrawn has
-         * said so behind the last of them */
-        if (x->mode == HR_XFER_PUSH && tell && !(conn->caps->flags & HR_CAP_REVOKE) && !hushed(conn, x)) cut = 1;
+        /* a sender that has withdrawn said so behind the last of its writes, on the lane that they took */
+        if (x->mode == HR_XFER_PUSH && (tell || conn->nlanes > 1) && !hushed(conn, x)) cut = 1;
         if (tell && sender) {
             struct hr_hdr h = {.kind = HR_MSG_CANCEL,
                                .status = HR_ERR_CANCELED,

@@ -3,16 +3,15 @@
 /*
  * What may happen to an operation (options as in "seed=7,drop=0.01,delay=0.05:2ms,ops=send+write"):
  *
- *   drop=P        a message or write vanishes though HR_OK was said; a read or atomic never ends
- *   delay=P:T     it leaves a time T later; what is posted after it on the endpoint waits behind it
+ *   drop=P        a message or write vanishes though HR_OK was said; a read or atomic never ends; memory is called
+ * quiet that is not delay=P:T     it leaves a time T later; what is posted after it on the endpoint waits behind it
  *   reorder=P     the next message or write on the endpoint leaves before this one
  *   truncate=P    only the first half of the bytes is moved
  *   error=P       HR_ERR_IO, returned by the call or by done, half of the time each
  *   kill=after:N  the endpoint of the operation after the N-th is aborted; kill=process:N sends SIGKILL
  *   stop=after:N  SIGSTOP
- *   ops=A+B       only send, write, read, atomic are hit and counted; all where nothing is said
- *   budget=N      at most N faults by chance
- *   seed=N        another course of events
+ *   ops=A+B       only these of send, write, read, atomic, quiet are hit and counted; all but quiet where nothing is
+ * said budget=N      at most N faults by chance seed=N        another course of events
  *
  * Each endpoint has a generator of its own, so what hits its n-th operation depends on seed, ids and n, not on timing.
  * Faults are counted when they take effect (a reorder when something did overtake), see hr/fault.h.
@@ -170,11 +169,6 @@ static void fault_mem_deregister(struct hr_domain *base, struct hr_mem *mem) {
     inner->ops->mem_deregister(inner, mem);
 }
 
-static hr_status fault_mem_quiet(struct hr_ep *ep, const struct hr_mem *mem) {
-    const struct hr_provider *ops = inner_ops(ep);
-    return ops->mem_quiet ? ops->mem_quiet(of_ep(ep)->inner, mem) : HR_ERR_UNSUPPORTED;
-}
-
 static hr_status fault_mem_export(struct hr_ep *ep, const struct hr_mem *mem, void *addr, size_t len,
                                   struct hr_desc *desc_p) {
     return inner_ops(ep)->mem_export(of_ep(ep)->inner, mem, addr, len, desc_p);
@@ -290,6 +284,21 @@ static int choose(struct fault_ep *ep, enum fault_op op, size_t len) {
     case FAULT_REORDER: return op & (FAULT_SEND | FAULT_WRITE) && !hr_fault_first(ep) ? kind : -1;
     default: return kind;
     }
+}
+
+/* drop: HR_OK, and nobody was asked. */
+static hr_status fault_mem_quiet(struct hr_ep *base, const struct hr_mem *mem) {
+    struct fault_ep *ep = of_ep(base);
+    struct fault_domain *domain = of_domain(base->domain);
+    if (domain->plan.ops & FAULT_QUIET) {
+        ep->draw = hr_fault_next(&ep->random);
+        if (choose(ep, FAULT_QUIET, 0) == FAULT_DROP) {
+            domain->counts[FAULT_DROP]++;
+            domain->injected++;
+            return HR_OK;
+        }
+    }
+    return inner_ops(base)->mem_quiet(ep->inner, mem);
 }
 
 static hr_status inject(struct fault_ep *ep, int kind, enum fault_op op, const void *args) {
