@@ -1,7 +1,11 @@
 /* test_verbs.c - the verbs provider on the simulated device: copies, pinned memory, injected faults, taking back. */
 
 #include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "hr/memory.h"
@@ -254,6 +258,24 @@ TEST(a_full_device_is_tried_again) {
     CHECK(inside(&p.a)->inject.posts > N / 10);
     CHECK_EQ(inside(&p.a)->counts.rnr + inside(&p.b)->counts.rnr, 0);
     CHECK(!p.ca.losses && !p.cb.losses);
+    pair_close(&p);
+}
+
+/* ---- ends ---- */
+
+TEST(a_forked_child_does_not_keep_a_connection_alive) {
+    struct pair p;
+    pair_open(&p, NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;) pause();
+    }
+    REQUIRE(child > 0);
+    verbs->ep_abort(p.ca.ep);
+    RUN(p.b, p.b, p.cb.losses);
+    kill(child, SIGKILL);
+    CHECK_EQ(waitpid(child, NULL, 0), child);
     pair_close(&p);
 }
 

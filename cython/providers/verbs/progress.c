@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
@@ -54,7 +55,10 @@ void hr_verbs_forget(struct hr_verbs_domain *d, struct hr_verbs_source *source) 
 
 void hr_verbs_unwatch(struct hr_verbs_domain *d, struct hr_verbs_source *source) {
     hr_verbs_forget(d, source);
-    if (source->fd >= 0) close(source->fd);
+    if (source->fd >= 0) {
+        shutdown(source->fd, SHUT_RDWR); /* a forked child may hold a copy: closing would not tell the peer */
+        close(source->fd);
+    }
     source->fd = -1;
 }
 

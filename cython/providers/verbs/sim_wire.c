@@ -44,7 +44,10 @@ static socklen_t port_name(const union ibv_gid *gid, struct sockaddr_un *name) {
 /* ---- sockets of queue pairs ---- */
 
 static void drop(int *fd) {
-    if (*fd >= 0) close(*fd);
+    if (*fd >= 0) {
+        shutdown(*fd, SHUT_RDWR); /* a forked child may hold a copy */
+        close(*fd);
+    }
     *fd = -1;
 }
 
