@@ -319,10 +319,13 @@ static void cut_by_abort(struct window *window) { end_abort(window->owner); }
 /* The peer must be free to answer; where it is not driven meanwhile, the provider may say that it does not know. */
 static void cut_by_quiet(struct window *window) {
     struct end *owner = window->owner;
-    pthread_mutex_t *busy = settings.threads ? &window->peer->side->lock : NULL;
-    if (busy) pthread_mutex_unlock(busy);
+    if (settings.threads) pthread_mutex_unlock(&window->peer->side->lock);
     hr_status status = owner->side->domain->ops->mem_quiet(owner->ep, &window->reg);
-    if (busy) pthread_mutex_lock(busy);
+    if (settings.threads) { /* always side 0 first */
+        pthread_mutex_unlock(&owner->side->lock);
+        pthread_mutex_lock(&window->peer->side->lock);
+        pthread_mutex_lock(&owner->side->lock);
+    }
     CHECK(status == HR_OK || status == HR_ERR_UNSUPPORTED);
     if (status != HR_OK) end_abort(owner);
     cut_by_deregister(window);
