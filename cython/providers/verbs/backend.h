@@ -42,6 +42,12 @@ struct hr_verbs_backend {
 /* libibverbs, opened when first asked for and kept; NULL with a static text that says what is missing. Any thread. */
 const struct hr_verbs_backend *hr_verbs_lib(const char **why_p);
 
+/* Index of the wanted GID, or of the best where that is -1; -1: there is none. */
+int hr_verbs_gid_choose(const struct hr_verbs_backend *verbs, struct ibv_context *ctx, uint8_t port, int entries,
+                        int wanted, union ibv_gid *gid_p);
+/* What a completion's status means, in words. */
+const char *hr_verbs_wc_text(enum ibv_wc_status status);
+
 /* The simulated device; see sim.h. */
 extern const struct hr_verbs_backend hr_verbs_sim;
 

@@ -60,10 +60,9 @@ int hr_verbs_device_count(const char **why_p) {
 /* ---- GIDs ---- */
 
 /* Whether the kernel calls this entry RoCE v2. A table that says nothing of types has one type only. */
-static int is_v2(const struct hr_verbs_domain *d, int index) {
+static int is_v2(const char *device, int port, int index) {
     char path[200], text[32] = "";
-    snprintf(path, sizeof path, "/sys/class/infiniband/%.64s/ports/%d/gid_attrs/types/%d", d->ctx->device->name,
-             d->port, index);
+    snprintf(path, sizeof path, "/sys/class/infiniband/%.64s/ports/%d/gid_attrs/types/%d", device, port, index);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return 1;
     ssize_t n = read(fd, text, sizeof text - 1);
@@ -71,36 +70,40 @@ static int is_v2(const struct hr_verbs_domain *d, int index) {
     return n > 0 && strstr(text, "v2");
 }
 
-static int gid_rank(const struct hr_verbs_domain *d, const union ibv_gid *gid, int index) {
+static int gid_rank(const char *device, int port, const union ibv_gid *gid, int index) {
     static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
     static const uint8_t none[16];
     if (memcmp(gid->raw, none, sizeof none) == 0) return 0;
-    if (!is_v2(d, index)) return 1;
+    if (!is_v2(device, port, index)) return 1;
     if (memcmp(gid->raw, mapped, sizeof mapped) == 0) return 4;
     return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80 ? 2 : 3;
 }
 
-static hr_status choose_gid(struct hr_verbs_domain *d, char detail[256]) {
-    int best = 0, chosen = d->gid_index;
-    for (int i = 0; i < d->port_attr.gid_tbl_len; i++) {
+int hr_verbs_gid_choose(const struct hr_verbs_backend *verbs, struct ibv_context *ctx, uint8_t port, int entries,
+                        int wanted, union ibv_gid *gid_p) {
+    int best = 0, chosen = -1;
+    for (int i = 0; i < entries; i++) {
         union ibv_gid gid;
-        if (d->verbs->query_gid(d->ctx, d->port, i, &gid)) continue;
-        int rank = gid_rank(d, &gid, i);
-        if (d->gid_index >= 0 ? i != d->gid_index || !rank : rank <= best) continue;
+        if (verbs->query_gid(ctx, port, i, &gid)) continue;
+        int rank = gid_rank(ctx->device->name, port, &gid, i);
+        if (wanted >= 0 ? i != wanted || !rank : rank <= best) continue;
         best = rank;
         chosen = i;
-        d->gid = gid;
+        *gid_p = gid;
     }
-    if (best) {
-        d->gid_index = chosen;
-        return HR_OK;
-    }
-    if (chosen >= 0)
-        snprintf(detail, 256, "verbs option gid=%d: port %d of %s has no such GID; it has %d entries", chosen, d->port,
-                 d->ctx->device->name, d->port_attr.gid_tbl_len);
+    return chosen;
+}
+
+static hr_status choose_gid(struct hr_verbs_domain *d, char detail[256]) {
+    int wanted = d->gid_index, entries = d->port_attr.gid_tbl_len;
+    d->gid_index = hr_verbs_gid_choose(d->verbs, d->ctx, d->port, entries, wanted, &d->gid);
+    if (d->gid_index >= 0) return HR_OK;
+    if (wanted >= 0)
+        snprintf(detail, 256, "verbs option gid=%d: port %d of %s has no such GID; it has %d entries", wanted, d->port,
+                 d->ctx->device->name, entries);
     else
         snprintf(detail, 256, "port %d of %s has no GID: give its interface an address", d->port, d->ctx->device->name);
-    return chosen >= 0 ? HR_ERR_INVALID : HR_ERR_NO_DEVICE;
+    return wanted >= 0 ? HR_ERR_INVALID : HR_ERR_NO_DEVICE;
 }
 
 /* ---- devices ---- */
@@ -165,8 +168,9 @@ static hr_status open_named(struct hr_verbs_domain *d, const char *device, char 
     const char *why = NULL;
     char *copy = strdup(device ? device : ""), *rest = NULL;
     if (!copy) return HR_ERR_NOMEM;
-    snprintf(detail, 256, "no RDMA device %s%.100s%s: `rdma link` lists them", device ? "is called " : "is here",
-             device ? device : "", device ? " here" : "");
+    int any = !device || strcmp(device, "*") == 0;
+    snprintf(detail, 256, "no RDMA device is %s%.100s%shere: `rdma link` lists them", any ? "" : "called ",
+             any ? "" : device, any ? "" : " ");
     for (char *item = device ? strtok_r(copy, ",", &rest) : copy; item && !d->ctx; item = strtok_r(NULL, ",", &rest)) {
         d->is_sim = strcmp(item, "sim") == 0;
         d->verbs = d->is_sim ? &hr_verbs_sim : hr_verbs_lib(&why);

@@ -71,7 +71,7 @@ int hr_verbs_post(struct hr_verbs_ep *ep, struct ibv_send_wr *wrs, const struct 
 
 /* ---- ends ---- */
 
-static const char *status_text(enum ibv_wc_status status) {
+const char *hr_verbs_wc_text(enum ibv_wc_status status) {
     switch (status) {
     case IBV_WC_LOC_LEN_ERR: return "local length error: a message larger than its receive";
     case IBV_WC_LOC_QP_OP_ERR: return "local queue pair operation error";
@@ -116,7 +116,7 @@ static int failed(struct hr_verbs_ep *ep, const struct hr_verbs_wqe *wqe, const 
     char text[120];
     int n = 0;
     if (wc->status == IBV_WC_RNR_RETRY_EXC_ERR) hr_verbs_domain_of(&ep->base)->counts.rnr++;
-    snprintf(text, sizeof text, "%s (status %d, vendor code 0x%x)", status_text(wc->status), (int)wc->status,
+    snprintf(text, sizeof text, "%s (status %d, vendor code 0x%x)", hr_verbs_wc_text(wc->status), (int)wc->status,
              wc->vendor_err);
     hr_verbs_ep_fail(ep, HR_ERR_PEER_LOST, text, 0);
     if (wqe && !hr_is_peer_error(status)) {
