@@ -50,6 +50,7 @@ RULES = {
     "hrdma.collectives": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning", "numpy"),
     "hrdma.runtime": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.calibration hrdma.control"),
     "hrdma.objects": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.control", "numpy ml_dtypes"),
+    "hrdma.verbs": Rule("hrdma._core"),
     "hrdma.launch": Rule(f"{BASE} {SETTINGS}", "click rich"),
     "hrdma.lab": Rule(f"{BASE} hrdma.topo hrdma.launch hrdma.communicator", "numpy pyroute2"),
     "hrdma.bench": Rule(f"{BASE} {SETTINGS} {API} hrdma", "numpy ml_dtypes"),
