@@ -13,7 +13,7 @@ import sys
 import time
 
 import pyverbs.enums as e
-from pyverbs.addr import AHAttr, GlobalRoute
+from pyverbs.addr import GID, AHAttr, GlobalRoute
 from pyverbs.cq import CQ
 from pyverbs.device import Context
 from pyverbs.mr import MR
@@ -57,7 +57,7 @@ class Peer:
         attr.min_rnr_timer, attr.timeout, attr.retry_cnt, attr.rnr_retry = 12, 14, 6, 6
         words = socket.inet_pton(socket.AF_INET6, gid).hex()
         dgid = ":".join(words[at : at + 4] for at in range(0, 32, 4))
-        route = GlobalRoute(dgid=dgid, sgid_index=self.gid_index)
+        route = GlobalRoute(dgid=GID(dgid), sgid_index=self.gid_index)
         attr.ah_attr = AHAttr(port_num=1, is_global=1, gr=route, dlid=lid)
         self.qp.to_rts(attr)
 
