@@ -15,8 +15,9 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
 from statistics import median
+
+from beside.report import busy_share, ticks
 
 from hrdma.lab.lab import Lab
 from hrdma.topo.fabrics import parse, quantity
@@ -71,25 +72,19 @@ def rank_main(pattern: str, seconds: float, addresses: list[str]) -> None:
             thread.join()
 
 
-def busy() -> tuple[float, float]:
-    """Seconds of all processors: not idle, all."""
-    values = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return float(sum(values) - values[3] - values[4]), float(sum(values))
-
-
 def measure(spec: str, pattern: str, rate: str, seconds: float) -> tuple[list[float], float]:
     """Goodput of each direction in bit/s, and the busy share of the processors."""
     with Lab.up(parse(spec, rate=rate, latency=0), name=f"bench-{os.getpid()}") as lab:
         addresses = [lab.addresses(host)[0] for host in range(lab.hosts)]
         output = io.TextIOWrapper(io.BytesIO())
-        before = busy()
+        before = ticks()
         with contextlib.redirect_stdout(output):
             code = lab.run([__file__, "--rank", pattern, str(seconds), *addresses], timeout=seconds + 30, prefix=False)
-        used, total = (b - a for a, b in zip(before, busy()))
+        used = busy_share(before, ticks())
         if code:
-            sys.exit(code)
+            sys.exit(f"{spec}, {pattern} at {rate}: the ranks ended with exit code {code}")
         output.seek(0)
-        return [float(line.split()[1]) for line in output], used / total
+        return [float(line.split()[1]) for line in output], used
 
 
 def main() -> None:

@@ -29,11 +29,6 @@ COLOURS = {
 WIDTHS = {"own": 2.4, "peer": 1.2, "limit": 1.6}
 
 
-def size_name(nbytes: int) -> str:
-    power = min(3, int(math.log(nbytes, 1024)))
-    return f"{nbytes / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
-
-
 def range_of(figure: dict[str, Any]) -> tuple[float, float, float]:
     """Median, least and largest round: microseconds where the figure is shown in them, else size over time in GB/s."""
     each = [statistics.median(repetitions) for repetitions in figure["rounds"]]
@@ -50,8 +45,8 @@ def lines(axes: Any, figures: list[dict[str, Any]], colours: dict[str, Any]) -> 
         axes.fill_between(sizes, low, high, color=colours[title], alpha=0.15, lw=0)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    every = sorted({figure["nbytes"] for figure in figures})
-    axes.set_xticks(every, [size_name(size) for size in every], rotation=30)
+    every = dict(sorted((figure["nbytes"], figure["size"]) for figure in figures))
+    axes.set_xticks(list(every), list(every.values()), rotation=30)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -73,7 +68,7 @@ def bars(axes: Any, figures: list[dict[str, Any]], colours: dict[str, Any]) -> N
                 color=colours[figure["title"]],
                 error_kw={"lw": 0.8},
             )
-    names = [f"{case}\n{size_name(found[0]['nbytes'])}" for case, found in cases.items()]
+    names = [f"{case}\n{found[0]['size']}" for case, found in cases.items()]
     axes.set_xticks(range(len(cases)), names, fontsize=7)
     axes.grid(True, axis="y", alpha=0.3)
 

@@ -8,6 +8,7 @@ Tables go to standard output, what is happening to standard error. See benchmark
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
 import sys
@@ -113,8 +114,9 @@ class Bench:
                         for row in self._options.rows:
                             self._measure(row, cell)
             finally:
-                for job in self._jobs.values():
-                    job.end()
+                with contextlib.ExitStack() as ends:  # all of them, also where the user has no patience with the first
+                    for job in self._jobs.values():
+                        ends.callback(job.end)
                 self._jobs.clear()
 
     def _measure(self, row: Row, cell: Cell) -> None:

@@ -31,6 +31,7 @@ ALLOWED_SKIPS = [
 TIME_LIMIT = 120.0  # seconds for one test; @pytest.mark.timeout(seconds) for another
 HARD = 30.0  # seconds more, after which a test that ignored its time limit ends the whole run
 LEAVE = 5.0  # seconds for processes that are on their way out
+SHARED = Path("/dev/shm")  # where shared memory has names
 
 # In the environment of every process that the tests start, whoever its parent is now.
 MARK = "PYTEST_SESSION_MARK"
@@ -197,8 +198,7 @@ def ours() -> dict[int, str]:
 
 
 def shared_files() -> set[str]:
-    folder = Path("/dev/shm")
-    return {entry.name for entry in folder.glob("*hrdma*")} if folder.is_dir() else set()
+    return {entry.name for entry in SHARED.glob("*hrdma*")} if SHARED.is_dir() else set()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -213,4 +213,4 @@ def nothing_is_left() -> Iterator[None]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert not left, f"processes that the tests left running (now killed): {left}"
-    assert not (more := shared_files() - files), f"left in /dev/shm: {sorted(more)}"
+    assert not (more := shared_files() - files), f"left in {SHARED}: {sorted(more)}"

@@ -18,7 +18,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from ports import free_port
 
 TIMEOUT = 60.0
 PR_SET_PDEATHSIG = 1
@@ -43,13 +43,6 @@ class Outcome(NamedTuple):
     text: str  #: its message
     fields: dict[str, Any]  #: its attributes, where they are plain
     output: str
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 def outcomes(

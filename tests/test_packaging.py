@@ -67,7 +67,8 @@ def alone(tmp_path_factory, name: str) -> Iterator[Path]:
 def dist(tmp_path_factory) -> dict[str, Path]:
     """The source archive of a copy of this tree, and the wheel made from that archive and nothing else."""
     with alone(tmp_path_factory, "dist") as folder:
-        if not (folder / "tree").exists():
+        if not list(folder.glob("*.whl")):
+            shutil.rmtree(folder / "tree", ignore_errors=True)  # of a worker that failed
             built = shutil.ignore_patterns(".*", "build", "dist", "*.so", "*.egg-info", "__pycache__", "_core.c")
             shutil.copytree(ROOT, folder / "tree", ignore=built)
             options = ("--no-isolation", "--skip-dependency-check", "--outdir", folder)
@@ -139,10 +140,11 @@ def test_two_ranks_from_an_unrelated_folder(python, tmp_path):
     assert "rank 1 of 2 is right" in output
 
 
-def test_the_example_of_the_front_page(python, tmp_path):
-    (example,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    (tmp_path / "example.py").write_text(example)
+def test_the_examples_of_the_front_page(python, tmp_path):
+    ranks, objects = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "example.py").write_text(ranks)
     run(python.with_name("hrdma"), "run", "-n", "3", "--timeout", "60", "example.py", cwd=tmp_path)
+    run(python, "-c", objects, cwd=tmp_path)
 
 
 def test_info_of_the_wheel(python, tmp_path):

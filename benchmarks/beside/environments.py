@@ -6,13 +6,15 @@ need no network, and one that was interrupted while it installed is made anew.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 __all__ = ["HOME", "ROOT", "Unavailable", "compiled", "environment", "run"]
@@ -75,15 +77,25 @@ def environment(name: str, packages: Sequence[str], say: Callable[[str], None]) 
     folder = HOME / name
     stamp = folder / "holds.json"
     holds = json.dumps({"python": sys.version, "packages": list(packages)})
-    if stamp.exists() and stamp.read_text() == holds:
-        return folder
-    say(f"installing {' '.join(packages)} into {folder.relative_to(ROOT)}")
-    shutil.rmtree(folder, ignore_errors=True)
-    run([sys.executable, "-m", "venv", folder], INSTALL_SECONDS)
-    pip = ["-m", "pip", "--quiet", "--disable-pip-version-check", "install", *packages]
-    run([folder / "bin" / "python", *pip], INSTALL_SECONDS)
-    stamp.write_text(holds)
+    with alone(name):
+        if stamp.exists() and stamp.read_text() == holds:
+            return folder
+        say(f"installing {' '.join(packages)} into {folder.relative_to(ROOT)}")
+        shutil.rmtree(folder, ignore_errors=True)
+        run([sys.executable, "-m", "venv", folder], INSTALL_SECONDS)
+        pip = ["-m", "pip", "--quiet", "--disable-pip-version-check", "install", *packages]
+        run([folder / "bin" / "python", *pip], INSTALL_SECONDS)
+        stamp.write_text(holds)
     return folder
+
+
+@contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Only one process at a time makes what has this name; the others wait until it is there, or has failed."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    with (HOME / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def compiled(name: str, *flags: str) -> Path:
@@ -96,8 +108,13 @@ def compiled(name: str, *flags: str) -> Path:
     """
     folder = ROOT / "benchmarks" / "core"
     source, program = folder / f"{name}.c", HOME / "limits" / name
-    youngest = max(path.stat().st_mtime for path in (source, *folder.glob("*.h")))
-    if not program.exists() or program.stat().st_mtime < youngest:
-        program.parent.mkdir(parents=True, exist_ok=True)
-        run(["cc", *FLAGS, *flags, source, "-lm", "-o", program], 60)
+    youngest = max(path.stat().st_mtime for path in (source, *folder.glob("*.h"), Path(__file__)))
+    with alone(name):
+        if not program.exists() or program.stat().st_mtime < youngest:
+            program.parent.mkdir(parents=True, exist_ok=True)
+            half = program.with_suffix(
+                ".part"
+            )  # a running program's file cannot be written, and half of one not be run
+            run(["cc", *FLAGS, *flags, source, "-lm", "-o", half], 60)
+            half.replace(program)
     return program

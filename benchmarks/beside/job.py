@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -127,16 +128,19 @@ class Job:
         name = "@" + listener.getsockname()[1:].decode()
         listener.listen(size)
         for command, own in zip(start.commands, start.envs or [{}] * len(start.commands)):
-            self._processes.append(
-                subprocess.Popen(
-                    [word.replace("{socket}", name) for word in command],
+            words = [word.replace("{socket}", name) for word in command]
+            try:
+                process = subprocess.Popen(
+                    words,
                     env={**os.environ, **start.env, **own},
                     stdin=subprocess.DEVNULL,
                     stdout=self._output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            )
+            except OSError as error:
+                raise Failure(f"{words[0]}: {error.strerror}") from None
+            self._processes.append(process)
         deadline = time.monotonic() + START_SECONDS
         while len(self._lines) < size:
             listener.settimeout(0.2)  # so that a launcher that failed is seen soon
@@ -170,8 +174,6 @@ class Job:
                 self._tell(max(answer["most"] for answer in answers))
         except OSError as error:
             raise Failure(f"a rank hung up: {error.strerror}; {self._said()}") from None
-        except TimeoutError:
-            raise Failure(f"no figure within {limit:g} s") from None
         found = combine(answers)
         refuse_shortcut(cell, found.operations, loopback_bytes() - before)
         return found
@@ -195,6 +197,7 @@ class Job:
                     if answer is None:
                         continue
                     if not answer:
+                        key.data.wait(END_SECONDS)  # its last words come after it has hung up
                         raise Failure(f"a rank ended: {self._said()}")
                     if "error" in answer:
                         raise Failure(answer["error"])
@@ -243,17 +246,18 @@ class Job:
 class _Line:
     """The socket to one rank, and a handle on its process."""
 
-    def __init__(self, connected: socket.socket, pid: int) -> None:
+    def __init__(self, connected: socket.socket, process: int) -> None:
         self.socket = connected
         self._text = b""
-        self._process = os.pidfd_open(pid)
+        self._process = process
 
     @classmethod
     def of_own_user(cls, connected: socket.socket) -> _Line | None:
-        """None where somebody else's process has connected."""
+        """None where somebody else's process has connected, or one that is gone already."""
         pid, user, _ = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if user == os.getuid():
-            return cls(connected, pid)
+            with contextlib.suppress(ProcessLookupError):
+                return cls(connected, os.pidfd_open(pid))
         connected.close()
         return None
 
@@ -267,6 +271,10 @@ class _Line:
             return None
         text, self._text = self._text, b""
         return json.loads(text)
+
+    def wait(self, seconds: float) -> None:
+        """Returns when the process has ended, or after so many seconds."""
+        select.select([self._process], [], [], seconds)
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

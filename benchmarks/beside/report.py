@@ -20,7 +20,7 @@ from beside.cells import CASES, Cell
 from beside.roster import ROWS, Row
 from hrdma.bench.sizes import show_size
 
-__all__ = ["Figure", "Table", "busy_cores", "document", "markdown"]
+__all__ = ["Figure", "Table", "busy_cores", "busy_share", "document", "markdown", "ticks"]
 
 
 @dataclass
@@ -179,14 +179,21 @@ def machine() -> str:
 def busy_cores(seconds: float = 0.5) -> float:
     """How many cores other work keeps busy; asked while nothing is measured. A busy machine is no place to measure."""
 
-    def ticks() -> tuple[int, int]:
-        numbers = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-        return sum(numbers[:8]), numbers[3] + numbers[4]  # all; idle, also while something waits for a disk
-
-    total, idle = ticks()
+    before = ticks()
     time.sleep(seconds)
-    total, idle = (after - before for after, before in zip(ticks(), (total, idle)))
-    return (os.cpu_count() or 1) * (1 - idle / max(total, 1))
+    return (os.cpu_count() or 1) * busy_share(before, ticks())
+
+
+def ticks() -> tuple[int, int]:
+    """What all cores have done so far: all of it, and idle, also while something waits for a disk. Units of 10 ms."""
+    numbers = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    return sum(numbers[:8]), numbers[3] + numbers[4]
+
+
+def busy_share(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """The part of all cores that was busy between two looks at `ticks`."""
+    total, idle = (b - a for a, b in zip(before, after))
+    return 1 - idle / max(total, 1)
 
 
 def document(table: Table, how: str) -> dict[str, Any]:
@@ -204,6 +211,7 @@ def document(table: Table, how: str) -> dict[str, Any]:
                 "title": ROWS[name].title,
                 "kind": ROWS[name].kind,
                 **vars(cell),
+                "size": show_size(cell.nbytes),
                 "seconds": figure.seconds,
                 "shown": scaled(figure.seconds, cell),
                 "unit": CASES[cell.case].unit,

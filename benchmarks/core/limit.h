@@ -37,6 +37,7 @@ struct limit_shared {
 
 static struct limit_shared *limit;
 static int me, ranks, repetitions, cores;
+static cpu_set_t own; /* the cores that this process may use */
 static size_t nbytes;
 static double wanted; /* seconds of all repetitions */
 static const char *what, *option = "";
@@ -143,7 +144,8 @@ static inline void limit_begin(int argc, char **argv) {
         fprintf(stderr, "%s: a number is out of its range\n", argv[0]);
         exit(2);
     }
-    cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    limit_need(sched_getaffinity(0, sizeof own, &own) == 0, "sched_getaffinity");
+    cores = CPU_COUNT(&own);
     limit = limit_memory(sizeof *limit);
 }
 
@@ -158,8 +160,12 @@ static inline void limit_fork(void) {
     }
     if (ranks <= cores) {
         cpu_set_t cpus;
+        int cpu = -1;
+        for (int i = 0; i <= me; i++) /* the one of this rank's number among them */
+            do cpu++;
+            while (!CPU_ISSET(cpu, &own));
         CPU_ZERO(&cpus);
-        CPU_SET(me, &cpus);
+        CPU_SET(cpu, &cpus);
         sched_setaffinity(0, sizeof cpus, &cpus); /* where it is not allowed, the kernel places them */
     }
 }

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from hrdma.bench.cases import CASES, NONE, SHARE, WHOLE, Case, Situation
+from hrdma.bench.measure import wrong_elements
 from hrdma.bench.values import Values
 
 Call = Callable[[], object]
@@ -103,7 +104,7 @@ def serve(make: Callable[[], Peer]) -> None:
     end_with_parent()
     line = Line(sys.argv[1])  # first, so that the benchmark can end a rank that hangs as it joins
     peer = make()
-    line.say({"rank": peer.rank, "size": peer.size, "version": peer.version, "pid": os.getpid()})
+    line.say({"rank": peer.rank, "size": peer.size, "version": peer.version})
     while (asked := line.hear()) is not None:
         try:
             answer = measure(peer, line.most, **asked)
@@ -163,7 +164,8 @@ def measure(
     repetitions = max(2, min(repetitions, math.ceil(seconds / (calls * once))))
     burst = pattern.burst(nbytes)
     found = [_time(peer, call, calls) / calls / burst for _ in range(repetitions)]
-    wrong = check(pattern, call, at, x, out, pattern.name in peer.spoils)
+    values = Values("float32", at.size, "sum" if pattern.reduces else None)
+    wrong = wrong_elements(pattern, call, at, values, x, out, pattern.name in peer.spoils)
     return {"seconds": found, "wrong": wrong, "operations": repetitions * calls * burst}
 
 
@@ -201,19 +203,3 @@ def _warm_up(peer: Peer, call: Call, most: Callable[[float], float], target: flo
             break
         calls = min(MOST_CALLS, max(2 * calls, int(calls * target / elapsed / 2)))
     return max(1, min(MOST_CALLS, int(calls * target / elapsed))), elapsed / calls
-
-
-def check(case: Case, call: Call, at: Situation, x: np.ndarray, out: np.ndarray, spoils: bool) -> int:
-    """Runs the call once more on known values; wrong elements on this rank, of the input too where it must not change."""
-    values = Values("float32", at.size, "sum" if case.reduces else None)
-    apart = not np.may_share_memory(x, out)
-    out.fill(0)
-    values.fill(x, at.rank)
-    call()
-    result = out if out.size else x
-    wrong = 0
-    for begin, end, expected in case.want(at, values):
-        wrong += values.count_wrong(result[begin:end], expected)
-    if apart and case.out != NONE and not spoils:
-        wrong += values.count_wrong(x, values.of(at.rank))
-    return wrong

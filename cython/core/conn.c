@@ -314,12 +314,13 @@ static hr_status conn_send_segment(struct hr_conn *conn, struct hr_xfer *x) {
     return status;
 }
 
-/* Sends what may go, in order, until there is no room. */
-void hr_conn_pump(struct hr_conn *conn) {
+/* Sends what may go, in order, until there is no room; or, returning 1, until somebody waits for the lock: with
+ * something more urgent, perhaps. */
+int hr_conn_pump(struct hr_conn *conn) {
     while (conn->state == HR_CONN_UP && !hr_list_empty(&conn->ctl)) {
         struct hr_ctl *ctl = hr_container(conn->ctl.next, struct hr_ctl, link);
         hr_status status = hr_conn_post(conn, &ctl->hdr.h, ctl->len, NULL, 0, NULL);
-        if (status == HR_AGAIN) return;
+        if (status == HR_AGAIN) return 0;
         hr_list_remove(&ctl->link);
         conn->nctl--;
         free(ctl);
@@ -327,14 +328,16 @@ void hr_conn_pump(struct hr_conn *conn) {
     for (int p = 0; p < HR_PRIORITIES; p++) {
         while (conn->state == HR_CONN_UP) {
             if (conn->sendq[p] && conn_may_send(conn, p)) {
-                if (conn_send_queued(conn, conn->sendq[p]) == HR_AGAIN) return;
+                if (conn_send_queued(conn, conn->sendq[p]) == HR_AGAIN) return 0;
             } else if (!hr_list_empty(&conn->bulk[p]) && hr_window_open(conn)) {
                 if (conn_send_segment(conn, hr_container(conn->bulk[p].next, struct hr_xfer, work.link)) == HR_AGAIN)
-                    return;
+                    return 0;
+                if (hr_contended(conn->engine)) return 1;
             } else
                 break;
         }
     }
     /* What is left waits for credit or for the window: an arriving header wakes it. A lost one is on another list. */
     if (conn->state != HR_CONN_LOST) hr_list_remove(&conn->active);
+    return 0;
 }

@@ -178,6 +178,7 @@ struct hr_conn {
     int64_t round_since, busy_since, alone_since, rtt;
     uint64_t round_bytes, round_mark;
     double rate;
+    int rate_is_of_burst; /* and not of a path that was kept full */
     uint64_t tx_bytes, rx_bytes, tx_msgs, rx_msgs, busy_ns;
 };
 
@@ -279,6 +280,9 @@ static inline void hr_lock(struct hr_engine *engine) {
     pthread_mutex_lock(&engine->mutex);
     hr_let_in(engine);
 }
+static inline int hr_contended(struct hr_engine *engine) {
+    return atomic_load_explicit(&engine->contenders, memory_order_relaxed) != 0;
+}
 static inline void hr_unlock(struct hr_engine *engine) { pthread_mutex_unlock(&engine->mutex); }
 
 #define HR_COUNT(engine, what) atomic_fetch_add_explicit(&(engine)->count_##what, 1, memory_order_relaxed)
@@ -298,7 +302,7 @@ hr_status hr_drive_until(struct hr_engine *engine, int (*cond)(struct hr_engine 
 /* conn.c */
 struct hr_conn *hr_conn_find(struct hr_engine *engine, uint64_t peer_id);
 struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id);
-void hr_conn_pump(struct hr_conn *conn);
+int hr_conn_pump(struct hr_conn *conn); /* 1: more would have gone */
 void hr_conn_send_ctl(struct hr_conn *conn, struct hr_hdr *hdr, size_t len);
 hr_status hr_conn_post(struct hr_conn *conn, struct hr_hdr *h, size_t hdr_len, const void *payload, size_t len,
                        void *cookie);

@@ -53,16 +53,18 @@ void hr_work_remove(struct hr_engine *engine, struct hr_work *work) {
 }
 
 /* Every connection that is active now, once. One that pumps may break communicators and so lose any other. */
-static void pump_all(struct hr_engine *engine) {
+static int pump_all(struct hr_engine *engine) {
     struct hr_link turn, *l;
-    if (hr_list_empty(&engine->active)) return;
+    int n = 0;
+    if (hr_list_empty(&engine->active)) return 0;
     turn = engine->active;
     turn.next->prev = turn.prev->next = &turn;
     hr_list_init(&engine->active);
     while ((l = hr_list_pop(&turn))) {
         hr_list_push(&engine->active, l);
-        hr_conn_pump(hr_container(l, struct hr_conn, active));
+        n += hr_conn_pump(hr_container(l, struct hr_conn, active));
     }
+    return n;
 }
 
 /* Polls every domain, sends what may go, and does one piece of work. Returns how much happened. */
@@ -82,7 +84,7 @@ int hr_pass(struct hr_engine *engine, struct hr_conn *hint) {
         hr_conns_bury(engine);
         hr_runs_drain(engine);
     }
-    pump_all(engine);
+    n += pump_all(engine);
     if (engine->nwork) {
         int p = 0;
         while (hr_list_empty(&engine->work[p])) p++;
@@ -206,13 +208,9 @@ static void step_back(struct hr_engine *engine) {
     hr_lock(engine);
 }
 
-static int contended(struct hr_engine *engine) {
-    return atomic_load_explicit(&engine->contenders, memory_order_relaxed) != 0;
-}
-
 /* Between two polls that brought nothing. */
 static void breathe(struct hr_engine *engine, int polite) {
-    if (contended(engine)) {
+    if (hr_contended(engine)) {
         step_back(engine);
     } else if (polite) {
         hr_unlock(engine);
@@ -246,7 +244,7 @@ static hr_status drive(struct hr_engine *engine, const struct drive *d) {
         if (n) {
             idle = polite = 0;
             since = 0;
-            if (contended(engine)) step_back(engine);
+            if (hr_contended(engine)) step_back(engine);
             if ((engine->pass & 15) == 0 && d->polls <= 0 && hr_now() >= d->deadline) {
                 status = HR_ERR_TIMEOUT;
                 break;
@@ -400,7 +398,7 @@ static void *bg_main(void *arg) {
         int quiet = 0;
         while (!bg_must_yield(engine) && quiet < 4) {
             quiet = hr_pass(engine, NULL) ? 0 : quiet + 1;
-            if (contended(engine)) step_back(engine);
+            if (hr_contended(engine)) step_back(engine);
         }
         int sleep = !bg_must_yield(engine) && arm(engine);
         engine->driving = 0;

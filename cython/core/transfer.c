@@ -180,9 +180,10 @@ void hr_xfer_on_fin(struct hr_conn *conn, const struct hr_hdr *h) {
     if (!x || (x->mode != HR_XFER_SEND && x->mode != HR_XFER_SEND_PUSH && x->mode != HR_XFER_SEND_SEG)) return;
     struct hr_request *req = x->req;
     if (h->status == HR_OK) {
-        if (x->mode == HR_XFER_SEND)
+        if (x->mode == HR_XFER_SEND) {
+            conn->tx_bytes += x->len; /* the peer has read them */
             send_finished(conn, x);
-        else
+        } else
             hr_conn_lost(conn, HR_ERR_PROTOCOL, "the end of a transfer that is not the peer's to end");
         return;
     }

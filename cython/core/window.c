@@ -2,8 +2,9 @@
 
 /*
  * Bulk (segments, writes, eager payloads) is on its way until the peer's engine has acknowledged it, kernel buffers and
- * network included. What may be is max(64 KiB, (1 ms + round trip) x measured rate), so an urgent message never has
- * more than about 2 ms of bulk ahead of it on its connection.
+ * network included. What may be is max(64 KiB, (1 ms + round trip) x measured rate), so an urgent message has about
+ * 2 ms of bulk ahead of it on its connection at most, on a path that is no slower than it was measured to be. After a
+ * burst that met an idle shaper's bucket that is not so for one round, which then takes the burst's place.
  */
 
 #include "core/engine.h"
@@ -50,10 +51,13 @@ static void conn_measure(struct hr_conn *conn, int64_t now) {
     if (elapsed < ROUND_NS && rate > most) rate = most;
     /* The rate at which the path drains when it drains: lower figures come from a peer that was not running, or from
      * too little to send, so they count slowly. Following them would shrink the window, and with it the next figure. */
-    if (rate > conn->rate)
+    int full = conn->nbulk || conn->nqueued, brief = elapsed < ROUND_NS;
+    if (rate > conn->rate || (full && !brief && conn->rate_is_of_burst)) {
         conn->rate = rate;
-    else if (conn->nbulk || conn->nqueued)
+        conn->rate_is_of_burst = brief;
+    } else if (full) {
         conn->rate -= (conn->rate - rate) / 32;
+    }
     double window = conn->rate * (LATENCY_NS + (double)conn->rtt) / 1e9;
     conn->window = window > (double)HR_WINDOW_MIN ? (uint64_t)window : HR_WINDOW_MIN;
     conn_round(conn, now);

@@ -22,12 +22,12 @@ from hrdma.bench.cases import NONE, SHARE, Situation
 from hrdma.bench.values import Values, dtype_of
 
 if TYPE_CHECKING:
-    from hrdma.bench.cases import Call
+    from hrdma.bench.cases import Call, Case
     from hrdma.bench.options import Options
     from hrdma.communicator import Communicator
     from hrdma.types import Op
 
-__all__ = ["Bench", "Row"]
+__all__ = ["Bench", "Row", "wrong_elements"]
 
 ROUND_SECONDS = 0.1  # where the iterations are not given
 MOST_ITERATIONS = 200_000
@@ -178,17 +178,7 @@ class Bench:
         case = self.case
         if case.name == "barrier":
             return self._check_barrier(call)
-        apart = not np.may_share_memory(x, out)
-        out.fill(0)
-        values.fill(x, at.rank)
-        call()
-        result = out if out.size else x
-        wrong = 0
-        for begin, end, expected in case.want(at, values):
-            wrong += values.count_wrong(result[begin:end], expected)
-        if apart and case.out != NONE:
-            wrong += values.count_wrong(x, values.of(at.rank))
-        return self._total(wrong)
+        return self._total(wrong_elements(case, call, at, values, x, out))
 
     def _check_barrier(self, call: Call) -> int:
         """Ranks that left before the last one came, as far as they have one clock."""
@@ -208,3 +198,23 @@ class Bench:
         total = np.array([wrong], np.int64)
         self.comm.allreduce(total, "sum")
         return int(total[0])
+
+
+def wrong_elements(
+    case: Case, call: Call, at: Situation, values: Values, x: np.ndarray, out: np.ndarray, spoils: bool = False
+) -> int:
+    """Runs a call on known values; how many elements are wrong on this rank, to the bit.
+
+    An input that the call has changed is wrong too, but for a library that may do that (`spoils`).
+    """
+    apart = not np.may_share_memory(x, out)
+    out.fill(0)
+    values.fill(x, at.rank)
+    call()
+    result = out if out.size else x
+    wrong = 0
+    for begin, end, expected in case.want(at, values):
+        wrong += values.count_wrong(result[begin:end], expected)
+    if apart and case.out != NONE and not spoils:
+        wrong += values.count_wrong(x, values.of(at.rank))
+    return wrong

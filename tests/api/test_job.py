@@ -48,6 +48,27 @@ def test_messages(n, transport):
     harness.ranks(messages, n, env={"HRDMA_TRANSPORT": transport}, sizes=[0, 1, 8, 4096, 65537, 3 << 20])
 
 
+def what_was_moved(comm, memory):
+    """However the bytes went, the one who sent them says as many as the one who has them."""
+    x = hrdma.zeros(5 << 20, "uint8") if memory == "registered" else np.zeros(5 << 20, "uint8")
+    for nbytes in (1000, 100_000, 5 << 20):
+        before = comm.stats()["peers"][1 - comm.rank]
+        comm.barrier()
+        if comm.rank == 0:
+            comm.send(x[:nbytes], 1)
+        else:
+            comm.recv(x[:nbytes], 0)
+        after = comm.stats()["peers"][1 - comm.rank]
+        key = "rx_bytes" if comm.rank else "tx_bytes"
+        assert after[key] - before[key] == nbytes, (nbytes, before, after)
+
+
+@pytest.mark.parametrize("memory", ["registered", "numpy"])
+@pytest.mark.parametrize("transport", harness.transports())
+def test_what_was_moved_is_counted_at_both_ends(transport, memory):
+    harness.ranks(what_was_moved, 2, memory=memory, env={"HRDMA_TRANSPORT": transport})
+
+
 def one_deadline(comm):
     x = np.zeros(4 << 20, "uint8")
     if comm.rank == 0:

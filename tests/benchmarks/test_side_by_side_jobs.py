@@ -69,6 +69,11 @@ def test_a_changed_input_is_wrong_but_where_the_peer_may_change_it():
         assert ranks.measure(Cell("shm", 1, "alltoall", 4096), 0.01, 2, 30).wrong == 0
 
 
+def test_a_job_whose_program_is_missing_says_so():
+    with pytest.raises(Failure, match="/nowhere/mpiexec: No such file"):
+        Job(Start([["/nowhere/mpiexec", "{socket}"]]), 1)
+
+
 def test_an_error_on_a_rank_is_told():
     with toy("raises") as ranks, pytest.raises(Failure, match="rank 0: OSError: the cable is out"):
         ranks.measure(CELL, 0.01, 2, 30)

@@ -9,7 +9,8 @@ import signal
 import sys
 
 import pytest
-from control_jobs import MAIN, Rank, Ranks, free_port
+from control_jobs import MAIN, Rank, Ranks
+from ports import free_port
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import threading
 import time
@@ -13,12 +12,6 @@ from pathlib import Path
 
 MAIN = Path(__file__).with_name("rank_main.py")
 WAIT = 15.0
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 def until_connected(port: int, count: int) -> None:

@@ -11,7 +11,8 @@ import time
 
 import pytest
 import zmq
-from control_jobs import free_port, until_connected
+from control_jobs import until_connected
+from ports import free_port
 
 from hrdma.config import Config
 from hrdma.control import ControlPlane, Member, wire

@@ -9,7 +9,7 @@ import socket
 import time
 
 import pytest
-from control_jobs import free_port
+from ports import free_port
 
 
 def test_kill_is_noticed_at_once(start):

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from control_jobs import free_port
+from ports import free_port
 
 from hrdma.config import Config
 from hrdma.control import meet

@@ -265,7 +265,7 @@ static void write_for_ever(struct side *s, struct child *self) {
     memset(ones, 1, sizeof ones);
     take(self->from, &desc, sizeof desc);
     CHECK_EQ(ops->mem_import(s->ep, &desc, &rmem), HR_OK);
-    for (uint64_t n = 0; !s->lost; n++) {
+    while (!s->lost) {
         struct hr_rma rma = {.local = ones, .len = sizeof ones, .remote = &rmem};
         hr_status status = ops->post_write(s->ep, &rma);
         CHECK(status == HR_OK || status == HR_AGAIN || status == HR_INPROGRESS || status == HR_ERR_PEER_LOST);

@@ -345,7 +345,7 @@ ATTACK(an_offer_that_stands_no_longer) {
     for (uint32_t i = 0; i < 2; i++) {
         struct hr_request req;
         struct hr_mem mem;
-        uint8_t *buf = malloc(lens[i]), text[8] = "the next";
+        uint8_t *buf = malloc(lens[i]), text[] = "the next";
         struct hr_hdr_long m = {.h = HDR(RTS, .flags = HR_HDR_DESC, .tag = 2, .sreq = WILD_SREQ + i), .size = lens[i]};
         void *mine = lend(r, 0, lens[i], &mem, &m.desc);
         r->wild[0]->ledger[i] = 0;

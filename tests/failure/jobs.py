@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,20 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import free_port
 
 import harness
 
 WAIT = 20.0
 ZYGOTE = Path(__file__).with_name("zygote.py")
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on; not one that the kernel might give to somebody in the meantime."""
-    while True:
-        port = random.SystemRandom().randrange(15000, 32000)
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("127.0.0.1", port))
-            return port
 
 
 class Nursery:

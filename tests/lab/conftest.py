@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -34,6 +35,13 @@ def missing() -> str:
 def root() -> None:
     if reason := missing():
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def iproute2() -> None:
+    """What the kernel has made of a lab is asked of somebody else's programs."""
+    if shutil.which("ip") is None or shutil.which("tc") is None:
+        pytest.skip("ip and tc are not installed, with which networks are looked at: apt install iproute2")
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ def wait_for(condition, seconds: float = 20.0) -> None:
 # --- up and down ---
 
 
-def test_up_and_down_leave_nothing(name):
+def test_up_and_down_leave_nothing(name, iproute2):
     with Lab.up(TWO, name) as lab:
         assert traces(name) == [f"hrdma-{name}-h0", f"hrdma-{name}-h1", f"{name}.json"]
         assert Lab.find(name).nodes == lab.nodes

@@ -77,7 +77,7 @@ def test_other_fabrics(name, text, most):
         assert max(hops(lab).values()) == most
 
 
-def test_what_the_kernel_says(lab):
+def test_what_the_kernel_says(lab, iproute2):
     links = {link["ifname"]: link for link in shown(lab, "h0", "ip", "-j", "-d", "link")}
     assert set(links) == {"lo", "nic0", "nic1"}
     for name in ("nic0", "nic1"):
@@ -93,7 +93,7 @@ def test_what_the_kernel_says(lab):
     assert [port["ifname"] for port in ports] == ["port0", "port1"]
 
 
-def test_nothing_shows_in_the_machines_own_network(lab):
+def test_nothing_shows_in_the_machines_own_network(lab, iproute2):
     names = {link["ifname"] for link in json.loads(subprocess.check_output(["ip", "-j", "link"]))}
     assert not names & {"nic0", "nic1", "port0", "port1", "bridge"}
     routes = subprocess.check_output(["ip", "-j", "route"], text=True)
@@ -152,7 +152,7 @@ def test_two_rails_carry_twice_as_much(lab):
     assert max(rates) < 1.03 * 50e6 * PAYLOAD
 
 
-def test_latency_is_kept_or_refused(lab, name):
+def test_latency_is_kept_or_refused(lab, name, iproute2):
     """Kernels without netem cannot: then it is said, and nothing is left."""
     fabric = torus(2, rate=1e8, latency=5e-3)
     try:
@@ -184,7 +184,7 @@ def test_sixteen_hosts_are_up_in_seconds(name):
             assert receiver.recv(1) == b"!"
 
 
-def test_links_may_have_rates_of_their_own(name):
+def test_links_may_have_rates_of_their_own(name, iproute2):
     fabric = parse("star:3", rate="100mbit", latency=0)
     slow = fabric.links[2]._replace(rate=20e6)
     fabric = Fabric("slow", 3, 1, (*fabric.links[:2], slow))

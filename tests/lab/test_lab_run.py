@@ -158,7 +158,7 @@ def test_status_of_a_lab_that_is_not_there(root, hrdma):
     assert done.returncode == 1 and "there is no lab 'nosuchlab'" in done.stderr
 
 
-def test_exec_is_inside(lab, hrdma):
+def test_exec_is_inside(lab, hrdma, iproute2):
     done = hrdma("exec", "--name", lab.name, "h2", "--", "ip", "-j", "-4", "addr", "show", "nic1")
     assert json.loads(done.stdout)[0]["addr_info"][0]["local"] == lab.addresses(2)[1]
     done = hrdma("exec", "--name", lab.name, "h9", "--", "true")

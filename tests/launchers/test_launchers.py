@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import wheels
+from ports import free_port
 
 import harness
 
@@ -175,7 +176,7 @@ def test_what_torchrun_sets(tmp_path):
 @pytest.mark.parametrize("name", ["mpich", "openmpi"])
 @pytest.mark.parametrize("address", [False, True], ids=["no address", "MASTER_ADDR"])
 def test_mpiexec(tmp_path, name, address):
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(harness.free_port())} if address else {}
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if address else {}
     launch([*wheels.mpiexec(name), "-n", "4", sys.executable, JOB, str(tmp_path)], environment(**where))
     verify(tmp_path, 4)
 
@@ -211,7 +212,7 @@ def slurm(step_nodes: str = "1", **added: str) -> Callable[[int], dict[str, str]
 
 
 def test_slurm_with_an_address(tmp_path):
-    rank = slurm(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(harness.free_port()))
+    rank = slurm(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     start_each([rank(n) for n in range(4)], [sys.executable, JOB, str(tmp_path)])
     verify(tmp_path, 4)
 

@@ -76,6 +76,8 @@ def _fetch(home: Path) -> None:
     (archive,) = fresh.glob("*.deb")
     _output("dpkg-deb", "--extract", str(archive), str(fresh))
     archive.unlink()
+    if not (fresh / "lib").exists():  # newer packages put it where /lib points to
+        (fresh / "lib").symlink_to("usr/lib")
     (release,) = os.listdir(fresh / "lib" / "modules")
     _output("depmod", "-b", str(fresh), release)
     packed = fresh / "boot" / f"vmlinuz-{release}"

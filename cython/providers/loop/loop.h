@@ -60,7 +60,7 @@ struct loop_ep {
     struct hr_ep base;
     enum loop_phase phase; /* what the sink was told */
     int active, side;
-    size_t starved;     /* size of the record for which post found no room; 0: none */
+    size_t starved;     /* size of the record for which post found no room; 0: none, or its room was told */
     atomic_int verdict; /* CONNECTING: HR_INPROGRESS until the pair is made, then the result. Orders link and side. */
     int waiting;        /* under the table's lock: may be paired */
     uint8_t target[LOOP_ADDR_BYTES];

@@ -15,7 +15,8 @@
 
 #include "providers/tcp/tcp.h"
 
-#define ROUNDS 8 /* reads of one socket in a row */
+#define ROUNDS 8           /* reads of one socket in a row */
+#define BATCH (256u << 10) /* bytes; then others may have the engine, who wait to send something urgent */
 #define LARGEST (sizeof(struct hr_tcp_frame) + HR_MAX_HDR + HR_TCP_MAX_SEND)
 
 static uint32_t buffered(const struct hr_tcp_ep *ep) { return ep->rx_end - ep->rx_off; }
@@ -214,7 +215,8 @@ static ssize_t fill(struct hr_tcp_ep *ep, size_t *asked_p) {
     uint64_t left = ep->body.type ? ep->body.left : 0, direct = 0;
     if (left) {
         uint8_t *to = target(ep);
-        direct = to || left < HR_TCP_SCRATCH ? left : HR_TCP_SCRATCH;
+        uint64_t most = to ? BATCH : HR_TCP_SCRATCH;
+        direct = left < most ? left : most;
         iov[msg.msg_iovlen++] = (struct iovec){to ? to : hr_tcp_domain_of(&ep->base)->scratch, direct};
     }
     if (direct == left) iov[msg.msg_iovlen++] = (struct iovec){ep->rx + ep->rx_end, ep->rx_cap - ep->rx_end};
@@ -243,9 +245,9 @@ static void dry(struct hr_tcp_ep *ep, ssize_t n, int error) {
 }
 
 int hr_tcp_receive(struct hr_tcp_ep *ep, int budget) {
-    size_t asked = 0;
+    size_t asked = 0, bytes = 0;
     int n = buffered(ep) || ep->body.type ? parse(ep, budget) : 0;
-    for (int round = 0; round < ROUNDS && n < budget && ep->state == HR_TCP_UP; round++) {
+    for (int round = 0; round < ROUNDS && n < budget && bytes < BATCH && ep->state == HR_TCP_UP; round++) {
         if (make_room(ep)) {
             hr_tcp_ep_fail(ep, HR_ERR_PEER_LOST, "no memory for its message", ENOMEM);
             break;
@@ -256,8 +258,9 @@ int hr_tcp_receive(struct hr_tcp_ep *ep, int budget) {
             break;
         }
         n += parse(ep, budget - n);
+        bytes += (size_t)got;
         if ((size_t)got < asked && !ep->tx_errno) break;
     }
     if (ep->tx_errno) hr_tcp_ep_ready(ep); /* until all is received */
-    return n;
+    return n || bytes < BATCH ? n : 1;     /* part of something large: look again at once */
 }
