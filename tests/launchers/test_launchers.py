@@ -17,8 +17,6 @@ import pytest
 import wheels
 from ports import free_port
 
-import harness
-
 pytestmark = pytest.mark.slow
 JOB = str(Path(__file__).with_name("job.py"))
 SECONDS = 40
