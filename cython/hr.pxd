@@ -160,6 +160,7 @@ cdef extern from "hr/hr.h" nogil:
         const char *providers
         const char *ifname
         const char *options
+        const char *devices
         const char *fault
         int local_peers
         int spin_us

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from hrdma.types import Op, Status
 
 Buffer = Any  # anything with the buffer protocol, or a CPU tensor with DLPack
 _B = TypeVar("_B")
+_R = TypeVar("_R", bound=Resource)
 
 def empty(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray: ...
 def zeros(shape: int | Sequence[int], dtype: Any = "float32") -> np.ndarray: ...
@@ -38,6 +39,7 @@ class Engine:
         epoch: int = 0,
         ifname: str | None = None,
         options: str | None = None,
+        devices: str | None = None,
         fault: str | None = None,
         local_peers: int = 0,
         spin_us: int = -1,
@@ -245,3 +247,124 @@ class CommunicatorBase(Planned):
     def barrier(
         self, *, async_op: bool = False, priority: int | None = None, timeout: float | None = None
     ) -> Request | None: ...
+
+# hrdma.verbs
+
+class QueuePairAddress(NamedTuple):
+    gid: str
+    lid: int
+    num: int
+    psn: int
+    mtu: int
+
+class Resource:
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...
+    def __enter__(self: _R) -> _R: ...
+    def __exit__(self, *_: object) -> None: ...
+
+def verbs_devices() -> list[str]: ...
+
+class Device(Resource):
+    name: str
+    port: int
+    gid_index: int
+    def __init__(self, name: str, port: int = 1, gid_index: int | None = None) -> None: ...
+    @property
+    def gid(self) -> str: ...
+    @property
+    def lid(self) -> int: ...
+    @property
+    def mtu(self) -> int: ...
+    def limits(self) -> dict[str, Any]: ...
+
+class ProtectionDomain(Resource):
+    device: Device
+    def __init__(self, device: Device) -> None: ...
+
+class Piece:
+    region: MemoryRegion
+    start: int
+    end: int
+    def __len__(self) -> int: ...
+
+class MemoryRegion(Resource):
+    pd: ProtectionDomain
+    def __init__(
+        self,
+        pd: ProtectionDomain,
+        buffer: Buffer,
+        *,
+        remote_read: bool = False,
+        remote_write: bool = False,
+        remote_atomic: bool = False,
+    ) -> None: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def lkey(self) -> int: ...
+    @property
+    def rkey(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, place: slice) -> Piece: ...
+
+class Completion:
+    wr_id: int
+    ok: bool
+    status: str
+    opcode: str
+    nbytes: int
+    imm: int | None
+    qp_num: int
+    code: int
+    vendor_code: int
+    def check(self) -> Completion: ...
+
+class CompletionQueue(Resource):
+    device: Device
+    def __init__(self, device: Device, entries: int = 256) -> None: ...
+    def poll(self, limit: int = 16, timeout: float = 0.0) -> list[Completion]: ...
+
+_Pieces = MemoryRegion | Piece | Sequence[MemoryRegion | Piece]
+
+class QueuePair(Resource):
+    pd: ProtectionDomain
+    send_cq: CompletionQueue
+    recv_cq: CompletionQueue
+    sends: int
+    recvs: int
+    inline: int
+    def __init__(
+        self,
+        pd: ProtectionDomain,
+        send_cq: CompletionQueue,
+        recv_cq: CompletionQueue | None = None,
+        *,
+        sends: int = 64,
+        recvs: int = 64,
+        inline: int = 0,
+    ) -> None: ...
+    @property
+    def num(self) -> int: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def address(self) -> QueuePairAddress: ...
+    def connect(self, address: QueuePairAddress | Sequence[Any], *, dscp: int = 0) -> None: ...
+    def post_send(
+        self, what: _Pieces, *, wr_id: int = 0, imm: int | None = None, signaled: bool = True, inline: bool = False
+    ) -> None: ...
+    def write(
+        self,
+        what: _Pieces,
+        remote: int,
+        rkey: int,
+        *,
+        wr_id: int = 0,
+        imm: int | None = None,
+        signaled: bool = True,
+        inline: bool = False,
+    ) -> None: ...
+    def read(self, what: _Pieces, remote: int, rkey: int, *, wr_id: int = 0, signaled: bool = True) -> None: ...
+    def post_recv(self, what: _Pieces, *, wr_id: int = 0) -> None: ...

@@ -3,7 +3,7 @@
 A value comes from the argument of the call, else from the environment, else from the default. Unknown ``HRDMA_*``
 names are refused rather than ignored: a misspelt switch that silently does nothing costs its user an afternoon. An
 empty variable counts as unset. What belongs to one provider goes into that provider's option string (``HRDMA_TCP``,
-``HRDMA_SHM``), which the provider itself checks, so that the names here stay few.
+``HRDMA_SHM``, ``HRDMA_VERBS``), which the provider itself checks, so that the names here stay few.
 """
 
 from __future__ import annotations
@@ -128,6 +128,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("HRDMA_SIMD", _choice(SIMD_LEVELS), "auto", f"instruction set of reductions: {', '.join(SIMD_LEVELS)}"),
     Setting("HRDMA_TCP", _options, "", "options of provider tcp, such as cc=system,sndbuf=4M"),
     Setting("HRDMA_SHM", _options, "", "options of provider shm, such as ring=1048576,cma=0"),
+    Setting("HRDMA_VERBS", _options, "", "options of provider verbs, such as gid=3,pin=256M"),
+    Setting(
+        "HRDMA_DEVICES", _text, "", "RDMA devices: name, pattern or name:port, with commas between; sim: simulated"
+    ),
     Setting("HRDMA_FAULT", _text, "", "inject faults into a provider, such as tcp:drop=0.01,seed=7"),
     Setting("HRDMA_JOB", _job, "", "registers the job under this name with the traffic controller of its host"),
     Setting("HRDMA_PRIORITY", _priority, 4, "of calls, and the job's wish to the controller: 0 (most urgent) to 7"),
@@ -171,6 +175,8 @@ class Config:
     simd: str = "auto"
     tcp: str = ""
     shm: str = ""
+    verbs: str = ""
+    devices: str = ""
     fault: str = ""
     job: str = ""
     priority: int = 4
@@ -235,7 +241,14 @@ class Config:
 
     def options(self, provider: str) -> str:
         """The option string of a provider; empty where it has none."""
-        return getattr(self, provider) if provider in ("tcp", "shm") else ""
+        return getattr(self, provider) if provider in ("tcp", "shm", "verbs") else ""
+
+    def hardware(self) -> str:
+        """The devices that provider verbs may take; empty: it takes none that are software.
+
+        Where verbs is required and nothing is named, any device will do.
+        """
+        return self.devices or ("*" if "verbs" in self.require else "")
 
 
 def _parse(setting: Setting, label: str, value: str) -> Any:

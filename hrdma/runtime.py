@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Runtime", "finalize", "host_identity", "init"]
 
-AUTOMATIC = ("shm", "tcp")  # what is tried, best first, where HRDMA_TRANSPORT says nothing
+AUTOMATIC = ("shm", "verbs", "tcp")  # what is tried, best first, where HRDMA_TRANSPORT says nothing
 RAILED = "tcp"  # the provider that is opened once for each NIC of a fabric
 CLOSE_SECONDS = 5.0
 BLAME_SECONDS = 0.3  # how long a failed init waits to learn which rank was lost first
@@ -103,6 +103,7 @@ class Runtime:
             insecure=config.insecure,
             ifname=";".join(self.rails) or config.ifname or None,
             options=";".join(f"{name}:{text}" for name, text in options.items() if text) or None,
+            devices=f"verbs:{config.hardware()}" if config.hardware() else None,
             fault=config.fault or None,
             local_peers=max(0, (world.local_size or world.size) - 1),
             spin_us=config.spin_us,
@@ -128,9 +129,12 @@ class Runtime:
         return tuple(found) if len(found) > 1 or fabric.interfaces else ()
 
     def _usable(self, name: str) -> bool:
+        if name == "verbs" and self.config.hardware():
+            return True  # asked for: what is wrong with it is an error, not a reason to do without
         devices, why = _core.provider_devices(name)
         if not devices:
-            self.log.warning("%s is not used: %s", name, why or "no device")
+            level = "info" if name == "verbs" else "warning"  # most machines have none
+            getattr(self.log, level)("%s is not used: %s", name, why or "no device")
         return devices > 0
 
     def _card(self) -> dict[str, Any]:
@@ -146,7 +150,7 @@ class Runtime:
             "addresses": {name: domain["address"].hex() for name, domain in domains.items()},
             "caps": {name: domain["caps"] for name, domain in domains.items()},
             "streams": self._streams(domains),
-            "costs": self._measured([name for name in domains if name != "loop" and ":" not in name]),
+            "costs": self._measured([name for name in domains if name not in ("loop", "verbs") and ":" not in name]),
         }
 
     def _streams(self, names: Iterable[str]) -> int:

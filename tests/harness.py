@@ -65,6 +65,7 @@ def outcomes(
     """
     base = {name: value for name, value in os.environ.items() if not name.startswith("HRDMA_")}
     base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(n), "HRDMA_TIMEOUT": "30"}
+    base |= devices((env or {}).get("HRDMA_TRANSPORT", ""))
     call = json.dumps([function.__code__.co_filename, function.__name__, init, arguments])
     processes, files = [], []
     try:
@@ -127,7 +128,12 @@ def _shown(found: Sequence[Outcome]) -> str:
 
 def transports() -> list[str]:
     """Providers over which tests of several ranks run."""
-    return ["shm", "tcp"]
+    return ["shm", "tcp", "verbs"]
+
+
+def devices(transport: str) -> dict[str, str]:
+    """The environment that a transport needs: verbs runs on the simulated device, or on HRDMA_TEST_DEVICE."""
+    return {"HRDMA_DEVICES": os.environ.get("HRDMA_TEST_DEVICE") or "sim"} if transport == "verbs" else {}
 
 
 def _plain(value: Any) -> bool:

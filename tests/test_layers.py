@@ -59,6 +59,7 @@ RULES = {
         f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.calibration hrdma.control hrdma.nics hrdma.traffic"
     ),
     "hrdma.objects": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.control", "numpy ml_dtypes"),
+    "hrdma.verbs": Rule("hrdma._core"),
     "hrdma.places": Rule(),
     "hrdma.launch": Rule(f"{BASE} {SETTINGS} hrdma.places", "click rich"),
     "hrdma.lab": Rule(f"{BASE} hrdma.topo hrdma.launch hrdma.places hrdma.communicator", "numpy pyroute2"),

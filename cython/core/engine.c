@@ -57,7 +57,8 @@ static hr_status open_domain(struct hr_engine *engine, const char *name, char de
     struct rail_name parsed = parse_name(name);
     const struct hr_provider *provider = hr_provider_find(parsed.provider), *inner = NULL;
     char *options = options_of(engine->config.options, parsed.provider),
-         *fault = options_of(engine->config.fault, parsed.provider), *ifname = NULL;
+         *fault = options_of(engine->config.fault, parsed.provider),
+         *device = options_of(engine->config.devices, parsed.provider), *ifname = NULL;
     struct hr_domain *domain = NULL;
     hr_status status;
     if (!provider || parsed.rail < 0) {
@@ -78,6 +79,7 @@ static hr_status open_domain(struct hr_engine *engine, const char *name, char de
     }
     struct hr_domain_params params = {.self_id = engine->config.self_id,
                                       .ifname = ifname,
+                                      .device = device,
                                       .auth = &engine->auth,
                                       .sink = &hr_engine_sink,
                                       .owner = engine,
@@ -97,6 +99,7 @@ static hr_status open_domain(struct hr_engine *engine, const char *name, char de
     }
 out:
     free(options);
+    free(device);
     free(fault);
     free(ifname);
     return status;
@@ -151,8 +154,8 @@ hr_status hr_engine_open(const struct hr_config *config, struct hr_engine **engi
     for (char *name = strtok_r(names, ",", &save); name && status == HR_OK; name = strtok_r(NULL, ",", &save))
         if (strcmp(name, "loop")) status = open_domain(engine, name, detail);
     free(names);
-    engine->config.options = engine->config.fault = engine->config.providers = engine->config.ifname =
-        NULL; /* the caller's */
+    engine->config.options = engine->config.devices = engine->config.fault = engine->config.providers =
+        engine->config.ifname = NULL; /* the caller's */
     if (status == HR_OK) status = hr_bg_start(engine);
     if (status != HR_OK) goto fail;
     *engine_p = engine;

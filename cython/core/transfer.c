@@ -425,6 +425,15 @@ static int withdraw(struct hr_conn *conn, struct hr_xfer *x) {
     return !x->outstanding;
 }
 
+/* Whether the sender's provider has stopped writing into this buffer for good. */
+static int hushed(struct hr_conn *conn, struct hr_xfer *x) {
+    for (int i = 0; i < conn->nlanes; i++) {
+        struct hr_ep *ep = conn->lanes[i].ep;
+        if (ep->domain->ops->mem_quiet(ep, &x->mem) != HR_OK) return 0;
+    }
+    return 1;
+}
+
 /* Gives up. tell: the peer does not know yet. On return neither side's provider touches the buffer any more. */
 void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
     struct hr_conn *conn = x->conn;
@@ -433,8 +442,8 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
     int withdrawn = withdraw(conn, x), cut = 0;
     if (conn->state != HR_CONN_LOST) {
         if (!withdrawn) cut = 1;
-        /* without revocation only a dead endpoint keeps late writes out of the buffer */
-        if (x->mode == HR_XFER_PUSH && !(conn->caps->flags & HR_CAP_REVOKE)) cut = 1;
+        /* a sender that has withdrawn said so behind the last of its writes, on the lane that they took */
+        if (x->mode == HR_XFER_PUSH && (tell || conn->nlanes > 1) && !hushed(conn, x)) cut = 1;
         if (tell && sender) {
             struct hr_hdr h = {.kind = HR_MSG_CANCEL,
                                .status = HR_ERR_CANCELED,

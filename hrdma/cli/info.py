@@ -136,13 +136,14 @@ def _provider(config: Config, name: str, may_read: tuple[bool, str]) -> dict[str
     options = config.options(name)
     try:
         count, why = _core.provider_devices(name)
-        if not count:
+        if not count and not (name == "verbs" and config.hardware()):
             return entry | {"state": ABSENT, "why": why or "no device"}
         engine = _core.Engine(
             0,
             "" if name == "loop" else name,
             ifname=config.ifname or None,
             options=f"{name}:{options}" if options else None,
+            devices=f"verbs:{config.hardware()}" if config.hardware() else None,
             token=config.token.encode() or None,
         )
     except (ValueError, RuntimeError, OSError) as error:

@@ -237,7 +237,12 @@ def refused(rank, arguments):
         ({"MASTER_PORT": "many"}, {}, "ValueError", "MASTER_PORT=many"),
         ({"RANK": "5"}, {}, "ValueError", "out of range"),
         ({"HRDMA_TRANSPORT": "pigeon"}, {}, "DeviceError", "no provider is called 'pigeon'"),
-        ({"HRDMA_REQUIRE": "verbs"}, {}, "DeviceError", "HRDMA_REQUIRE=verbs but verbs is not used"),
+        (
+            {"HRDMA_REQUIRE": "verbs", "HRDMA_TRANSPORT": "tcp"},
+            {},
+            "DeviceError",
+            "HRDMA_REQUIRE=verbs but verbs is not used",
+        ),
         ({"HRDMA_SHM": "colour=red"}, {}, "ValueError", "colour"),
         ({}, {"rank": 0}, "ValueError", "rank and size go together"),
         ({}, {"master": "nowhere"}, "ValueError", "'address:port' is wanted"),

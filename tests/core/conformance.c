@@ -8,6 +8,7 @@
  *     --threads            each side has a thread and a lock of its own
  *     --options TEXT       handed to domain_open
  *     --ifname TEXT        handed to domain_open
+ *     --device TEXT        handed to domain_open
  *     --limit SECONDS      how long a check waits for what must come (10)
  *     --expect-fail        the reverse: exit with 0 if the checks fail AND the fault provider injected something.
  *                          A suite that cannot fail proves nothing; run_conformance.sh has the list of such runs.
@@ -84,13 +85,10 @@ static int run(const char *filter) {
 
 int main(int argc, char **argv) {
     static const struct option flags[] = {
-        {"list", no_argument, NULL, 'l'},
-        {"threads", no_argument, NULL, 't'},
-        {"options", required_argument, NULL, 'o'},
-        {"ifname", required_argument, NULL, 'i'},
-        {"limit", required_argument, NULL, 's'},
-        {"expect-fail", no_argument, NULL, 'x'},
-        {0},
+        {"list", no_argument, NULL, 'l'},          {"threads", no_argument, NULL, 't'},
+        {"options", required_argument, NULL, 'o'}, {"ifname", required_argument, NULL, 'i'},
+        {"device", required_argument, NULL, 'd'},  {"limit", required_argument, NULL, 's'},
+        {"expect-fail", no_argument, NULL, 'x'},   {0},
     };
     int flag, failed, expect_failure = 0;
 
@@ -101,6 +99,7 @@ int main(int argc, char **argv) {
         case 't': settings.threads = 1; break;
         case 'o': settings.options = optarg; break;
         case 'i': settings.ifname = optarg; break;
+        case 'd': settings.device = optarg; break;
         case 's': settings.limit = (int64_t)(atof(optarg) * 1e9); break;
         case 'x': expect_failure = 1; break;
         default: return 1;

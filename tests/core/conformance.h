@@ -27,7 +27,7 @@ enum { MAX_ENDS = 16, BUDGET = 32, RIG_PAGE = 4096 };
 /* From the command line. */
 struct settings {
     const struct hr_provider *provider, *inner;
-    const char *options, *ifname;
+    const char *options, *ifname, *device;
     int threads;
     int64_t limit; /* ns: how long WAIT waits */
 };

@@ -316,6 +316,20 @@ static void cut_by_deregister(struct window *window) {
     window->reg.addr = NULL;
 }
 static void cut_by_abort(struct window *window) { end_abort(window->owner); }
+/* The peer must be free to answer; where it is not driven meanwhile, the provider may say that it does not know. */
+static void cut_by_quiet(struct window *window) {
+    struct end *owner = window->owner;
+    if (settings.threads) pthread_mutex_unlock(&window->peer->side->lock);
+    hr_status status = owner->side->domain->ops->mem_quiet(owner->ep, &window->reg);
+    if (settings.threads) { /* always side 0 first */
+        pthread_mutex_unlock(&owner->side->lock);
+        pthread_mutex_lock(&window->peer->side->lock);
+        pthread_mutex_lock(&owner->side->lock);
+    }
+    CHECK(status == HR_OK || status == HR_ERR_UNSUPPORTED);
+    if (status != HR_OK) end_abort(owner);
+    cut_by_deregister(window);
+}
 
 TEST(nothing_is_written_after_deregister) {
     RIG(rig);
@@ -324,6 +338,20 @@ TEST(nothing_is_written_after_deregister) {
     NEED_CAP(rig, HR_CAP_REVOKE);
     NEED_CAP(rig, HR_CAP_ANYMEM);
     late_writes(&rig, a, b, cut_by_deregister);
+    WAIT(rig, ((struct op *)a->arg)->state != OP_OPEN);
+    message_passes(&rig, a, b);
+}
+
+TEST(nothing_is_written_after_quiet) {
+    RIG(rig);
+    PAIR(rig, a, b);
+    NEED_CAP(rig, HR_CAP_WRITE);
+    NEED_CAP(rig, HR_CAP_ANYMEM);
+    late_writes(&rig, a, b, cut_by_quiet);
+    if (b->aborted) {
+        WAIT(rig, a->losses);
+        return;
+    }
     WAIT(rig, ((struct op *)a->arg)->state != OP_OPEN);
     message_passes(&rig, a, b);
 }

@@ -159,6 +159,7 @@ hr_status side_open(struct side *side, const char *options, char detail[256]) {
     struct hr_domain_params params = {
         .self_id = side->id,
         .ifname = settings.ifname,
+        .device = settings.device,
         .auth = &side->auth,
         .sink = &sink,
         .owner = side,

@@ -5,14 +5,22 @@
 #
 # Every provider runs plain and inside the fault provider with no faults, with one thread and with one per side. Then
 # faults are switched on and the check that must notice is expected to fail: once, without sanitizers, is enough. The
-# thread sanitizer has nothing to see in one thread. Exits with 1 after the first surprise.
+# thread sanitizer has nothing to see in one thread. Exits with 1 after the first surprise. The device of verbs is the
+# simulated one, or HR_TEST_DEVICE.
 set -eu
 flavour=$1
 binary=$2
 shift 2
 
+suite() {
+    case "$*" in
+    *verbs*) "$binary" --device "${HR_TEST_DEVICE:-sim}" "$@" ;;
+    *) "$binary" "$@" ;;
+    esac
+}
+
 must_fail() { # provider options check
-    "$binary" --limit 1 --expect-fail --options "$2" "fault:$1" "$3" >/dev/null 2>&1 || {
+    suite --limit 1 --expect-fail --options "$2" "fault:$1" "$3" >/dev/null 2>&1 || {
         echo "fault:$1 with $2: $3 did not notice" >&2
         exit 1
     }
@@ -21,10 +29,10 @@ must_fail() { # provider options check
 for provider in "$@"; do
     for threads in "" --threads; do
         [ "$flavour$threads" = tsan ] && continue
-        "$binary" $threads "$provider"
-        "$binary" $threads "fault:$provider"
-        "$binary" $threads --options delay=0.01:200us "fault:$provider" streams
-        "$binary" $threads --options delay=1:20ms "fault:$provider" cancel
+        suite $threads "$provider"
+        suite $threads "fault:$provider"
+        suite $threads --options delay=0.01:200us "fault:$provider" streams
+        suite $threads --options delay=1:20ms "fault:$provider" cancel
     done
     [ "$flavour" = plain ] || continue
     for options in seed=1,drop=0.01 seed=1,reorder=0.01 seed=1,truncate=0.01 seed=1,error=0.01 kill=after:100; do
@@ -33,12 +41,15 @@ for provider in "$@"; do
     must_fail "$provider" drop=1,budget=1 connect_active_first
     must_fail "$provider" drop=0.5 every_message_wakes
     must_fail "$provider" kill=after:50 destroying_one_endpoint_leaves_the_others
-    if [ "$provider" = loop ] || [ "$provider" = tcp ]; then
+    if [ "$provider" != shm ]; then
         must_fail "$provider" drop=0.05,ops=write write_is_visible_before_a_later_message
         must_fail "$provider" truncate=1,budget=1,ops=write write_is_visible_before_its_notification
         must_fail "$provider" truncate=1,ops=read plain_memory
         must_fail "$provider" drop=1,budget=1,ops=read plain_memory
         must_fail "$provider" error=0.1,ops=atomic atomics_add_up
+    fi
+    if [ "$provider" = verbs ]; then # the others need no quiet before they deregister
+        must_fail "$provider" drop=1,ops=quiet nothing_is_written_after_quiet
     fi
 done
 echo "conformance: $* passed, and, without sanitizers, failed where they had to"

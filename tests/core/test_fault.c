@@ -338,6 +338,20 @@ TEST(what_is_held_has_a_bound_and_abort_forgets_it) {
     pair_close(pair);
 }
 
+TEST(quiet_is_told_without_asking) {
+    struct hr_mem mem = {0};
+    for (int lies = 0; lies < 2; lies++) {
+        struct pair *pair = pair_open(lies ? "drop=1,ops=quiet" : "drop=1,budget=1");
+        CHECK_EQ(pair->a->ops->mem_quiet(pair->ea, &mem), HR_OK);
+        CHECK_EQ(count(pair, "drop"), lies);
+        CHECK_EQ(send(pair, 0, 10), HR_OK); /* only what was named is hit, and quiet only when it was */
+        CHECK_EQ(count(pair, "drop"), 1);
+        pump(pair);
+        CHECK_EQ(pair->arrived, lies);
+        pair_close(pair);
+    }
+}
+
 /* ---- kill and stop ---- */
 
 TEST(kill_aborts_the_endpoint) {

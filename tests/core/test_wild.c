@@ -123,6 +123,7 @@ ATTACK(breaks_of_what_is_not_there) {
 }
 ATTACK(questions_without_listening) {
     int said = 0;
+    if (!strcmp(world_provider(), "verbs")) SKIP("the provider took 64 messages, no more, of one who does not listen");
     r->wild[0]->deaf = 1;
     while (said < 1000000 && state_of(r, 0) == HR_OK && say(r, HDR(PROBE), 0))
         if (++said % 16 == 0) turn(r); /* what it sends is read at once */
@@ -258,7 +259,8 @@ ATTACK(segments_that_do_not_fit) {
     uint8_t *buf = calloc(1, 100000);
     uint32_t id = start_transfer(r, buf, &req)->h.rreq;
     memset(r->wild[0]->payload, 0xff, PAYLOAD);
-    say(r, HDR(SEG, .rreq = id, .aux = 60000), 50000);
+    size_t piece = at_most(r, 50000);
+    say(r, HDR(SEG, .rreq = id, .aux = 100000 - piece + 10000 % piece), piece);
     cut_off(r);
     CHECK_EQ(req.status, HR_ERR_PROTOCOL);
     for (int i = 0; i < 100000; i++)
@@ -272,8 +274,9 @@ ATTACK(segments_that_are_too_many) {
     struct hr_request req;
     uint8_t *buf = calloc(1, 100000);
     struct hr_hdr_long *cts = start_transfer(r, buf, &req);
-    for (uint64_t at = 0; at < 200000; at += 50000)
-        if (!say(r, HDR(SEG, .rreq = cts->h.rreq, .aux = at), 50000)) break;
+    size_t piece = at_most(r, 50000);
+    for (uint64_t at = 0; at < 200000; at += piece)
+        if (!say(r, HDR(SEG, .rreq = cts->h.rreq, .aux = at), piece)) break;
     if (cts->h.flags & HR_HDR_DESC) { /* it was to be written */
         cut_off(r);
         CHECK_EQ(req.status, HR_ERR_PROTOCOL);
@@ -308,8 +311,13 @@ ATTACK(writes_that_do_not_fit) {
         struct hr_rma rma = {
             .local = w->payload, .len = 60000, .remote = &rmem, .with_notify = 1, .value = cts->h.rreq};
         for (int i = 0; i < 2; i++) UNTIL(r, w->lost || w->ops->post_write(w->ep, &rma) != HR_AGAIN);
-        cut_off(r);
-        CHECK(req.status == HR_ERR_PROTOCOL);
+        if (!strcmp(world_provider(), "verbs")) { /* the device there saw it first */
+            UNTIL(r, state_of(r, 0) != HR_OK);
+            CHECK(hr_is_peer_error(state_of(r, 0)) && hr_is_peer_error((hr_status)req.status));
+        } else {
+            cut_off(r);
+            CHECK(req.status == HR_ERR_PROTOCOL);
+        }
     } else {
         hr_cancel(r->e.engine, &req, HR_ERR_CANCELED);
     }

@@ -80,7 +80,7 @@ ATTACK(an_operand_in_ragged_pieces) {
                 UNTIL(r, w->ops->post_write(w->ep, &rma) != HR_AGAIN);
             }
         } else {
-            uint64_t piece = tag ? 33333 : 40000;
+            uint64_t piece = at_most(r, tag ? 33333 : 40000) - (tag && at_most(r, 40000) < 40000);
             for (uint64_t at = 0; at < n; at += piece)
                 if (!say(r, HDR(SEG, .rreq = cts->h.rreq, .aux = at), n - at < piece ? n - at : piece)) break;
         }

@@ -79,7 +79,8 @@ static inline void turn(struct rig *r) {
 static inline struct hr_engine *open_engine(uint64_t id, uint8_t *addr, size_t *len_p) {
     struct hr_engine *engine = NULL;
     char detail[256] = "", text[256];
-    struct hr_config config = {.self_id = id, .providers = world_provider(), .local_peers = 3, .spin_us = -1};
+    struct hr_config config = {
+        .self_id = id, .providers = world_provider(), .devices = world_devices(), .local_peers = 3, .spin_us = -1};
     struct hr_caps caps;
     const char *name;
     hr_auth_init(&config.auth, "secret", 6, 0, 1);
@@ -96,6 +97,7 @@ static inline struct wild *wild_open(uint64_t id, const uint8_t *addr, size_t le
     struct hr_domain_params params = {
         .self_id = id, .auth = &w->auth, .sink = &wild_sink, .owner = w, .local_peers = 3};
     w->ops = hr_provider_find(world_provider());
+    if (!strcmp(world_provider(), "verbs")) params.device = strchr(world_devices(), ':') + 1;
     hr_auth_init(&w->auth, "secret", 6, 0, 1);
     if (w->ops->domain_open(w->ops, &params, &w->domain, detail) != HR_OK) fprintf(stderr, "%s\n", detail);
     REQUIRE(w->domain);
@@ -242,6 +244,11 @@ static inline int say_rts(struct rig *r, uint64_t tag, uint64_t size, uint32_t s
     struct hr_hdr_long m = {.h = {.kind = HR_MSG_RTS, .comm = r->wild[0]->comm, .tag = tag, .sreq = sreq},
                             .size = size};
     return say_in_order(r, 0, &m, 0);
+}
+/* As much of it as goes into one message. */
+static inline size_t at_most(const struct rig *r, size_t len) {
+    size_t max = r->wild[0]->domain->caps.max_send;
+    return len < max ? len : max;
 }
 static inline int say(struct rig *r, struct hr_hdr h, size_t len) { return wild_say(r, 0, &h, sizeof h, len); }
 

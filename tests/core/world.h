@@ -38,6 +38,14 @@ static inline const char *world_rail(int rail, char text[32]) {
     return text;
 }
 
+/* Of the one provider that has devices: the simulated one where nothing else is said. */
+static inline const char *world_devices(void) {
+    static char text[80];
+    const char *name = getenv("HR_TEST_DEVICE");
+    snprintf(text, sizeof text, "verbs:%s", name ? name : "sim");
+    return text;
+}
+
 static inline void world_open(struct world *w, int n, const char *fault) {
     uint8_t addr[WORLD_MAX][WORLD_RAILS][HR_MAX_ADDR];
     size_t len[WORLD_MAX][WORLD_RAILS];
@@ -51,6 +59,7 @@ static inline void world_open(struct world *w, int n, const char *fault) {
         char detail[256] = "";
         struct hr_config config = {.self_id = (uint64_t)i,
                                    .providers = providers,
+                                   .devices = world_devices(),
                                    .fault = i == 0 ? fault : NULL,
                                    .local_peers = n,
                                    .spin_us = -1};

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from ports import free_port
 
+import harness
+
 WAIT = 20.0
 ZYGOTE = Path(__file__).with_name("zygote.py")
 
@@ -190,6 +192,7 @@ def start_job(
         "HRDMA_TIMEOUT": "15",
         "HRDMA_HEARTBEAT": "1",
         **({"HRDMA_TRANSPORT": transport} if transport else {}),
+        **harness.devices(transport),
         **(env or {}),
     }
     job = Job(Rank(nursery, rank, folder / f"rank{rank}") for rank in range(n))

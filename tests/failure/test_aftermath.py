@@ -15,7 +15,7 @@ from rankside import Me, attempt
 
 import hrdma
 
-TRANSPORTS = ("shm", "tcp")
+TRANSPORTS = ("shm", "tcp", "verbs")
 over_each_transport = pytest.mark.parametrize("transport", TRANSPORTS)
 
 

@@ -14,7 +14,7 @@ from rankside import Me, attempt
 
 import hrdma
 
-TRANSPORTS = ("shm", "tcp")
+TRANSPORTS = ("shm", "tcp", "verbs")
 LISTEN = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 

@@ -11,7 +11,7 @@ from rankside import Me, attempt
 
 import hrdma
 
-TRANSPORTS = ("shm", "tcp")
+TRANSPORTS = ("shm", "tcp", "verbs")
 PATTERN = 0x5A
 COUNT = 1 << 21  # doubles: 16 MiB, many times what is in flight
 
@@ -116,7 +116,23 @@ def late(me: Me, registered: bool) -> None:
     me.tell("went on", lost=MESSAGES - len(found), right=bool((x == MESSAGES).all()))
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("registered", [True, False], ids=["registered", "plain"])
+def test_a_receive_that_gave_up_is_not_written_to_over_verbs_at_the_price_of_the_connection(start, registered):
+    """A device cannot be told to stop writing, and a provider that is stopped cannot answer."""
+    job = start(late, 2, transport="verbs", registered=registered, env={"HRDMA_HEARTBEAT": "10"})
+    for rank in job:
+        rank.event("begins")
+    time.sleep(0.02)
+    job[1].signal(signal.SIGSTOP)
+    assert job[0].event("raised")["error"] == "TimeoutError", job.shown()
+    job[1].signal(signal.SIGCONT)
+    time.sleep(0.3)
+    job[0].say("check")
+    assert job[0].event("checked")["changed"] == 0, job.shown()
+    assert job[0].event("failed", "went on").get("error", "PeerError") == "PeerError", job.shown()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("registered", [True, False], ids=["registered", "plain"])
 def test_a_receive_that_gave_up_is_not_written_to_any_more(start, transport, registered):
     job = start(late, 2, transport=transport, registered=registered, env={"HRDMA_HEARTBEAT": "10"})

@@ -10,7 +10,7 @@ from rankside import Me, describe_error
 
 import hrdma
 
-TRANSPORTS = ("shm", "tcp")
+TRANSPORTS = ("shm", "tcp", "verbs")
 GUARD = 64
 SECONDS = 3.0
 

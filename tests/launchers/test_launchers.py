@@ -17,8 +17,6 @@ import pytest
 import wheels
 from ports import free_port
 
-import harness
-
 pytestmark = pytest.mark.slow
 JOB = str(Path(__file__).with_name("job.py"))
 SECONDS = 40
@@ -80,7 +78,7 @@ def verify(folder: Path, n: int) -> list[dict]:
     return found
 
 
-@pytest.mark.parametrize("transport", harness.transports())
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_hrdma_run(tmp_path, transport):
     launch(
         [sys.executable, "-m", "hrdma", "run", "-n", "4", JOB, str(tmp_path)], environment(HRDMA_TRANSPORT=transport)
@@ -102,7 +100,7 @@ def test_hrdma_run_of_a_module_and_of_a_program(tmp_path):
     verify(tmp_path, 3)
 
 
-@pytest.mark.parametrize("transport", harness.transports())
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_ranks_that_join_and_leave_at_once(transport):
     """The shortest program there is: nobody's init fails because another rank has finished already."""
     job = [sys.executable, "-c", "import hrdma; hrdma.init()"]

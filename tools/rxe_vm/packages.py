@@ -18,6 +18,7 @@ NEEDED = [
     "ibverbs-providers",
     "ibverbs-utils",
     "perftest",
+    "python3-pyverbs",
 ]
 
 

@@ -83,6 +83,7 @@ struct hr_config {
                               three domains of a provider, for rails 0 to 2 */
     const char *ifname;    /* interface grammar; "nic0;nic1": of rail 0, of rail 1 */
     const char *options;   /* "tcp:cc=cubic,streams=2;shm:ring=1M": handed to the providers; NULL none */
+    const char *devices;   /* "verbs:mlx5_0": the device of a provider that has several; NULL: it chooses */
     const char *fault;     /* "tcp:drop=0.01,seed=7": wrap that provider; NULL none */
     int local_peers;
     int spin_us;           /* bound of spinning before sleeping; -1 adaptive */

@@ -188,6 +188,11 @@ struct hr_provider {
     hr_status (*mem_register)(struct hr_domain *domain, void *addr, size_t len, uint32_t access, struct hr_mem *mem_p);
     /* With HR_CAP_REVOKE: on return no remote access to this registration can touch the memory any more. */
     void (*mem_deregister)(struct hr_domain *domain, struct hr_mem *mem);
+    /* Asked before mem_deregister where the peer may be writing to exported memory still. HR_OK: once it is
+     * deregistered, nothing that the peer has posted on this endpoint or will post touches it, and the endpoint goes
+     * on. HR_ERR_UNSUPPORTED: only ep_abort makes sure. May wait for the peer's provider, a fraction of a second at
+     * most. */
+    hr_status (*mem_quiet)(struct hr_ep *ep, const struct hr_mem *mem);
     /* A desc for [addr, addr+len) inside mem, good on this endpoint. May send what the peer needs to import it (a file
      * descriptor over a socket). HR_ERR_UNSUPPORTED where such memory cannot be reached by this peer. */
     hr_status (*mem_export)(struct hr_ep *ep, const struct hr_mem *mem, void *addr, size_t len, struct hr_desc *desc_p);

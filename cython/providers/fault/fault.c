@@ -3,16 +3,15 @@
 /*
  * What may happen to an operation (options as in "seed=7,drop=0.01,delay=0.05:2ms,ops=send+write"):
  *
- *   drop=P        a message or write vanishes though HR_OK was said; a read or atomic never ends
- *   delay=P:T     it leaves a time T later; what is posted after it on the endpoint waits behind it
+ *   drop=P        a message or write vanishes though HR_OK was said; a read or atomic never ends; memory is called
+ * quiet that is not delay=P:T     it leaves a time T later; what is posted after it on the endpoint waits behind it
  *   reorder=P     the next message or write on the endpoint leaves before this one
  *   truncate=P    only the first half of the bytes is moved
  *   error=P       HR_ERR_IO, returned by the call or by done, half of the time each
  *   kill=after:N  the endpoint of the operation after the N-th is aborted; kill=process:N sends SIGKILL
  *   stop=after:N  SIGSTOP
- *   ops=A+B       only send, write, read, atomic are hit and counted; all where nothing is said
- *   budget=N      at most N faults by chance
- *   seed=N        another course of events
+ *   ops=A+B       only these of send, write, read, atomic, quiet are hit and counted; all but quiet where nothing is
+ * said budget=N      at most N faults by chance seed=N        another course of events
  *
  * Each endpoint has a generator of its own, so what hits its n-th operation depends on seed, ids and n, not on timing.
  * Faults are counted when they take effect (a reorder when something did overtake), see hr/fault.h.
@@ -287,6 +286,21 @@ static int choose(struct fault_ep *ep, enum fault_op op, size_t len) {
     }
 }
 
+/* drop: HR_OK, and nobody was asked. */
+static hr_status fault_mem_quiet(struct hr_ep *base, const struct hr_mem *mem) {
+    struct fault_ep *ep = of_ep(base);
+    struct fault_domain *domain = of_domain(base->domain);
+    if (domain->plan.ops & FAULT_QUIET) {
+        ep->draw = hr_fault_next(&ep->random);
+        if (choose(ep, FAULT_QUIET, 0) == FAULT_DROP) {
+            domain->counts[FAULT_DROP]++;
+            domain->injected++;
+            return HR_OK;
+        }
+    }
+    return inner_ops(base)->mem_quiet(ep->inner, mem);
+}
+
 static hr_status inject(struct fault_ep *ep, int kind, enum fault_op op, const void *args) {
     const struct fault_domain *domain = of_domain(ep->base.domain);
     switch (kind) {
@@ -422,6 +436,7 @@ const struct hr_provider hr_provider_fault = {
     .domain_describe = fault_domain_describe,
     .mem_register = fault_mem_register,
     .mem_deregister = fault_mem_deregister,
+    .mem_quiet = fault_mem_quiet,
     .mem_export = fault_mem_export,
     .mem_import = fault_mem_import,
     .mem_release = fault_mem_release,

@@ -9,7 +9,7 @@ extern const struct hr_provider hr_provider_fault;
 enum fault_kind { FAULT_DROP, FAULT_DELAY, FAULT_REORDER, FAULT_TRUNCATE, FAULT_ERROR, FAULT_KILL, FAULT_STOP };
 enum { FAULT_RATES = FAULT_ERROR + 1 }; /* those drawn for each operation; the others come at a count */
 
-enum fault_op { FAULT_SEND = 1, FAULT_WRITE = 2, FAULT_READ = 4, FAULT_ATOMIC = 8 };
+enum fault_op { FAULT_SEND = 1, FAULT_WRITE = 2, FAULT_READ = 4, FAULT_ATOMIC = 8, FAULT_QUIET = 16 };
 
 extern const char *const hr_fault_names[HR_FAULT_KINDS];
 

@@ -67,14 +67,18 @@ static int parse_ops(const char *key, char *text, unsigned *ops_p, char detail[2
     static const struct {
         const char *name;
         unsigned op;
-    } names[] = {{"send", FAULT_SEND}, {"write", FAULT_WRITE}, {"read", FAULT_READ}, {"atomic", FAULT_ATOMIC}};
+    } names[] = {{"send", FAULT_SEND},
+                 {"write", FAULT_WRITE},
+                 {"read", FAULT_READ},
+                 {"atomic", FAULT_ATOMIC},
+                 {"quiet", FAULT_QUIET}};
     char *save, *name;
     unsigned ops = 0;
     for (name = strtok_r(text, "+", &save); name; name = strtok_r(NULL, "+", &save)) {
         unsigned found = 0;
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 5; i++)
             if (strcmp(name, names[i].name) == 0) found = names[i].op;
-        if (!found) return bad(detail, key, name, "send, write, read, atomic, joined by +");
+        if (!found) return bad(detail, key, name, "send, write, read, atomic, quiet, joined by +");
         ops |= found;
     }
     *ops_p = ops;
@@ -100,7 +104,7 @@ static int parse_one(const char *key, char *value, struct fault_plan *plan, char
 }
 
 hr_status hr_fault_parse(const char *options, struct fault_plan *plan_p, char detail[256]) {
-    struct fault_plan plan = {.seed = 1, .budget = UINT64_MAX, .ops = ~0u};
+    struct fault_plan plan = {.seed = 1, .budget = UINT64_MAX, .ops = ~(unsigned)FAULT_QUIET};
     char text[512], *save, *item;
     double sum = 0;
     int n = snprintf(text, sizeof text, "%s", options ? options : "");

@@ -320,6 +320,7 @@ const struct hr_provider hr_provider_loop = {
     .domain_describe = loop_domain_describe,
     .mem_register = hr_loop_mem_register,
     .mem_deregister = hr_loop_mem_deregister,
+    .mem_quiet = hr_loop_mem_quiet,
     .mem_export = hr_loop_mem_export,
     .mem_import = hr_loop_mem_import,
     .mem_release = hr_loop_mem_release,

@@ -83,6 +83,7 @@ void hr_loop_ep_destroy(struct hr_ep *base);
 /* memory.c */
 hr_status hr_loop_mem_register(struct hr_domain *domain, void *addr, size_t len, uint32_t access, struct hr_mem *mem_p);
 void hr_loop_mem_deregister(struct hr_domain *domain, struct hr_mem *mem);
+hr_status hr_loop_mem_quiet(struct hr_ep *ep, const struct hr_mem *mem);
 hr_status hr_loop_mem_export(struct hr_ep *ep, const struct hr_mem *mem, void *addr, size_t len,
                              struct hr_desc *desc_p);
 hr_status hr_loop_mem_import(struct hr_ep *ep, const struct hr_desc *desc, struct hr_rmem *rmem_p);

@@ -208,6 +208,7 @@ const struct hr_provider hr_provider_shm = {
     .domain_describe = domain_describe,
     .mem_register = hr_shm_mem_register,
     .mem_deregister = hr_shm_mem_deregister,
+    .mem_quiet = hr_shm_mem_quiet,
     .mem_export = hr_shm_mem_export,
     .mem_import = hr_shm_mem_import,
     .mem_release = hr_shm_mem_release,

@@ -86,6 +86,11 @@ void hr_tcp_mem_deregister(struct hr_domain *domain, struct hr_mem *mem) {
     memset(mem, 0, sizeof *mem);
 }
 
+hr_status hr_tcp_mem_quiet(struct hr_ep *ep, const struct hr_mem *mem) {
+    (void)ep, (void)mem;
+    return HR_OK; /* deregistering is enough */
+}
+
 hr_status hr_tcp_mem_export(struct hr_ep *ep, const struct hr_mem *mem, void *addr, size_t len,
                             struct hr_desc *desc_p) {
     struct hr_tcp_domain *d = hr_tcp_domain_of(ep);

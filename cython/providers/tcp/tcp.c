@@ -181,6 +181,7 @@ const struct hr_provider hr_provider_tcp = {
     .domain_describe = domain_describe,
     .mem_register = hr_tcp_mem_register,
     .mem_deregister = hr_tcp_mem_deregister,
+    .mem_quiet = hr_tcp_mem_quiet,
     .mem_export = hr_tcp_mem_export,
     .mem_import = hr_tcp_mem_import,
     .mem_release = hr_tcp_mem_release,

@@ -247,6 +247,7 @@ int hr_tcp_pair(struct hr_tcp_domain *d, struct hr_tcp_ep *ep);
 /* regions.c */
 hr_status hr_tcp_mem_register(struct hr_domain *domain, void *addr, size_t len, uint32_t access, struct hr_mem *mem_p);
 void hr_tcp_mem_deregister(struct hr_domain *domain, struct hr_mem *mem);
+hr_status hr_tcp_mem_quiet(struct hr_ep *ep, const struct hr_mem *mem);
 hr_status hr_tcp_mem_export(struct hr_ep *ep, const struct hr_mem *mem, void *addr, size_t len, struct hr_desc *desc_p);
 hr_status hr_tcp_mem_import(struct hr_ep *ep, const struct hr_desc *desc, struct hr_rmem *rmem_p);
 void hr_tcp_mem_release(struct hr_ep *ep, struct hr_rmem *rmem);

@@ -1,0 +1,372 @@
+# verbs_device.pxi - hrdma.verbs: devices, protection domains, registered memory; who is closed before whom.
+#
+# Every object keeps its owners alive and is known to them, so that closing an owner closes what depends on it first:
+# queue pairs, then memory, completion queues, protection domains, the device. One that another thread is in the middle
+# of using is not closed, and neither is anything above it. What nobody holds any more closes itself.
+cimport cython
+from libc.errno cimport ENOSYS, errno
+from libc.string cimport memcpy
+from verbs cimport *
+
+import ipaddress as _ipaddress
+import resource as _resource
+import weakref as _weakref
+
+
+@cython.no_gc_clear  # owners must be there when this is closed
+cdef class Resource:
+    """What the objects of `hrdma.verbs` have in common: ``close()``, ``closed``, and ``with``."""
+
+    cdef object __weakref__
+    cdef list owners
+    cdef object dependants
+    cdef const hr_verbs_backend *verbs
+    cdef int order, forked_at, inside
+    cdef bint live
+
+    cdef int begin(self, int order, list owners) except -1:
+        self.order = order
+        self.forked_at = forks
+        self.owners = owners
+        self.dependants = _weakref.WeakSet()
+        for owner in owners:
+            (<Resource> owner).check()
+            self.verbs = (<Resource> owner).verbs
+        return 0
+
+    cdef int opened(self) except -1:
+        self.live = True
+        for owner in self.owners:
+            (<Resource> owner).dependants.add(self)
+        return 0
+
+    cdef int check(self) except -1:
+        if self.forked_at != forks:
+            raise ValueError(f"{self!r} was opened before fork: open the device again in the child")
+        if not self.live:
+            raise ValueError(f"{self!r} is closed")
+        return 0
+
+    cdef bint busy(self):
+        return self.live and (self.inside > 0 or any((<Resource> one).busy() for one in list(self.dependants)))
+
+    cdef int release(self) noexcept:
+        """Gives the device's object back; an errno. Called once."""
+        return 0
+
+    cdef int drop(self) noexcept:
+        """For __dealloc__: nothing depends on what nobody holds. A forked child leaves its parent's device alone."""
+        if not self.live or self.forked_at != forks:
+            return 0
+        self.live = False
+        return self.release()
+
+    @property
+    def closed(self):
+        return not self.live or self.forked_at != forks
+
+    def close(self):
+        """Closes it, and what depends on it first. Closing twice is harmless.
+
+        Raises
+        ------
+        RequestError
+            Another thread is using it or what depends on it; nothing was closed.
+        """
+        cdef int rc
+        if self.closed:
+            return
+        if self.busy():
+            raise RequestError(f"{self!r} is in use by another thread: end its call first")
+        for one in sorted(self.dependants, key=lambda one: (<Resource> one).order):
+            one.close()
+        self.live = False
+        rc = self.release()
+        if rc:
+            raise DeviceError(f"{self!r} cannot be closed: {_os.strerror(rc)}")
+
+    def __enter__(self):
+        self.check()
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+cdef const hr_verbs_backend *backend_of(str name, const char **why_p) noexcept:
+    return &hr_verbs_sim if name == "sim" else hr_verbs_lib(why_p)
+
+
+def verbs_devices():
+    """Names of the RDMA devices of this host, and ``"sim"``, the simulated one, which is last and everywhere.
+
+    Raises
+    ------
+    DeviceError
+        libibverbs is there, and cannot list them.
+    """
+    cdef const char *why = NULL
+    cdef const hr_verbs_backend *verbs = hr_verbs_lib(&why)
+    cdef ibv_device **found
+    cdef int n = 0
+    names = []
+    if verbs != NULL:
+        found = verbs.get_device_list(&n)
+        if found == NULL and errno != ENOSYS:  # a kernel without RDMA
+            raise DeviceError(f"cannot list the RDMA devices: {_os.strerror(errno)}")
+        if found != NULL:
+            names = [text_of(found[i].name) for i in range(n)]
+            verbs.free_device_list(found)
+    return [*names, "sim"]
+
+
+cdef class Device(Resource):
+    """An opened RDMA device and one of its ports.
+
+    Parameters
+    ----------
+    name : str
+        One of `devices()`.
+    port : int
+    gid_index : int, optional
+        Which of the port's GIDs its queue pairs have. None: RoCE v2 of an IPv4 address if there is one, else of a
+        global IPv6 address, else of a link-local one.
+
+    Attributes
+    ----------
+    name : str
+    port, gid_index, lid, mtu : int
+        MTU in bytes.
+    gid : str
+        As an IPv6 address.
+
+    Raises
+    ------
+    DeviceError
+        There is no such device, port or GID, it cannot be opened, or libibverbs is missing; the message has the mend.
+    """
+
+    cdef ibv_context *ctx
+    cdef ibv_port_attr attr
+    cdef ibv_gid own
+    cdef readonly str name
+    cdef readonly int port, gid_index
+
+    def __cinit__(self, str name, int port=1, gid_index=None):
+        cdef const char *why = NULL
+        cdef int n = 0, i, rc, wanted = -1 if gid_index is None else gid_index
+        cdef ibv_device **found
+        self.name, self.port = name, port
+        self.begin(4, [])
+        self.verbs = backend_of(name, &why)
+        if self.verbs == NULL:
+            raise DeviceError(text_of(why))
+        if not 1 <= port <= 255:
+            raise DeviceError(f"{name} has no port {port}")
+        found = self.verbs.get_device_list(&n)
+        for i in range(n if found != NULL else 0):
+            if text_of(found[i].name) == name:
+                self.ctx = self.verbs.open_device(found[i])
+                why = b"it cannot be opened"
+        rc = errno
+        if found != NULL:
+            self.verbs.free_device_list(found)
+        if self.ctx == NULL:
+            if why == NULL:
+                raise DeviceError(f"no RDMA device is called {name!r}: there are {verbs_devices()}")
+            raise DeviceError(f"cannot open {name}: {_os.strerror(rc)} (access to /dev/infiniband, and its driver: "
+                              "apt install ibverbs-providers)")
+        self.opened()
+        rc = self.verbs.query_port(self.ctx, <uint8_t> port, &self.attr)
+        if rc:
+            raise DeviceError(f"{name} has no port {port}: {_os.strerror(rc)}")
+        self.gid_index = hr_verbs_gid_choose(self.verbs, self.ctx, <uint8_t> port, self.attr.gid_tbl_len, wanted,
+                                             &self.own)
+        if self.gid_index < 0:
+            which = "GID" if gid_index is None else f"GID {gid_index}"
+            raise DeviceError(f"port {port} of {name} has no {which}: it has {self.attr.gid_tbl_len} entries; give its "
+                              "interface an address")
+
+    def __dealloc__(self):
+        self.drop()
+
+    cdef int release(self) noexcept:
+        return self.verbs.close_device(self.ctx)
+
+    @property
+    def gid(self):
+        return str(_ipaddress.IPv6Address((<char *> self.own.raw)[:16]))
+
+    @property
+    def lid(self):
+        return self.attr.lid
+
+    @property
+    def mtu(self):
+        return 128 << <int> self.attr.active_mtu
+
+    def limits(self):
+        """What the device can do.
+
+        Returns
+        -------
+        dict
+            ``vendor``, ``firmware``, ``queue_pairs``, ``work_requests`` of one queue pair, ``completions`` of one
+            queue, ``regions``, ``region_bytes``, ``message_bytes``, ``reads`` under way at a time, ``ports``;
+            ``active``: the port can be used.
+        """
+        cdef ibv_device_attr attr
+        self.check()
+        rc = self.verbs.query_device(self.ctx, &attr)
+        rc = rc or self.verbs.query_port(self.ctx, <uint8_t> self.port, &self.attr)
+        if rc:
+            raise DeviceError(f"{self.name} cannot be asked for its limits: {_os.strerror(rc)}")
+        return {
+            "vendor": attr.vendor_id, "firmware": text_of(attr.fw_ver), "queue_pairs": attr.max_qp,
+            "work_requests": attr.max_qp_wr, "completions": attr.max_cqe, "regions": attr.max_mr,
+            "region_bytes": attr.max_mr_size, "message_bytes": self.attr.max_msg_sz, "reads": attr.max_qp_rd_atom,
+            "ports": attr.phys_port_cnt, "active": self.attr.state == IBV_PORT_ACTIVE,
+        }
+
+    def __repr__(self):
+        return f"<Device {self.name}:{self.port}>"
+
+
+cdef class ProtectionDomain(Resource):
+    """Queue pairs and the memory that they may touch.
+
+    Raises
+    ------
+    DeviceError
+        The device has no more.
+    """
+
+    cdef ibv_pd *pd
+    cdef readonly Device device
+
+    def __cinit__(self, Device device not None):
+        self.device = device
+        self.begin(3, [device])
+        self.pd = self.verbs.alloc_pd(device.ctx)
+        if self.pd == NULL:
+            raise DeviceError(f"cannot make a protection domain on {device.name}: {_os.strerror(errno)}")
+        self.opened()
+
+    def __dealloc__(self):
+        self.drop()
+
+    cdef int release(self) noexcept:
+        return self.verbs.dealloc_pd(self.pd)
+
+    def __repr__(self):
+        return f"<ProtectionDomain of {self.device.name}>"
+
+
+cdef class MemoryRegion(Resource):
+    """Memory that the device may read and write, pinned while this is open. ``region[a:b]`` is a piece of it.
+
+    Parameters
+    ----------
+    pd : ProtectionDomain
+    buffer : object
+        Anything contiguous with the buffer protocol, or a CPU tensor with DLPack; it is kept and cannot be resized
+        meanwhile. What is read-only can be sent from and read by peers.
+    remote_read, remote_write, remote_atomic : bool
+        What a peer that knows ``address`` and ``rkey`` may do.
+
+    Attributes
+    ----------
+    address, lkey, rkey : int
+
+    Raises
+    ------
+    ValueError
+        The buffer is empty, or read-only and to be written.
+    RequestError
+        The device or the memlock limit refuses; the message has the limit.
+
+    Notes
+    -----
+    Cost: a system call, and every page is touched. Closing it while a peer writes ends the queue pair with an error.
+    """
+
+    cdef ibv_mr *mr
+    cdef Span span
+    cdef readonly ProtectionDomain pd
+
+    def __cinit__(self, ProtectionDomain pd not None, buffer, *, bint remote_read=False, bint remote_write=False,
+                  bint remote_atomic=False):
+        cdef int access = 0, rc
+        self.pd = pd
+        self.begin(1, [pd])
+        try:
+            span_open(buffer, True, &self.span)
+            access = IBV_ACCESS_LOCAL_WRITE
+        except (BufferError, TypeError, ValueError):
+            if remote_write or remote_atomic:
+                raise
+            span_open(buffer, False, &self.span)
+        if not self.span.nbytes:
+            raise ValueError("an empty buffer cannot be registered")
+        access |= IBV_ACCESS_REMOTE_READ if remote_read else 0
+        access |= IBV_ACCESS_REMOTE_WRITE if remote_write else 0
+        access |= IBV_ACCESS_REMOTE_ATOMIC if remote_atomic else 0
+        with nogil:
+            self.mr = self.verbs.reg_mr(pd.pd, self.span.ptr, self.span.nbytes, access)
+        if self.mr == NULL:
+            rc = errno
+            limit = _resource.getrlimit(_resource.RLIMIT_MEMLOCK)[0]
+            bound = "unlimited" if limit == _resource.RLIM_INFINITY else f"{limit} bytes"
+            raise RequestError(f"cannot register {self.span.nbytes} bytes on {pd.device.name}: {_os.strerror(rc)}; "
+                               f"the memlock limit is {bound}: ulimit -l unlimited")
+        self.opened()
+
+    def __dealloc__(self):
+        if not self.drop():  # otherwise the device has it still, and the buffer stays for ever
+            span_close(&self.span)
+
+    cdef int release(self) noexcept:
+        cdef int rc = self.verbs.dereg_mr(self.mr)
+        if not rc:
+            span_close(&self.span)
+        return rc
+
+    @property
+    def address(self):
+        self.check()
+        return <uint64_t> self.span.ptr
+
+    @property
+    def lkey(self):
+        self.check()
+        return self.mr.lkey
+
+    @property
+    def rkey(self):
+        self.check()
+        return self.mr.rkey
+
+    def __len__(self):
+        return self.span.nbytes
+
+    def __getitem__(self, place):
+        if not isinstance(place, slice) or place.step not in (None, 1):
+            raise TypeError("a piece of a region is region[start:end], in bytes")
+        start, end, _ = place.indices(<Py_ssize_t> self.span.nbytes)
+        return Piece(self, start, max(start, end))
+
+    def __repr__(self):
+        return f"<MemoryRegion of {self.span.nbytes} bytes on {self.pd.device.name}>"
+
+
+cdef class Piece:
+    """Some bytes of a region: what a work request moves. Made by ``region[a:b]``."""
+
+    cdef readonly MemoryRegion region
+    cdef readonly size_t start, end
+
+    def __cinit__(self, MemoryRegion region not None, size_t start, size_t end):
+        self.region, self.start, self.end = region, start, end
+
+    def __len__(self):
+        return self.end - self.start

@@ -1,0 +1,119 @@
+/* endpoint.c - the life of an endpoint: made, connected, failed, aborted, freed. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "providers/verbs/verbs.h"
+
+/* A serial number is index and generation, so that a completion that was late does not reach a successor. */
+hr_status hr_verbs_ep_create(struct hr_domain *domain, uint64_t peer_id, void *ctx, struct hr_ep **ep_p) {
+    struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
+    struct hr_verbs_ep *ep;
+    uint32_t i = 0;
+    while (i < HR_VERBS_EPS && d->table[i]) i++;
+    if (i == HR_VERBS_EPS || !(ep = calloc(1, sizeof *ep))) return HR_ERR_NOMEM;
+    ep->base = (struct hr_ep){.domain = domain, .ctx = ctx, .peer_id = peer_id};
+    ep->source = (struct hr_verbs_source){.kind = HR_VERBS_EP, .fd = -1};
+    ep->dscp = ep->priority = -1;
+    ep->serial = ++d->generation[i] << 12 | i;
+    d->table[i] = ep;
+    hr_verbs_link_init(&ep->ready);
+    hr_verbs_link_init(&ep->end);
+    hr_verbs_link_init(&ep->queue);
+    hr_verbs_link_push(&d->eps, &ep->link);
+    *ep_p = &ep->base;
+    return HR_OK;
+}
+
+struct hr_verbs_ep *hr_verbs_ep_find(struct hr_verbs_domain *d, uint64_t wr_id) {
+    uint32_t serial = (uint32_t)(wr_id >> 32);
+    struct hr_verbs_ep *ep = d->table[serial % HR_VERBS_EPS];
+    return ep && ep->serial == serial ? ep : NULL;
+}
+
+hr_status hr_verbs_usable(const struct hr_verbs_ep *ep) {
+    switch (ep->state) {
+    case HR_VERBS_UP: return ep->told ? HR_AGAIN : HR_OK;
+    case HR_VERBS_WAITING:
+    case HR_VERBS_CALLING:
+    case HR_VERBS_ENDING: return HR_AGAIN;
+    case HR_VERBS_LOST: return ep->told ? HR_AGAIN : HR_ERR_PEER_LOST;
+    case HR_VERBS_CLOSED: return HR_ERR_PEER_LOST;
+    default: return HR_ERR_INVALID;
+    }
+}
+
+void hr_verbs_ep_tell(struct hr_verbs_ep *ep, hr_status status) {
+    ep->told = 1;
+    ep->tell = status;
+    hr_verbs_ep_ready(ep);
+}
+
+/* Lets go of the connection; the queue pair, which may be what is being looked at, stays. */
+static void hang_up(struct hr_verbs_ep *ep) {
+    struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
+    if (ep->call) {
+        ep->call->ep = NULL;
+        hr_verbs_call_free(d, ep->call);
+        ep->call = NULL;
+    }
+    hr_verbs_unwatch(d, &ep->source);
+    hr_verbs_link_remove(&ep->end);
+    hr_verbs_qp_break(ep);
+    hr_verbs_timer_update(d);
+}
+
+void hr_verbs_ep_fail(struct hr_verbs_ep *ep, hr_status status, const char *what, int error) {
+    if (ep->state == HR_VERBS_LOST || ep->state == HR_VERBS_CLOSED) return;
+    snprintf(ep->detail, sizeof ep->detail, "%s%s%s", what, error ? ": " : "", error ? strerror(error) : "");
+    hang_up(ep);
+    ep->state = HR_VERBS_LOST;
+    hr_verbs_ep_tell(ep, status);
+}
+
+void hr_verbs_ep_end(struct hr_verbs_ep *ep) {
+    struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
+    if (ep->state != HR_VERBS_UP) return;
+    ep->state = HR_VERBS_ENDING;
+    ep->ended = hr_verbs_now();
+    hr_verbs_link_push(&d->ending, &ep->end);
+    hr_verbs_timer_update(d);
+}
+
+void hr_verbs_ep_abort(struct hr_ep *base) {
+    struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
+    if (ep->state == HR_VERBS_CLOSED) return;
+    hang_up(ep);
+    hr_verbs_qp_close(ep);
+    hr_verbs_ops_drop(ep);
+    hr_verbs_link_remove(&ep->ready);
+    ep->told = 0;
+    ep->state = HR_VERBS_CLOSED;
+}
+
+void hr_verbs_ep_destroy(struct hr_ep *base) {
+    struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
+    hr_verbs_ep_abort(base);
+    hr_verbs_link_remove(&ep->link);
+    hr_verbs_domain_of(base)->table[ep->serial % HR_VERBS_EPS] = NULL;
+    free(ep);
+}
+
+/* The path of a queue pair is set when it is brought up and cannot be changed afterwards on most devices. */
+hr_status hr_verbs_ep_set_class(struct hr_ep *base, int dscp, int priority) {
+    struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
+    if (dscp < 0 || dscp > 63 || priority < 0 || priority > 7) return HR_ERR_INVALID;
+    if (ep->qp && (ep->dscp != dscp || ep->priority != priority)) return HR_ERR_UNSUPPORTED;
+    ep->dscp = dscp;
+    ep->priority = priority;
+    return HR_OK;
+}
+
+uint64_t hr_verbs_ep_unsent(struct hr_ep *base) {
+    struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
+    if (ep->state != HR_VERBS_UP) return 0;
+    if (ep->unsent) hr_verbs_flush(ep);
+    return ep->unsent;
+}

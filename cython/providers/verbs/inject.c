@@ -1,0 +1,83 @@
+/* inject.c - faults at the level of the verbs, by plan. */
+
+#include "providers/verbs/inject.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    enum ibv_wc_status status;
+} statuses[] = {{"retry", IBV_WC_RETRY_EXC_ERR}, {"rnr", IBV_WC_RNR_RETRY_EXC_ERR}, {"access", IBV_WC_REM_ACCESS_ERR},
+                {"flush", IBV_WC_WR_FLUSH_ERR},  {"local", IBV_WC_LOC_PROT_ERR},    {"fatal", IBV_WC_FATAL_ERR}};
+
+static int bad(char detail[256], const char *key, const char *value, const char *want) {
+    snprintf(detail, 256, "verbs option %.40s=%.80s: expected %s", key, value, want);
+    return -1;
+}
+
+static int rate(const char *key, const char *value, double *rate_p, char detail[256]) {
+    char *end;
+    double found = strtod(value, &end);
+    if (end == value || *end || !(found >= 0 && found <= 1))
+        return bad(detail, key, value, "a probability from 0 to 1");
+    *rate_p = found;
+    return 1;
+}
+
+static int number(const char *key, const char *value, uint64_t *number_p, char detail[256]) {
+    char *end;
+    unsigned long long found = strtoull(value, &end, 10);
+    if (end == value || *end || *value == '-') return bad(detail, key, value, "a whole number");
+    *number_p = found;
+    return 1;
+}
+
+int hr_verbs_inject_option(struct hr_verbs_inject *inject, const char *key, const char *value, char detail[256]) {
+    if (!strcmp(key, "wc_error")) return rate(key, value, &inject->wc_error, detail);
+    if (!strcmp(key, "errno")) return rate(key, value, &inject->post_error, detail);
+    if (!strcmp(key, "fault_seed")) return number(key, value, &inject->seed, detail);
+    if (!strcmp(key, "fault_budget")) return number(key, value, &inject->budget, detail);
+    if (strcmp(key, "wc_status")) return 0;
+    for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++) {
+        if (strcmp(value, statuses[i].name)) continue;
+        inject->status = statuses[i].status;
+        return 1;
+    }
+    return bad(detail, key, value, "retry, rnr, access, flush, local or fatal");
+}
+
+/* splitmix64: any seed is good. */
+static uint64_t next(uint64_t *state) {
+    uint64_t x = *state += 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+void hr_verbs_inject_start(const struct hr_verbs_inject *inject, struct hr_verbs_inject_ep *ep, uint64_t self,
+                           uint64_t peer, uint32_t stream) {
+    ep->random = inject->seed + (self << 40) + (peer << 16) + stream;
+    next(&ep->random);
+}
+
+static int strikes(struct hr_verbs_inject *inject, struct hr_verbs_inject_ep *ep, double probability) {
+    if (probability <= 0 || inject->completions + inject->posts >= inject->budget) return 0;
+    return (double)(next(&ep->random) >> 11) * 0x1p-53 < probability;
+}
+
+int hr_verbs_inject_wc(struct hr_verbs_inject *inject, struct hr_verbs_inject_ep *ep, struct ibv_wc *wc) {
+    if (wc->status != IBV_WC_SUCCESS || !strikes(inject, ep, inject->wc_error)) return 0;
+    inject->completions++;
+    wc->status = inject->status;
+    wc->vendor_err = 0xfa;
+    return 1;
+}
+
+int hr_verbs_inject_post(struct hr_verbs_inject *inject, struct hr_verbs_inject_ep *ep) {
+    if (!strikes(inject, ep, inject->post_error)) return 0;
+    inject->posts++;
+    return ENOMEM;
+}

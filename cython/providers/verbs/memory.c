@@ -1,0 +1,163 @@
+/* memory.c - registered memory: arenas once, other memory as asked; descriptors that a peer can check. */
+
+/*
+ * An arena is registered whole, with every right, when something in it is first used, and stays so while it lives: the
+ * keys of all that lies in it are those of the arena, registering is free, and local buffers go to the device without a
+ * copy. What a peer may do is in the descriptor and is checked by the peer before it posts: the key alone would allow
+ * more, but every peer has proved the job key. A peer that was given up cannot use it: its queue pair is broken first.
+ *
+ * Memory outside of arenas is pinned for as long as its registration lives, `pin` bytes at most. It is not kept for the
+ * next operation, since nothing would tell that it was freed meanwhile.
+ *
+ * A descriptor carries a check over its fields and a number that both ends agreed on for this connection: one that was
+ * made up or damaged is refused at import, where on the wire it would break the queue pair.
+ */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "hr/memory.h"
+#include "providers/verbs/verbs.h"
+
+enum { ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC };
+
+struct verbs_desc {
+    uint64_t addr, len;
+    uint32_t rkey, access; /* access: HR_ACCESS_* in 8 bits, which registration in 24 */
+    uint64_t check;
+};
+_Static_assert(sizeof(struct verbs_desc) == HR_DESC_BYTES, "fills a descriptor");
+
+/* Not shared with a child of fork: what it writes there must not take the pages away from the device. */
+void *hr_verbs_pages(size_t len) {
+    void *pages = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED) return NULL;
+    madvise(pages, len, MADV_DONTFORK);
+    return pages;
+}
+
+/* ---- the device's registrations ---- */
+
+static void mr_free(struct hr_verbs_domain *d, struct hr_verbs_mr *mr) {
+    struct hr_verbs_mr **at = &d->mrs;
+    while (*at != mr) at = &(*at)->next;
+    *at = mr->next;
+    if (!mr->arena) d->pinned -= mr->mr->length;
+    d->verbs->dereg_mr(mr->mr);
+    free(mr);
+}
+
+static struct hr_verbs_mr *mr_new(struct hr_verbs_domain *d, void *addr, size_t len, int access, uint64_t arena) {
+    struct hr_verbs_mr *mr = calloc(1, sizeof *mr);
+    if (!mr) return NULL;
+    mr->mr = d->verbs->reg_mr(d->pd, addr, len, access);
+    if (!mr->mr) {
+        free(mr);
+        return NULL;
+    }
+    d->counts.registered++;
+    if (!arena) d->pinned += len;
+    mr->arena = arena;
+    mr->next = d->mrs;
+    d->mrs = mr;
+    return mr;
+}
+
+static void drop_dead_arenas(struct hr_verbs_domain *d) {
+    for (struct hr_verbs_mr *mr = d->mrs, *next; mr; mr = next) {
+        next = mr->next;
+        if (mr->arena && !mr->users && !hr_arena_alive(mr->arena)) mr_free(d, mr);
+    }
+}
+
+/* The registration of the arena that covers this memory, or NULL: not in one, or the device does not take it. */
+static struct hr_verbs_mr *arena_mr(struct hr_verbs_domain *d, const void *addr, size_t len) {
+    struct hr_arena_info info;
+    struct hr_verbs_mr *mr = d->mrs;
+    if (!hr_arena_find(addr, len, &info)) return NULL;
+    while (mr && mr->arena != info.id) mr = mr->next;
+    if (mr) return mr;
+    drop_dead_arenas(d);
+    if (info.size > d->attr.max_mr_size) return NULL;
+    return mr_new(d, info.base, info.size, ALL, info.id);
+}
+
+uint32_t hr_verbs_local_key(struct hr_verbs_domain *d, const void *addr, size_t len, const struct hr_mem *mem) {
+    struct hr_verbs_mr *mr;
+    if (mem) return (uint32_t)mem->key;
+    mr = arena_mr(d, addr, len);
+    return mr ? mr->mr->lkey : 0;
+}
+
+void hr_verbs_mem_close(struct hr_verbs_domain *d) {
+    while (d->mrs) mr_free(d, d->mrs);
+}
+
+/* ---- slots of the vtable ---- */
+
+hr_status hr_verbs_mem_register(struct hr_domain *domain, void *addr, size_t len, uint32_t access,
+                                struct hr_mem *mem_p) {
+    struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
+    struct hr_verbs_mr *mr;
+    int flags = IBV_ACCESS_LOCAL_WRITE;
+    if (!addr || !len) return HR_ERR_INVALID;
+    if (access & HR_ACCESS_REMOTE_READ) flags |= IBV_ACCESS_REMOTE_READ;
+    if (access & HR_ACCESS_REMOTE_WRITE) flags |= IBV_ACCESS_REMOTE_WRITE;
+    if (access & HR_ACCESS_REMOTE_ATOMIC) flags |= IBV_ACCESS_REMOTE_ATOMIC;
+    mr = arena_mr(d, addr, len);
+    if (!mr) {
+        if (len > d->pin || d->pinned > d->pin - len) return HR_ERR_NOMEM;
+        mr = mr_new(d, addr, len, flags, 0);
+        /* Memory that this process itself may only read. */
+        if (!mr && (errno == EFAULT || errno == EACCES) && !(access & ~(uint32_t)HR_ACCESS_REMOTE_READ))
+            mr = mr_new(d, addr, len, flags & ~IBV_ACCESS_LOCAL_WRITE, 0);
+    }
+    if (!mr) return HR_ERR_NOMEM;
+    mr->users++;
+    d->registrations = d->registrations % 0xffffff + 1;
+    *mem_p = (struct hr_mem){.addr = addr, .len = len, .key = mr->mr->lkey, .priv = mr, .access = access};
+    mem_p->rkey = (uint64_t)d->registrations << 32 | mr->mr->rkey;
+    return HR_OK;
+}
+
+void hr_verbs_mem_deregister(struct hr_domain *domain, struct hr_mem *mem) {
+    struct hr_verbs_mr *mr = mem->priv;
+    if (--mr->users == 0 && !mr->arena) mr_free((struct hr_verbs_domain *)domain, mr);
+}
+
+static uint64_t check_of(const struct verbs_desc *desc, uint64_t nonce) {
+    const uint64_t words[4] = {desc->addr, desc->len, (uint64_t)desc->rkey << 32 | desc->access, nonce};
+    uint64_t x = 0x243f6a8885a308d3u;
+    for (int i = 0; i < 4; i++) {
+        x = (x ^ words[i]) * 0xff51afd7ed558ccdu;
+        x ^= x >> 32;
+    }
+    return x;
+}
+
+hr_status hr_verbs_mem_export(struct hr_ep *base, const struct hr_mem *mem, void *addr, size_t len,
+                              struct hr_desc *desc_p) {
+    struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
+    struct verbs_desc desc = {.addr = (uintptr_t)addr, .len = len, .rkey = (uint32_t)mem->rkey};
+    size_t offset = (uintptr_t)addr - (uintptr_t)mem->addr;
+    if ((uintptr_t)addr < (uintptr_t)mem->addr || offset > mem->len || len > mem->len - offset) return HR_ERR_INVALID;
+    desc.access = mem->access | (uint32_t)(mem->rkey >> 32) << 8;
+    desc.check = check_of(&desc, ep->nonce);
+    memcpy(desc_p, &desc, sizeof desc);
+    return HR_OK;
+}
+
+hr_status hr_verbs_mem_import(struct hr_ep *base, const struct hr_desc *bytes, struct hr_rmem *rmem_p) {
+    struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
+    struct verbs_desc desc;
+    if (ep->state == HR_VERBS_LOST || ep->state == HR_VERBS_CLOSED) return HR_ERR_PEER_LOST;
+    memcpy(&desc, bytes, sizeof desc);
+    if (desc.check != check_of(&desc, ep->peer_nonce)) return HR_ERR_ACCESS;
+    *rmem_p =
+        (struct hr_rmem){.addr = desc.addr, .rkey = desc.rkey, .len = desc.len, .priv = (void *)(uintptr_t)desc.access};
+    return HR_OK;
+}
+
+void hr_verbs_mem_release(struct hr_ep *ep, struct hr_rmem *rmem) { (void)ep, (void)rmem; /* nothing was mapped */ }

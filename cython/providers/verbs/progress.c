@@ -1,0 +1,263 @@
+/* progress.c - polling, what has become due, how to sleep. */
+
+/*
+ * The completion queue is asked first: one look at memory. The epoll over sockets and timers is a system call, and what
+ * comes there is rare: it is asked every LOOK_EVERY-th time, and at once after a sleep or while connections are made.
+ *
+ * When a peer's socket ends, what it sent before may still be on its way from the device to the completion queue. The
+ * end is told when the queue was found empty GRACE after it.
+ *
+ * Sleeping: event_arm fetches old events from the completion channel, asks the device for a new one and polls once
+ * more. A completion before that poll is found by it and kept; one after it makes the channel readable, which is in the
+ * epoll.
+ */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "providers/verbs/verbs.h"
+
+enum { LOOK_EVERY = 32 };
+#define GRACE (2 * HR_VERBS_MS)
+#define TICK (1 * HR_VERBS_MS)
+#define SLOW_TICK (50 * HR_VERBS_MS)
+
+int64_t hr_verbs_now(void) {
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return ts.tv_sec * 1000000000LL + ts.tv_nsec;
+}
+
+/* ---- descriptors ---- */
+
+int hr_verbs_watch(struct hr_verbs_domain *d, struct hr_verbs_source *source, uint32_t interest) {
+    struct epoll_event event = {.events = interest, .data.ptr = source};
+    if (source->watched && source->interest == interest) return 0;
+    if (epoll_ctl(d->epfd, source->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, source->fd, &event)) return -1;
+    source->watched = 1;
+    source->interest = interest;
+    return 0;
+}
+
+void hr_verbs_forget(struct hr_verbs_domain *d, struct hr_verbs_source *source) {
+    if (!source->watched) return;
+    epoll_ctl(d->epfd, EPOLL_CTL_DEL, source->fd, NULL);
+    source->watched = 0;
+    source->interest = 0;
+    for (int i = d->event_next; i < d->event_count; i++)
+        if (d->events[i].data.ptr == source) d->events[i].data.ptr = NULL;
+}
+
+void hr_verbs_unwatch(struct hr_verbs_domain *d, struct hr_verbs_source *source) {
+    hr_verbs_forget(d, source);
+    if (source->fd >= 0) {
+        shutdown(source->fd, SHUT_RDWR); /* a forked child may hold a copy: closing would not tell the peer */
+        close(source->fd);
+    }
+    source->fd = -1;
+}
+
+/* Outside of progress somebody may be asleep who was told that nothing is pending. */
+void hr_verbs_ep_ready(struct hr_verbs_ep *ep) {
+    struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
+    if (!hr_verbs_link_alone(&ep->ready)) return;
+    hr_verbs_link_push(&d->ready, &ep->ready);
+    if (!d->in_progress) eventfd_write(d->wake.fd, 1);
+}
+
+void hr_verbs_timer_update(struct hr_verbs_domain *d) {
+    int64_t tick = !hr_verbs_link_alone(&d->ending) ? TICK : d->calling || d->half_open || d->starved ? SLOW_TICK : 0;
+    if (tick == d->tick) return;
+    struct timespec every = {.tv_nsec = tick};
+    struct itimerspec spec = {.it_interval = every, .it_value = every};
+    timerfd_settime(d->timer.fd, 0, &spec, NULL);
+    d->tick = tick;
+}
+
+/* Nothing is said on this socket any more, but for the byte that was overtaken by the first message. */
+static void ep_event(struct hr_verbs_ep *ep) {
+    struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
+    char bytes[16];
+    ssize_t n = read(ep->source.fd, bytes, sizeof bytes);
+    if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return;
+    hr_verbs_forget(d, &ep->source);
+    hr_verbs_ep_end(ep);
+}
+
+static void async_event(struct hr_verbs_domain *d) {
+    struct ibv_async_event event;
+    if (d->verbs->get_async_event(d->ctx, &event)) return;
+    int fatal = event.event_type == IBV_EVENT_DEVICE_FATAL;
+    d->verbs->ack_async_event(&event);
+    if (!fatal) return; /* a queue pair's faults come as completions as well */
+    for (struct hr_verbs_link *l = d->eps.next; l != &d->eps; l = l->next) {
+        struct hr_verbs_ep *ep = HR_VERBS_OF(l, struct hr_verbs_ep, link);
+        if (ep->state != HR_VERBS_NEW) hr_verbs_ep_fail(ep, HR_ERR_PEER_LOST, "the device is gone", 0);
+    }
+}
+
+static void fetch_channel(struct hr_verbs_domain *d) {
+    struct ibv_cq *cq;
+    void *context;
+    while (d->verbs->get_cq_event(d->channel, &cq, &context) == 0) d->verbs->ack_cq_events(cq, 1);
+}
+
+static void look(struct hr_verbs_domain *d) {
+    uint64_t count;
+    d->event_next = 0;
+    d->event_count = epoll_wait(d->epfd, d->events, HR_VERBS_EVENTS, 0);
+    while (d->event_next < d->event_count) {
+        struct hr_verbs_source *source = d->events[d->event_next++].data.ptr;
+        if (!source) continue;
+        switch (source->kind) {
+        case HR_VERBS_LISTENER: hr_verbs_accept(d, HR_VERBS_OF(source, struct hr_verbs_listener, source)); break;
+        case HR_VERBS_CALL: hr_verbs_call_event(d, HR_VERBS_OF(source, struct hr_verbs_call, source)); break;
+        case HR_VERBS_EP: ep_event(HR_VERBS_OF(source, struct hr_verbs_ep, source)); break;
+        case HR_VERBS_TIMER:
+            if (read(source->fd, &count, sizeof count) > 0) hr_verbs_calls_tick(d, hr_verbs_now());
+            break;
+        case HR_VERBS_WAKE: eventfd_read(source->fd, &count); break;
+        case HR_VERBS_CHANNEL: fetch_channel(d); break;
+        case HR_VERBS_ASYNC: async_event(d); break;
+        }
+    }
+    d->event_count = d->event_next = 0;
+}
+
+/* ---- completions ---- */
+
+static int tell(struct hr_verbs_ep *ep) {
+    if (!ep->told) return 0;
+    ep->told = 0;
+    ep->base.domain->sink->state(&ep->base, ep->tell, ep->tell == HR_OK ? NULL : ep->detail);
+    return 1;
+}
+
+static int completion(struct hr_verbs_domain *d, struct hr_verbs_ep *ep, struct ibv_wc *wc) {
+    if (hr_verbs_inject_wc(&d->inject, &ep->inject, wc)) hr_verbs_qp_break(ep);
+    if (wc->status == IBV_WC_SUCCESS && wc->wr_id >> 31 & 1) return hr_verbs_received(ep, wc);
+    return hr_verbs_sent(ep, wc);
+}
+
+int hr_verbs_fetch(struct hr_verbs_domain *d) {
+    if (d->stash_at == d->stashed) d->stash_at = d->stashed = 0;
+    if (d->stashed + HR_VERBS_BATCH > d->stash_cap) {
+        int cap = d->stash_cap ? 2 * d->stash_cap : HR_VERBS_BATCH;
+        struct ibv_wc *stash = realloc(d->stash, (size_t)cap * sizeof *stash);
+        if (!stash) return 0;
+        d->stash = stash;
+        d->stash_cap = cap;
+    }
+    int n = ibv_poll_cq(d->cq, HR_VERBS_BATCH, d->stash + d->stashed);
+    if (n > 0) d->stashed += n;
+    return n;
+}
+
+/* Takes a batch when the last one is used up. Returns whether there is one. */
+static int refill(struct hr_verbs_domain *d) {
+    if (d->stash_at < d->stashed) return 1;
+    int n = hr_verbs_fetch(d);
+    if (n > 0) return 1;
+    for (struct hr_verbs_link *l = d->eps.next; n < 0 && l != &d->eps; l = l->next)
+        hr_verbs_ep_fail(HR_VERBS_OF(l, struct hr_verbs_ep, link), HR_ERR_PEER_LOST, "the completion queue has failed",
+                         0);
+    d->cq_used -= d->cq_stale; /* none of theirs can be left */
+    d->cq_stale = 0;
+    return 0;
+}
+
+static int run_completions(struct hr_verbs_domain *d, int budget) {
+    int n = 0;
+    while (n < budget && refill(d)) {
+        struct ibv_wc found = d->stash[d->stash_at], *wc = &found; /* a callback may fetch more */
+        struct hr_verbs_ep *ep = hr_verbs_ep_find(d, wc->wr_id);
+        if (ep && wc->status == IBV_WC_SUCCESS) hr_verbs_heard(ep);
+        if (ep && ep->told && ep->tell == HR_OK) { /* first things first; the completion comes next */
+            n += tell(ep);
+            continue;
+        }
+        d->stash_at++;
+        if (ep && (ep->state == HR_VERBS_UP || ep->state == HR_VERBS_ENDING)) n += completion(d, ep, wc);
+    }
+    return n;
+}
+
+/* ---- what endpoints could not say or finish before ---- */
+
+static int run_one_ready(struct hr_verbs_ep *ep, int budget) {
+    int n = 0;
+    hr_verbs_link_remove(&ep->ready);
+    n += tell(ep);
+    if (ep->state != HR_VERBS_UP) return n;
+    hr_verbs_repost(ep);
+    if (ep->state == HR_VERBS_UP) hr_verbs_answer(ep);
+    if (ep->state == HR_VERBS_UP) hr_verbs_give_room(ep);
+    if (n < budget)
+        n += hr_verbs_pump(ep, budget - n);
+    else
+        hr_verbs_ep_ready(ep);
+    return n;
+}
+
+/* Each that is on the list now is served once; one that is put back waits for the next call. */
+static int run_ready(struct hr_verbs_domain *d, int budget) {
+    int n = 0;
+    struct hr_verbs_link *last = d->ready.prev;
+    while (!hr_verbs_link_alone(&d->ready) && n < budget) {
+        struct hr_verbs_link *l = d->ready.next;
+        n += run_one_ready(HR_VERBS_OF(l, struct hr_verbs_ep, ready), budget - n);
+        if (l == last) break;
+    }
+    return n;
+}
+
+static void run_ending(struct hr_verbs_domain *d) {
+    int64_t now = hr_verbs_now();
+    for (struct hr_verbs_link *l = d->ending.next, *next; l != &d->ending; l = next) {
+        struct hr_verbs_ep *ep = HR_VERBS_OF(l, struct hr_verbs_ep, end);
+        next = l->next;
+        if (now - ep->ended >= GRACE) hr_verbs_ep_fail(ep, HR_ERR_PEER_LOST, "the peer closed the connection", 0);
+    }
+}
+
+int hr_verbs_progress(struct hr_domain *domain, int budget, struct hr_ep *hint) {
+    struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
+    int n = 0;
+    (void)hint; /* all completions come in one queue, in the order in which they happened */
+    d->in_progress = 1;
+    if (!hr_verbs_link_alone(&d->ready)) n += run_ready(d, budget);
+    if (n < budget) n += run_completions(d, budget - n);
+    if (d->look || d->calling || d->half_open || d->parked || ++d->turn % LOOK_EVERY == 0) {
+        d->look = 0;
+        look(d);
+    }
+    /* The queue was empty after the peer's end, or there would be no budget left. */
+    if (n < budget && !hr_verbs_link_alone(&d->ending)) run_ending(d);
+    d->in_progress = 0;
+    return n;
+}
+
+/* ---- sleeping ---- */
+
+int hr_verbs_event_fd(struct hr_domain *domain) { return ((struct hr_verbs_domain *)domain)->epfd; }
+
+hr_status hr_verbs_event_arm(struct hr_domain *domain) {
+    struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
+    d->look = 1;
+    if (!hr_verbs_link_alone(&d->ready)) return HR_AGAIN;
+    if (d->room) {
+        d->room = 0; /* said once: the engine may have dropped what waited */
+        return HR_AGAIN;
+    }
+    fetch_channel(d);
+    if (ibv_req_notify_cq(d->cq, 0)) return HR_AGAIN;
+    return d->stash_at < d->stashed || hr_verbs_fetch(d) ? HR_AGAIN : HR_OK;
+}
+
+/* What the device still tells is fetched before the next sleep. */
+void hr_verbs_event_disarm(struct hr_domain *domain) { ((struct hr_verbs_domain *)domain)->look = 1; }

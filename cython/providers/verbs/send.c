@@ -1,0 +1,90 @@
+/* send.c - messages, and the credits that keep the device from ever finding no receive. */
+
+/*
+ * A message is copied, into the work request where the device takes it inline, into a buffer otherwise, and is then the
+ * provider's: posting says HR_OK. It uses one of the RECVS receives that the peer keeps posted, as does a write with
+ * immediate data. The peer says with its own messages how many it has posted again, and with a message of its own when
+ * half of them have gathered. Such a message has its own receives, SPARE of them: between two that we have not seen the
+ * peer must have got RECVS/2 messages each, and there can be no third, since all RECVS would have been used up by then.
+ */
+
+#include <string.h>
+
+#include "providers/verbs/verbs.h"
+
+uint16_t hr_verbs_take_owed(struct hr_verbs_ep *ep) {
+    uint16_t owed = (uint16_t)ep->owed;
+    ep->owed = 0;
+    return owed;
+}
+
+static hr_status send_one(struct hr_verbs_ep *ep, enum hr_verbs_kind kind, const void *hdr, size_t hdr_len,
+                          const void *payload, size_t len) {
+    size_t total = HR_VERBS_PREFIX + hdr_len + len;
+    uint8_t small[HR_VERBS_INLINE], *to = small;
+    struct ibv_sge sge = {.length = (uint32_t)total};
+    struct ibv_send_wr wr = {.opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1};
+    struct hr_verbs_wqe wqe = {.work = HR_VERBS_W_COPY, .bytes = (uint32_t)total};
+    uint32_t owed = ep->owed;
+    if (!ep->room || !hr_verbs_sends_left(ep)) return hr_verbs_refuse(ep);
+    if (total <= ep->inline_max) {
+        wr.send_flags = IBV_SEND_INLINE;
+    } else {
+        if (!hr_verbs_slots_left(ep)) return hr_verbs_refuse(ep);
+        to = hr_verbs_slot(ep, ep->slot_tail);
+        sge.lkey = ep->slab_mr->lkey;
+        wqe.slots = 1;
+    }
+    struct hr_verbs_prefix prefix = {
+        .kind = (uint8_t)kind, .hdr_len = (uint8_t)hdr_len, .credit = hr_verbs_take_owed(ep), .len = (uint32_t)len};
+    memcpy(to, &prefix, sizeof prefix);
+    memcpy(to + sizeof prefix, hdr, hdr_len);
+    if (len) memcpy(to + sizeof prefix + hdr_len, payload, len);
+    sge.addr = (uintptr_t)to;
+    if (hr_verbs_post(ep, &wr, &wqe, 1) == 1) {
+        ep->room--;
+        return HR_OK;
+    }
+    ep->owed = owed;
+    return hr_verbs_refuse(ep);
+}
+
+hr_status hr_verbs_post_send(struct hr_ep *base, const struct hr_msg *msg) {
+    struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
+    hr_status status = hr_verbs_usable(ep);
+    if (msg->hdr_len < 8 || msg->hdr_len > HR_MAX_HDR || msg->hdr_len % 8 || msg->len > HR_VERBS_MESSAGE)
+        return HR_ERR_INVALID;
+    if (status != HR_OK) return status;
+    if (!hr_verbs_link_alone(&ep->queue)) return hr_verbs_refuse(ep); /* what was posted before leaves first */
+    return send_one(ep, HR_VERBS_MSG, msg->hdr, msg->hdr_len, msg->payload, msg->len);
+}
+
+int hr_verbs_send_notice(struct hr_verbs_ep *ep, uint64_t value, uint64_t nbytes) {
+    struct hr_verbs_notice notice = {value, nbytes};
+    return send_one(ep, HR_VERBS_NOTIFY, &notice, sizeof notice, NULL, 0) == HR_OK;
+}
+
+int hr_verbs_send_control(struct hr_verbs_ep *ep, enum hr_verbs_kind kind, uint32_t word) {
+    uint8_t *to = ep->slab + ep->slab_len - (size_t)(1 + ep->ctl_turn % HR_VERBS_CTL) * HR_VERBS_CTL_BYTES;
+    struct hr_verbs_prefix prefix = {.kind = (uint8_t)kind, .credit = (uint16_t)ep->owed, .len = word};
+    struct ibv_sge sge = {.length = sizeof prefix};
+    struct ibv_send_wr wr = {.opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1};
+    struct hr_verbs_wqe wqe = {.work = HR_VERBS_W_COPY, .ctl = 1};
+    if (ep->ctl >= HR_VERBS_CTL || hr_verbs_under_way(ep) >= HR_VERBS_ENTRIES) return 0;
+    if (ep->inline_max >= sizeof prefix) {
+        sge.addr = (uintptr_t)&prefix;
+        wr.send_flags = IBV_SEND_INLINE;
+    } else {
+        memcpy(to, &prefix, sizeof prefix);
+        sge.addr = (uintptr_t)to;
+        sge.lkey = ep->slab_mr->lkey;
+    }
+    if (hr_verbs_post(ep, &wr, &wqe, 1) < 1) return 0;
+    ep->ctl_turn++;
+    ep->owed = 0;
+    return 1;
+}
+
+void hr_verbs_give_room(struct hr_verbs_ep *ep) {
+    if (ep->owed >= HR_VERBS_RECVS / 2) hr_verbs_send_control(ep, HR_VERBS_CREDIT, 0);
+}

@@ -1,0 +1,410 @@
+/* sim.c - the simulated device: contexts, memory regions, completion queues and channels. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "providers/verbs/sim.h"
+
+static struct ibv_device device = {.node_type = 1, .name = "sim", .dev_name = "sim"};
+
+int64_t sim_now(void) {
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return ts.tv_sec * 1000000000LL + ts.tv_nsec;
+}
+
+static struct ibv_device **get_device_list(int *n_p) {
+    struct ibv_device **list = calloc(2, sizeof *list);
+    if (!list) return NULL;
+    list[0] = &device;
+    *n_p = 1;
+    return list;
+}
+
+static void free_device_list(struct ibv_device **list) { free(list); }
+
+/* ---- completion queues ---- */
+
+void sim_cq_push(struct sim_cq *cq, const struct ibv_wc *wc) {
+    if (cq->count == cq->cap) {
+        cq->overrun = 1; /* a completion is lost: polling says so from now on */
+        return;
+    }
+    cq->ring[(cq->head + cq->count++) % cq->cap] = *wc;
+    if (!cq->armed) return;
+    cq->armed = 0;
+    sim_of(cq->base.context)->armed--;
+    if (!cq->base.channel) return;
+    cq->events++;
+    eventfd_write(cq->base.channel->fd, 1);
+}
+
+static int poll_cq(struct ibv_cq *base, int n, struct ibv_wc *wc) {
+    struct sim_context *ctx = sim_of(base->context);
+    struct sim_cq *cq = (struct sim_cq *)base;
+    int found = 0;
+    pthread_mutex_lock(&ctx->lock);
+    ctx->polled = sim_now();
+    if (!cq->count) sim_run(ctx);
+    for (; found < n && cq->count; found++, cq->count--) {
+        wc[found] = cq->ring[cq->head];
+        cq->head = (cq->head + 1) % cq->cap;
+    }
+    if (cq->overrun && !found) found = -1;
+    pthread_mutex_unlock(&ctx->lock);
+    return found;
+}
+
+/* The thread may sleep through the pause that it leaves to pollers: from now on nobody polls. */
+static int req_notify_cq(struct ibv_cq *base, int solicited_only) {
+    struct sim_context *ctx = sim_of(base->context);
+    struct sim_cq *cq = (struct sim_cq *)base;
+    (void)solicited_only;
+    pthread_mutex_lock(&ctx->lock);
+    if (!cq->armed) {
+        cq->armed = 1;
+        if (!ctx->armed++) eventfd_write(ctx->kick, 1);
+    }
+    pthread_mutex_unlock(&ctx->lock);
+    return 0;
+}
+
+static struct ibv_comp_channel *create_comp_channel(struct ibv_context *ctx) {
+    struct sim_channel *channel = calloc(1, sizeof *channel);
+    if (!channel) return NULL;
+    channel->base.context = ctx;
+    channel->base.fd = eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
+    if (channel->base.fd >= 0) return &channel->base;
+    free(channel);
+    return NULL;
+}
+
+static int destroy_comp_channel(struct ibv_comp_channel *base) {
+    struct sim_channel *channel = (struct sim_channel *)base;
+    if (channel->cqs) return EBUSY;
+    close(base->fd);
+    free(channel);
+    return 0;
+}
+
+static struct ibv_cq *create_cq(struct ibv_context *ctx, int cqe, void *cq_context, struct ibv_comp_channel *channel,
+                                int vector) {
+    struct sim_cq *cq = NULL;
+    (void)vector;
+    if (cqe < 1 || cqe > SIM_MAX_CQE) {
+        errno = EINVAL;
+        return NULL;
+    }
+    cq = calloc(1, sizeof *cq);
+    if (cq) cq->ring = calloc((size_t)cqe, sizeof *cq->ring);
+    if (!cq || !cq->ring) {
+        free(cq);
+        return NULL;
+    }
+    cq->base.context = ctx;
+    cq->base.channel = channel;
+    cq->base.cq_context = cq_context;
+    cq->base.cqe = cq->cap = cqe;
+    if (channel) {
+        pthread_mutex_lock(&sim_of(ctx)->lock);
+        cq->next = ((struct sim_channel *)channel)->cqs;
+        ((struct sim_channel *)channel)->cqs = cq;
+        pthread_mutex_unlock(&sim_of(ctx)->lock);
+    }
+    return &cq->base;
+}
+
+static int resize_cq(struct ibv_cq *base, int cqe) {
+    struct sim_cq *cq = (struct sim_cq *)base;
+    struct ibv_wc *ring;
+    int rc = 0;
+    if (cqe < 1 || cqe > SIM_MAX_CQE) return EINVAL;
+    ring = calloc((size_t)cqe, sizeof *ring);
+    if (!ring) return ENOMEM;
+    pthread_mutex_lock(&sim_of(base->context)->lock);
+    if (cqe < cq->count) {
+        rc = EINVAL;
+        free(ring);
+    } else {
+        for (int i = 0; i < cq->count; i++) ring[i] = cq->ring[(cq->head + i) % cq->cap];
+        free(cq->ring);
+        cq->ring = ring;
+        cq->head = 0;
+        cq->base.cqe = cq->cap = cqe;
+    }
+    pthread_mutex_unlock(&sim_of(base->context)->lock);
+    return rc;
+}
+
+static int destroy_cq(struct ibv_cq *base) {
+    struct sim_context *ctx = sim_of(base->context);
+    struct sim_cq *cq = (struct sim_cq *)base;
+    pthread_mutex_lock(&ctx->lock);
+    for (int i = 0; i < SIM_MAX_QP; i++)
+        if (ctx->qps[i] && (ctx->qps[i]->base.send_cq == base || ctx->qps[i]->base.recv_cq == base)) {
+            pthread_mutex_unlock(&ctx->lock);
+            return EBUSY;
+        }
+    if (cq->armed) ctx->armed--;
+    if (base->channel) {
+        struct sim_cq **at = &((struct sim_channel *)base->channel)->cqs;
+        while (*at != cq) at = &(*at)->next;
+        *at = cq->next;
+    }
+    pthread_mutex_unlock(&ctx->lock);
+    free(cq->ring);
+    free(cq);
+    return 0;
+}
+
+static int get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq_p, void **cq_context_p) {
+    struct sim_cq *cq;
+    eventfd_t one;
+    if (eventfd_read(channel->fd, &one)) return -1;
+    pthread_mutex_lock(&sim_of(channel->context)->lock);
+    for (cq = ((struct sim_channel *)channel)->cqs; cq && !cq->events; cq = cq->next) {}
+    if (cq) cq->events--;
+    pthread_mutex_unlock(&sim_of(channel->context)->lock);
+    if (!cq) {
+        errno = EAGAIN; /* it was of a queue that is gone */
+        return -1;
+    }
+    *cq_p = &cq->base;
+    *cq_context_p = cq->base.cq_context;
+    return 0;
+}
+
+static void ack_cq_events(struct ibv_cq *cq, unsigned n) { cq->comp_events_completed += n; }
+
+/* ---- memory ---- */
+
+static struct ibv_pd *alloc_pd(struct ibv_context *ctx) {
+    struct ibv_pd *pd = calloc(1, sizeof *pd);
+    if (pd) pd->context = ctx;
+    return pd;
+}
+
+static int dealloc_pd(struct ibv_pd *pd) {
+    struct sim_context *ctx = sim_of(pd->context);
+    int used = 0;
+    pthread_mutex_lock(&ctx->lock);
+    for (uint32_t i = 0; i < ctx->nmrs; i++) used |= ctx->mrs[i] && ctx->mrs[i]->base.pd == pd;
+    for (int i = 0; i < SIM_MAX_QP; i++) used |= ctx->qps[i] && ctx->qps[i]->base.pd == pd;
+    pthread_mutex_unlock(&ctx->lock);
+    if (used) return EBUSY;
+    free(pd);
+    return 0;
+}
+
+/* A key is index and generation, as on hardware: 8 bits of it tell a key from its predecessors. */
+static int mr_add(struct sim_context *ctx, struct sim_mr *mr) {
+    uint32_t i = 0;
+    while (i < ctx->nmrs && ctx->mrs[i]) i++;
+    if (i == ctx->nmrs) {
+        uint32_t n = i ? 2 * i : 16;
+        struct sim_mr **mrs = realloc(ctx->mrs, n * sizeof *mrs);
+        if (mrs) ctx->mrs = mrs;
+        uint8_t *generation = realloc(ctx->mr_generation, n);
+        if (generation) ctx->mr_generation = generation;
+        if (!mrs || !generation) return ENOMEM;
+        memset(mrs + i, 0, (n - i) * sizeof *mrs);
+        memset(generation + i, 0, n - i);
+        ctx->nmrs = n;
+    }
+    mr->base.lkey = mr->base.rkey = (i + 1) << 8 | ++ctx->mr_generation[i];
+    ctx->mrs[i] = mr;
+    return 0;
+}
+
+static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t len, int access) {
+    struct sim_context *ctx = sim_of(pd->context);
+    struct sim_mr *mr;
+    int rc;
+    if ((access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) && !(access & IBV_ACCESS_LOCAL_WRITE)) {
+        errno = EINVAL;
+        return NULL;
+    }
+    mr = calloc(1, sizeof *mr);
+    if (!mr) return NULL;
+    mr->base = (struct ibv_mr){.context = pd->context, .pd = pd, .addr = addr, .length = len};
+    mr->access = access;
+    pthread_mutex_lock(&ctx->lock);
+    rc = mr_add(ctx, mr);
+    pthread_mutex_unlock(&ctx->lock);
+    if (!rc) return &mr->base;
+    free(mr);
+    errno = rc;
+    return NULL;
+}
+
+static int dereg_mr(struct ibv_mr *mr) {
+    struct sim_context *ctx = sim_of(mr->context);
+    pthread_mutex_lock(&ctx->lock);
+    ctx->mrs[(mr->lkey >> 8) - 1] = NULL;
+    pthread_mutex_unlock(&ctx->lock);
+    free(mr);
+    return 0;
+}
+
+int sim_mr_allows(struct sim_context *ctx, struct ibv_pd *pd, uint32_t key, uint64_t addr, uint64_t len, int access) {
+    uint32_t i = (key >> 8) - 1;
+    struct sim_mr *mr = i < ctx->nmrs ? ctx->mrs[i] : NULL;
+    if (!mr || mr->base.lkey != key || mr->base.pd != pd || (mr->access & access) != access) return 0;
+    uint64_t offset = addr - (uintptr_t)mr->base.addr; /* wraps to something huge when addr lies before it */
+    return offset <= mr->base.length && len <= mr->base.length - offset;
+}
+
+#ifdef __SANITIZE_THREAD__
+__attribute__((no_sanitize("thread"))) void sim_dma(void *to, const void *from, size_t len) {
+    volatile uint8_t *out = to;
+    const volatile uint8_t *in = from;
+    while (len--) *out++ = *in++;
+}
+#else
+void sim_dma(void *to, const void *from, size_t len) { memcpy(to, from, len); }
+#endif
+
+/* Visits the pieces of [offset, offset+len) in a list of segments. */
+static int pieces(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, uint8_t *bytes, size_t len,
+                  int in) {
+    for (int i = 0; i < n && len; i++) {
+        if (offset >= sge[i].length) {
+            offset -= sge[i].length;
+            continue;
+        }
+        size_t part = sge[i].length - offset < len ? (size_t)(sge[i].length - offset) : len;
+        uint64_t at = sge[i].addr + offset;
+        if (!sim_mr_allows(sim_of(qp->base.context), qp->base.pd, sge[i].lkey, at, part,
+                           in ? IBV_ACCESS_LOCAL_WRITE : 0))
+            return 0;
+        sim_dma(in ? (void *)(uintptr_t)at : bytes, in ? bytes : (const void *)(uintptr_t)at, part);
+        bytes += part;
+        len -= part;
+        offset = 0;
+    }
+    return !len;
+}
+
+int sim_gather(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, void *to, size_t len) {
+    return pieces(qp, sge, n, offset, to, len, 0);
+}
+
+int sim_scatter(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, const void *from, size_t len) {
+    return pieces(qp, sge, n, offset, (uint8_t *)(uintptr_t)from, len, 1);
+}
+
+/* ---- contexts ---- */
+
+static struct ibv_context *open_device(struct ibv_device *dev) {
+    struct sim_context *ctx = calloc(1, sizeof *ctx);
+    if (!ctx) return NULL;
+    ctx->base.device = dev;
+    ctx->base.num_comp_vectors = 1;
+    ctx->base.ops.poll_cq = poll_cq;
+    ctx->base.ops.req_notify_cq = req_notify_cq;
+    ctx->base.ops.post_send = sim_post_send;
+    ctx->base.ops.post_recv = sim_post_recv;
+    ctx->base.cmd_fd = -1;
+    ctx->base.async_fd = eventfd(0, EFD_CLOEXEC);
+    pthread_mutex_init(&ctx->lock, NULL);
+    if (ctx->base.async_fd >= 0 && getrandom(&ctx->gid, sizeof ctx->gid, 0) == sizeof ctx->gid) {
+        ctx->gid.raw[0] = 0xfd; /* a unique local address, as far as GIDs go */
+        if (sim_port_open(ctx) == 0) return &ctx->base;
+    }
+    if (ctx->base.async_fd >= 0) close(ctx->base.async_fd);
+    pthread_mutex_destroy(&ctx->lock);
+    free(ctx);
+    return NULL;
+}
+
+static int close_device(struct ibv_context *base) {
+    struct sim_context *ctx = sim_of(base);
+    sim_port_close(ctx);
+    close(base->async_fd);
+    pthread_mutex_destroy(&ctx->lock);
+    free(ctx->mrs);
+    free(ctx->mr_generation);
+    free(ctx);
+    return 0;
+}
+
+static int query_device(struct ibv_context *ctx, struct ibv_device_attr *attr) {
+    (void)ctx;
+    *attr = (struct ibv_device_attr){.fw_ver = "simulated",
+                                     .max_mr_size = UINT64_MAX >> 1,
+                                     .max_qp = SIM_MAX_QP,
+                                     .max_qp_wr = SIM_MAX_WR,
+                                     .max_sge = SIM_SGE,
+                                     .max_sge_rd = SIM_SGE,
+                                     .max_cq = 1 << 16,
+                                     .max_cqe = SIM_MAX_CQE,
+                                     .max_mr = 1 << 20,
+                                     .max_pd = 1 << 16,
+                                     .max_qp_rd_atom = SIM_RD_ATOMIC,
+                                     .max_qp_init_rd_atom = SIM_RD_ATOMIC,
+                                     .atomic_cap = IBV_ATOMIC_GLOB,
+                                     .max_pkeys = 1,
+                                     .phys_port_cnt = 1};
+    return 0;
+}
+
+static int query_port(struct ibv_context *ctx, uint8_t port, struct ibv_port_attr *attr) {
+    (void)ctx;
+    if (port != 1) return EINVAL;
+    *attr = (struct ibv_port_attr){.state = IBV_PORT_ACTIVE,
+                                   .max_mtu = IBV_MTU_4096,
+                                   .active_mtu = IBV_MTU_4096,
+                                   .gid_tbl_len = 1,
+                                   .max_msg_sz = SIM_MAX_MSG,
+                                   .pkey_tbl_len = 1,
+                                   .link_layer = IBV_LINK_LAYER_ETHERNET};
+    return 0;
+}
+
+static int query_gid(struct ibv_context *ctx, uint8_t port, int index, union ibv_gid *gid) {
+    if (port != 1 || index != 0) return EINVAL;
+    *gid = sim_of(ctx)->gid;
+    return 0;
+}
+
+/* The device never fails as a whole, so the descriptor never becomes readable. */
+static int get_async_event(struct ibv_context *ctx, struct ibv_async_event *event) {
+    (void)ctx, (void)event;
+    errno = EAGAIN;
+    return -1;
+}
+
+static void ack_async_event(struct ibv_async_event *event) { (void)event; }
+
+const struct hr_verbs_backend hr_verbs_sim = {
+    .get_device_list = get_device_list,
+    .free_device_list = free_device_list,
+    .open_device = open_device,
+    .close_device = close_device,
+    .query_device = query_device,
+    .query_port = query_port,
+    .query_gid = query_gid,
+    .get_async_event = get_async_event,
+    .ack_async_event = ack_async_event,
+    .alloc_pd = alloc_pd,
+    .dealloc_pd = dealloc_pd,
+    .reg_mr = reg_mr,
+    .dereg_mr = dereg_mr,
+    .create_comp_channel = create_comp_channel,
+    .destroy_comp_channel = destroy_comp_channel,
+    .create_cq = create_cq,
+    .resize_cq = resize_cq,
+    .destroy_cq = destroy_cq,
+    .get_cq_event = get_cq_event,
+    .ack_cq_events = ack_cq_events,
+    .create_qp = sim_create_qp,
+    .modify_qp = sim_modify_qp,
+    .query_qp = sim_query_qp,
+    .destroy_qp = sim_destroy_qp,
+};

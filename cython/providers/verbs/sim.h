@@ -1,0 +1,211 @@
+/* sim.h - a simulated RDMA device: queue pairs, completion queues and memory regions that behave as the verbs say. */
+#ifndef HR_VERBS_SIM_H
+#define HR_VERBS_SIM_H
+
+/*
+ * One device, "sim", on every machine: for tests, and to try a job against failing queue pairs without RDMA. Every
+ * opened context is a port of its own, whose GID names a Unix socket in the abstract name space; packets of at most
+ * 4096 bytes go between the ports of one host, within a process and across, and are gone with the process.
+ *
+ *   sim.c       contexts, completion queues, memory regions: what has no protocol
+ *   sim_qp.c    states of a queue pair, posting, completing, flushing
+ *   sim_req.c   the requester: packets out, acknowledgements in
+ *   sim_resp.c  the responder: requests in, order, access, answers out
+ *   sim_wire.c  sockets, the device's thread
+ *
+ * Reliable connections as InfiniBand has them: a packet sequence number (PSN) per packet, per response packet for
+ * reads; the responder executes in order and answers out-of-order packets once with a sequence NAK; without a posted
+ * receive it answers with an RNR NAK and the requester comes again; a fault of access breaks both queue pairs. A queue
+ * pair talks over two sockets: requests go out on the one that it opened, answers come back on it; `in` is the peer's.
+ *
+ * The thread stands for the hardware: it acknowledges while the process that owns the queue pair is busy. While
+ * somebody polls, the polls do the work and the thread keeps away. One lock per context guards all of it.
+ */
+
+#include <pthread.h>
+
+#include "providers/verbs/backend.h"
+
+enum {
+    SIM_MTU = 4096,
+    SIM_SGE = 4,
+    SIM_INLINE = 256,
+    SIM_MAX_WR = 4096,
+    SIM_MAX_QP = 4096,
+    SIM_MAX_CQE = 1 << 20,
+    SIM_RD_ATOMIC = 16,
+    SIM_MAX_MSG = 1 << 30,
+    SIM_PSN = 0xffffff
+};
+
+enum sim_op { SIM_CONNECT = 1, SIM_SEND, SIM_WRITE, SIM_READ, SIM_CAS, SIM_ADD, SIM_ACK, SIM_NAK, SIM_DATA, SIM_OLD };
+enum { SIM_FIRST = 1, SIM_LAST = 2, SIM_IMM = 4 };
+enum sim_nak { SIM_NAK_SEQUENCE = 1, SIM_NAK_RNR, SIM_NAK_INVALID, SIM_NAK_ACCESS, SIM_NAK_OPERATION };
+
+struct sim_packet { /* payload follows */
+    uint8_t op, flags, nak, pad;
+    uint32_t psn;
+    uint32_t imm;
+    uint32_t rkey; /* CONNECT: queue pair of the caller */
+    uint64_t addr; /* CONNECT: queue pair that is called. OLD: the value before */
+    uint64_t len;  /* of the message */
+    uint64_t operand, compare;
+    union ibv_gid gid; /* CONNECT: of the caller */
+};
+
+struct sim_mr {
+    struct ibv_mr base;
+    int access;
+};
+
+struct sim_cq {
+    struct ibv_cq base;
+    struct ibv_wc *ring;
+    int head, count, cap;
+    int armed, overrun;
+    unsigned events; /* told through the channel and not fetched yet */
+    struct sim_cq *next;
+};
+
+struct sim_channel {
+    struct ibv_comp_channel base;
+    struct sim_cq *cqs;
+};
+
+struct sim_wqe {
+    struct ibv_send_wr wr;
+    struct ibv_sge sge[SIM_SGE];
+    uint8_t data[SIM_INLINE];
+    uint32_t len, first, last; /* PSN of its first and last packet */
+    uint32_t have;             /* read: bytes that came */
+    int answered;              /* read, atomic: all is here */
+};
+
+struct sim_rwqe {
+    uint64_t wr_id;
+    int num_sge;
+    struct ibv_sge sge[SIM_SGE];
+};
+
+struct sim_answer {
+    uint8_t op, nak;
+    uint32_t psn, rkey;
+    uint64_t addr, len, sent; /* DATA; OLD: addr is the value */
+};
+enum { SIM_ANSWERS = 64 };
+
+struct sim_qp {
+    struct ibv_qp base;
+    struct ibv_qp_attr attr;
+    struct ibv_qp_cap cap;
+    int sig_all;
+
+    /* requester */
+    int out, out_waits; /* socket; waits for room in it */
+    int gone;           /* nobody answers any more */
+    struct sim_wqe *sq;
+    uint32_t sq_head, sq_tail, sq_at; /* counters: oldest, next free, next to be sent */
+    uint32_t at_off;                  /* bytes of sq_at that were sent */
+    uint32_t psn;                     /* of the next new packet */
+    int reads, rnr_left, retry_left;
+    int64_t resume; /* after an RNR NAK; 0: no pause */
+
+    /* responder */
+    int in, in_waits;
+    struct sim_rwqe *rq;
+    uint32_t rq_head, rq_tail;
+    uint32_t expect;  /* PSN */
+    int nak_sent;     /* until the expected packet comes */
+    uint64_t offset;  /* into the message that is arriving */
+    uint64_t address; /* write: where its next byte goes */
+    uint32_t rkey;
+    uint64_t total; /* its length, from its first packet */
+    struct sim_answer answers[SIM_ANSWERS];
+    uint32_t answer_head, answer_tail;
+};
+
+struct sim_caller { /* a connection whose queue pair is not ready to receive yet */
+    struct sim_caller *next;
+    int fd;
+    int named;
+    uint32_t id, from, to;
+    union ibv_gid gid;
+};
+
+struct sim_context {
+    struct ibv_context base;
+    pthread_mutex_t lock;
+    pthread_t thread;
+    int stop, started;
+    union ibv_gid gid;
+    int epfd, listener, kick;
+    int64_t polled; /* when somebody last did */
+    int armed;      /* completion queues whose owner may be asleep */
+    struct sim_mr **mrs;
+    uint8_t *mr_generation;
+    uint32_t nmrs;
+    struct sim_qp *qps[SIM_MAX_QP];
+    uint16_t generation[SIM_MAX_QP];
+    int nqps, waiting; /* waiting: queue pairs that pause, or could not connect */
+    struct sim_caller *callers;
+    uint32_t next_caller;
+    _Alignas(8) uint8_t packet[sizeof(struct sim_packet) + SIM_MTU];
+};
+
+static inline struct sim_context *sim_of(void *ctx) { return (struct sim_context *)ctx; }
+static inline uint32_t sim_psn_sub(uint32_t a, uint32_t b) { return (a - b) & SIM_PSN; }
+static inline int sim_psn_before(uint32_t a, uint32_t b) { return sim_psn_sub(a, b) >> 23 & 1; }
+static inline uint32_t sim_packets(uint64_t len) { return len ? (uint32_t)((len + SIM_MTU - 1) / SIM_MTU) : 1; }
+int64_t sim_now(void);
+
+/* sim.c */
+void sim_cq_push(struct sim_cq *cq, const struct ibv_wc *wc);
+/* Whether a region of this protection domain covers the range and allows that access. */
+int sim_mr_allows(struct sim_context *ctx, struct ibv_pd *pd, uint32_t key, uint64_t addr, uint64_t len, int access);
+/* As hardware copies: while the owner of the memory may be looking. That is the nature of one-sided access and no race
+ * of the program's, so the thread sanitizer is not shown it. */
+void sim_dma(void *to, const void *from, size_t len);
+/* Copies n bytes at offset of a list of segments; 0 when a key or a length is wrong. */
+int sim_gather(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, void *to, size_t len);
+int sim_scatter(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, const void *from, size_t len);
+
+/* sim_qp.c */
+struct ibv_qp *sim_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
+int sim_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask);
+int sim_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init);
+int sim_destroy_qp(struct ibv_qp *qp);
+int sim_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr);
+int sim_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
+struct sim_qp *sim_qp_find(struct sim_context *ctx, uint32_t qpn);
+/* Tells the end of the oldest request. */
+void sim_complete(struct sim_qp *qp, enum ibv_wc_status status);
+void sim_complete_recv(struct sim_qp *qp, enum ibv_wc_status status, enum ibv_wc_opcode opcode, uint64_t len,
+                       const struct sim_packet *packet);
+/* To the error state: everything that is posted is flushed. */
+void sim_qp_error(struct sim_qp *qp);
+
+/* sim_req.c */
+void sim_transmit(struct sim_qp *qp);
+void sim_on_answer(struct sim_qp *qp, const struct sim_packet *packet, const void *payload, size_t len);
+/* The socket has ended: whoever is still waiting waits in vain. */
+void sim_on_gone(struct sim_qp *qp);
+
+/* sim_resp.c */
+void sim_on_request(struct sim_qp *qp, const struct sim_packet *packet, const void *payload, size_t len);
+void sim_answer_pump(struct sim_qp *qp);
+
+/* sim_wire.c */
+int sim_port_open(struct sim_context *ctx);
+void sim_port_close(struct sim_context *ctx);
+/* Does what is there to do, without waiting. */
+void sim_run(struct sim_context *ctx);
+void sim_dial(struct sim_qp *qp);
+/* The caller that waits for this queue pair becomes its `in`. */
+void sim_pair(struct sim_qp *qp);
+void sim_hang_up(struct sim_qp *qp);
+/* In a while, although nothing may arrive until then. */
+void sim_look_again(struct sim_context *ctx);
+/* 1 sent, 0 no room (will be called again), -1 the socket has ended. */
+int sim_wire_send(struct sim_qp *qp, int out, const struct sim_packet *packet, const void *payload, size_t len);
+
+#endif

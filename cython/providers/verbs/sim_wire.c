@@ -1,0 +1,309 @@
+/* sim_wire.c - the sockets of the simulated device, and the thread that stands for its hardware. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "providers/verbs/sim.h"
+
+static const int64_t polled_lately = 1000000; /* so long the thread leaves the work to who polls */
+enum { TICK_MS = 1, PACKETS = 64, MAX_CALLERS = 4096 };
+
+/* What an epoll event names: never a pointer, since what it pointed to may be gone when the event is looked at. */
+enum { AT_LISTENER, AT_OUT, AT_IN, AT_CALLER };
+static uint64_t event_name(int kind, uint32_t id) { return (uint64_t)kind << 32 | id; }
+
+static int watch(struct sim_context *ctx, int op, int fd, uint32_t events, uint64_t name) {
+    struct epoll_event event = {.events = events, .data.u64 = name};
+    return epoll_ctl(ctx->epfd, op, fd, &event);
+}
+
+static socklen_t port_name(const union ibv_gid *gid, struct sockaddr_un *name) {
+    static const char digits[] = "0123456789abcdef";
+    char *at;
+    memset(name, 0, sizeof *name);
+    name->sun_family = AF_UNIX;
+    at = name->sun_path + 1 + snprintf(name->sun_path + 1, sizeof name->sun_path - 1, "hrdma-sim-");
+    for (int i = 0; i < 16; i++) {
+        *at++ = digits[gid->raw[i] >> 4];
+        *at++ = digits[gid->raw[i] & 15];
+    }
+    return (socklen_t)(at - (char *)name);
+}
+
+/* ---- sockets of queue pairs ---- */
+
+static void drop(int *fd) {
+    if (*fd >= 0) {
+        shutdown(*fd, SHUT_RDWR); /* a forked child may hold a copy */
+        close(*fd);
+    }
+    *fd = -1;
+}
+
+void sim_hang_up(struct sim_qp *qp) {
+    drop(&qp->out);
+    drop(&qp->in);
+    qp->out_waits = qp->in_waits = 0;
+    qp->resume = 0;
+    qp->answer_head = qp->answer_tail;
+}
+
+int sim_wire_send(struct sim_qp *qp, int out, const struct sim_packet *packet, const void *payload, size_t len) {
+    struct sim_context *ctx = sim_of(qp->base.context);
+    struct iovec iov[2] = {{(void *)(uintptr_t)packet, sizeof *packet}, {(void *)(uintptr_t)payload, len}};
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = len ? 2 : 1};
+    int fd = out ? qp->out : qp->in, *waits = out ? &qp->out_waits : &qp->in_waits;
+    ssize_t n;
+    do n = sendmsg(fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+    while (n < 0 && errno == EINTR);
+    if (n >= 0) return 1;
+    if (errno != EAGAIN && errno != ENOBUFS) return -1;
+    *waits = 1;
+    watch(ctx, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLOUT, event_name(out ? AT_OUT : AT_IN, qp->base.qp_num));
+    return 0;
+}
+
+void sim_look_again(struct sim_context *ctx) {
+    ctx->waiting = 1;
+    eventfd_write(ctx->kick, 1);
+}
+
+/* The port of the peer takes the connection at once or is not there; a full queue of callers is tried again later. */
+void sim_dial(struct sim_qp *qp) {
+    struct sim_context *ctx = sim_of(qp->base.context);
+    struct sim_packet hello = {
+        .op = SIM_CONNECT, .rkey = qp->base.qp_num, .addr = qp->attr.dest_qp_num, .gid = ctx->gid};
+    struct sockaddr_un name;
+    socklen_t len = port_name(&qp->attr.ah_attr.grh.dgid, &name);
+    qp->out = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (qp->out < 0 || connect(qp->out, (struct sockaddr *)&name, len)) {
+        if (qp->out >= 0 && errno != EAGAIN) qp->gone = 1;
+        drop(&qp->out);
+        if (!qp->gone) sim_look_again(ctx);
+    } else if (watch(ctx, EPOLL_CTL_ADD, qp->out, EPOLLIN, event_name(AT_OUT, qp->base.qp_num)) ||
+               sim_wire_send(qp, 1, &hello, NULL, 0) < 0) {
+        drop(&qp->out);
+        qp->gone = 1;
+    }
+}
+
+/* ---- callers ---- */
+
+static void caller_free(struct sim_context *ctx, struct sim_caller *caller) {
+    struct sim_caller **at = &ctx->callers;
+    while (*at != caller) at = &(*at)->next;
+    *at = caller->next;
+    drop(&caller->fd);
+    free(caller);
+}
+
+void sim_pair(struct sim_qp *qp) {
+    struct sim_context *ctx = sim_of(qp->base.context);
+    for (struct sim_caller *c = ctx->callers; c; c = c->next) {
+        if (!c->named || c->to != qp->base.qp_num || c->from != qp->attr.dest_qp_num ||
+            memcmp(&c->gid, &qp->attr.ah_attr.grh.dgid, sizeof c->gid) != 0)
+            continue;
+        qp->in = c->fd;
+        c->fd = -1;
+        caller_free(ctx, c);
+        watch(ctx, EPOLL_CTL_MOD, qp->in, EPOLLIN, event_name(AT_IN, qp->base.qp_num));
+        return;
+    }
+}
+
+/* Only processes of the same user reach this port. */
+static void take_callers(struct sim_context *ctx) {
+    struct ucred who;
+    socklen_t len = sizeof who;
+    for (int i = 0; i < PACKETS; i++) {
+        int fd = accept4(ctx->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0) return;
+        struct sim_caller *caller = calloc(1, sizeof *caller);
+        if (!caller || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) || who.uid != geteuid()) {
+            free(caller);
+            close(fd);
+            continue;
+        }
+        caller->fd = fd;
+        caller->id = ctx->next_caller++;
+        caller->next = ctx->callers;
+        ctx->callers = caller;
+        if (watch(ctx, EPOLL_CTL_ADD, fd, EPOLLIN, event_name(AT_CALLER, caller->id))) caller_free(ctx, caller);
+    }
+}
+
+/* Its first packet says whom it calls. One whose queue pair is not there, or that says more, is not for us; one whose
+ * queue pair cannot receive yet is kept, and its packets wait in the socket. */
+static void on_caller(struct sim_context *ctx, uint32_t id) {
+    struct sim_packet hello;
+    struct sim_caller *c = ctx->callers;
+    while (c && c->id != id) c = c->next;
+    if (!c) return;
+    if (c->named) { /* nothing is listened for but its end */
+        caller_free(ctx, c);
+        return;
+    }
+    ssize_t n = recv(c->fd, &hello, sizeof hello, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    struct sim_qp *qp = n == sizeof hello && hello.op == SIM_CONNECT ? sim_qp_find(ctx, (uint32_t)hello.addr) : NULL;
+    if (!qp || qp->base.state == IBV_QPS_ERR) {
+        caller_free(ctx, c);
+        return;
+    }
+    c->named = 1;
+    c->from = hello.rkey;
+    c->to = qp->base.qp_num;
+    c->gid = hello.gid;
+    watch(ctx, EPOLL_CTL_MOD, c->fd, 0, event_name(AT_CALLER, id));
+    if (qp->base.state == IBV_QPS_RTR || qp->base.state == IBV_QPS_RTS) sim_pair(qp);
+}
+
+/* ---- work ---- */
+
+/* -1: the socket has ended. A reset is told before what is still in the socket, and only once. */
+static ssize_t next_packet(struct sim_context *ctx, int fd, int *resets) {
+    ssize_t n;
+    do n = recv(fd, ctx->packet, sizeof ctx->packet, MSG_DONTWAIT);
+    while (n < 0 && (errno == EINTR || (errno == ECONNRESET && !(*resets)++)));
+    if (n < 0 && errno == EAGAIN) return 0;
+    return n < (ssize_t)sizeof(struct sim_packet) ? -1 : n;
+}
+
+static void receive(struct sim_context *ctx, uint32_t qpn, int out) {
+    const struct sim_packet *packet = (const void *)ctx->packet;
+    int resets = 0;
+    for (int i = 0; i < PACKETS; i++) {
+        struct sim_qp *qp = sim_qp_find(ctx, qpn);
+        int fd = !qp ? -1 : out ? qp->out : qp->in;
+        if (fd < 0) return;
+        ssize_t n = next_packet(ctx, fd, &resets);
+        if (n == 0) return;
+        if (n < 0) {
+            drop(out ? &qp->out : &qp->in);
+            if (out) sim_on_gone(qp);
+            return;
+        }
+        size_t len = (size_t)n - sizeof *packet;
+        if (out)
+            sim_on_answer(qp, packet, ctx->packet + sizeof *packet, len);
+        else
+            sim_on_request(qp, packet, ctx->packet + sizeof *packet, len);
+    }
+}
+
+static void writable(struct sim_context *ctx, uint32_t qpn, int out) {
+    struct sim_qp *qp = sim_qp_find(ctx, qpn);
+    int fd = !qp ? -1 : out ? qp->out : qp->in;
+    if (fd < 0) return;
+    *(out ? &qp->out_waits : &qp->in_waits) = 0;
+    watch(ctx, EPOLL_CTL_MOD, fd, EPOLLIN, event_name(out ? AT_OUT : AT_IN, qpn));
+    if (out)
+        sim_transmit(qp);
+    else
+        sim_answer_pump(qp);
+}
+
+/* Queue pairs that pause after an RNR NAK, and those that could not be connected. */
+static void tick(struct sim_context *ctx) {
+    int64_t now = sim_now();
+    ctx->waiting = 0;
+    for (int i = 0; i < SIM_MAX_QP; i++) {
+        struct sim_qp *qp = ctx->qps[i];
+        if (!qp || qp->base.state != IBV_QPS_RTS) continue;
+        if (qp->out < 0 && !qp->gone) sim_dial(qp);
+        if (qp->resume && now >= qp->resume) qp->resume = 0;
+        if (qp->resume)
+            ctx->waiting = 1;
+        else
+            sim_transmit(qp);
+    }
+}
+
+void sim_run(struct sim_context *ctx) {
+    struct epoll_event events[16];
+    int n = epoll_wait(ctx->epfd, events, 16, 0);
+    for (int i = 0; i < n; i++) {
+        uint32_t id = (uint32_t)events[i].data.u64;
+        switch (events[i].data.u64 >> 32) {
+        case AT_LISTENER: take_callers(ctx); break;
+        case AT_CALLER: on_caller(ctx, id); break;
+        case AT_OUT:
+        case AT_IN: {
+            int out = events[i].data.u64 >> 32 == AT_OUT;
+            if (events[i].events & EPOLLOUT) writable(ctx, id, out);
+            if (events[i].events & ~(uint32_t)EPOLLOUT) receive(ctx, id, out);
+            break;
+        }
+        default: break;
+        }
+    }
+    if (ctx->waiting) tick(ctx);
+}
+
+/* ---- the thread ---- */
+
+static void *run(void *arg) {
+    struct sim_context *ctx = arg;
+    struct pollfd fds[2] = {{.fd = ctx->kick, .events = POLLIN}, {.fd = ctx->epfd, .events = POLLIN}};
+    int timeout = -1, both = 1;
+    eventfd_t count;
+    for (;;) {
+        poll(fds, both ? 2 : 1, timeout);
+        pthread_mutex_lock(&ctx->lock);
+        if (fds[0].revents) eventfd_read(ctx->kick, &count);
+        if (ctx->stop) break;
+        /* Somebody polls and does the work: look again in a while, and at nothing but the kick until then. */
+        int keep_away = !ctx->armed && sim_now() - ctx->polled < polled_lately;
+        if (!keep_away) sim_run(ctx);
+        both = !keep_away;
+        timeout = keep_away || ctx->waiting ? TICK_MS : -1;
+        pthread_mutex_unlock(&ctx->lock);
+    }
+    pthread_mutex_unlock(&ctx->lock);
+    return NULL;
+}
+
+int sim_port_open(struct sim_context *ctx) {
+    struct sockaddr_un name;
+    socklen_t len = port_name(&ctx->gid, &name);
+    sigset_t all, old;
+    ctx->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    ctx->epfd = epoll_create1(EPOLL_CLOEXEC);
+    ctx->kick = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (ctx->listener >= 0 && ctx->epfd >= 0 && ctx->kick >= 0 &&
+        bind(ctx->listener, (struct sockaddr *)&name, len) == 0 && listen(ctx->listener, MAX_CALLERS) == 0 &&
+        watch(ctx, EPOLL_CTL_ADD, ctx->listener, EPOLLIN, event_name(AT_LISTENER, 0)) == 0) {
+        sigfillset(&all); /* signals are for the threads of the program */
+        pthread_sigmask(SIG_SETMASK, &all, &old);
+        ctx->started = pthread_create(&ctx->thread, NULL, run, ctx) == 0;
+        pthread_sigmask(SIG_SETMASK, &old, NULL);
+        if (ctx->started) return 0;
+    }
+    drop(&ctx->listener);
+    drop(&ctx->epfd);
+    drop(&ctx->kick);
+    return -1;
+}
+
+void sim_port_close(struct sim_context *ctx) {
+    pthread_mutex_lock(&ctx->lock);
+    ctx->stop = 1;
+    eventfd_write(ctx->kick, 1);
+    pthread_mutex_unlock(&ctx->lock);
+    pthread_join(ctx->thread, NULL);
+    while (ctx->callers) caller_free(ctx, ctx->callers);
+    drop(&ctx->listener);
+    drop(&ctx->epfd);
+    drop(&ctx->kick);
+}

@@ -1,0 +1,179 @@
+/* verbs.c - the verbs provider: its vtable, its options, opening and closing of a domain. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "providers/verbs/verbs.h"
+
+#define SEGMENT (1u << 20)
+#define FIRST_WINDOW (1u << 20) /* a link that has RDMA carries this in a fraction of a millisecond */
+#define PIN (64u << 20)
+
+/* A positive whole number with K, M or G; -1 when it is none. */
+static int64_t parse_size(const char *text) {
+    char *end;
+    long long value = strtoll(text, &end, 10);
+    int shift = *end == 'K' ? 10 : *end == 'M' ? 20 : *end == 'G' ? 30 : 0;
+    if (end == text || value < 0 || value > (INT64_MAX >> 31)) return -1;
+    return end[shift ? 1 : 0] ? -1 : (int64_t)value << shift;
+}
+
+static hr_status parse_option(struct hr_verbs_domain *d, const char *key, const char *value, char detail[256]) {
+    int64_t size = parse_size(value);
+    int known = hr_verbs_inject_option(&d->inject, key, value, detail);
+    if (known) return known > 0 ? HR_OK : HR_ERR_INVALID;
+    if (strcmp(key, "gid") == 0 && size >= 0 && size < 256) {
+        d->gid_index = (int)size;
+        return HR_OK;
+    }
+    if (strcmp(key, "pin") == 0 && size >= 0) {
+        d->pin = (uint64_t)size;
+        return HR_OK;
+    }
+    if (strcmp(key, "gid") == 0 || strcmp(key, "pin") == 0)
+        snprintf(detail, 256, "verbs option %s=%.100s: %s", key, value,
+                 *key == 'g' ? "an index of the port's GID table, 0 to 255" : "a size in bytes such as 64M");
+    else
+        snprintf(detail, 256,
+                 "verbs has no option '%.60s'; it has gid, pin, wc_error, wc_status, errno, fault_seed, fault_budget",
+                 key);
+    return HR_ERR_INVALID;
+}
+
+static hr_status parse_options(struct hr_verbs_domain *d, const char *text, char detail[256]) {
+    char *copy, *rest = NULL;
+    hr_status status;
+    if (!text || !*text) return HR_OK;
+    copy = strdup(text);
+    status = copy ? HR_OK : HR_ERR_NOMEM;
+    for (char *item = copy ? strtok_r(copy, ",", &rest) : NULL; item && !status; item = strtok_r(NULL, ",", &rest)) {
+        char *equals = strchr(item, '=');
+        if (equals) *equals = 0;
+        status = parse_option(d, item, equals ? equals + 1 : "", detail);
+    }
+    free(copy);
+    return status;
+}
+
+static void domain_close(struct hr_domain *domain) {
+    struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
+    while (!hr_verbs_link_alone(&d->calls))
+        hr_verbs_call_free(d, HR_VERBS_OF(d->calls.next, struct hr_verbs_call, link));
+    for (int i = 0; i < d->nlisteners; i++) hr_verbs_unwatch(d, &d->listeners[i].source);
+    hr_verbs_forget(d, &d->comp); /* the device's own descriptors */
+    hr_verbs_forget(d, &d->async);
+    hr_verbs_unwatch(d, &d->timer);
+    hr_verbs_unwatch(d, &d->wake);
+    if (d->epfd >= 0) close(d->epfd);
+    hr_verbs_mem_close(d);
+    hr_verbs_device_close(d);
+    free(d->listeners);
+    free(d->stash);
+    free(d);
+}
+
+static hr_status open_parts(struct hr_verbs_domain *d, const struct hr_domain_params *params, char detail[256]) {
+    hr_status status = parse_options(d, params->options, detail);
+    if (!status) status = hr_verbs_device_open(d, params->device, detail);
+    if (!status) status = hr_verbs_own_addresses(d, detail);
+    if (status) return status;
+    d->epfd = epoll_create1(EPOLL_CLOEXEC);
+    d->timer.fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    d->wake.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    d->comp.fd = d->channel->fd;
+    d->async.fd = d->ctx->async_fd;
+    if (d->epfd < 0 || d->timer.fd < 0 || d->wake.fd < 0 || hr_verbs_watch(d, &d->timer, EPOLLIN) ||
+        hr_verbs_watch(d, &d->wake, EPOLLIN) || hr_verbs_watch(d, &d->comp, EPOLLIN) ||
+        hr_verbs_watch(d, &d->async, EPOLLIN)) {
+        snprintf(detail, 256, "cannot set up the verbs domain: %s (open files: ulimit -n)", strerror(errno));
+        return HR_ERR_NOMEM;
+    }
+    return hr_verbs_listen(d, detail);
+}
+
+static hr_status domain_open(const struct hr_provider *self, const struct hr_domain_params *params,
+                             struct hr_domain **domain_p, char detail[256]) {
+    struct hr_verbs_domain *d = calloc(1, sizeof *d);
+    hr_status status;
+    detail[0] = 0;
+    if (!d) {
+        snprintf(detail, 256, "out of memory");
+        return HR_ERR_NOMEM;
+    }
+    d->base = (struct hr_domain){.ops = self, .sink = params->sink, .owner = params->owner};
+    d->auth = params->auth;
+    d->self_id = params->self_id;
+    d->gid_index = -1;
+    d->pin = PIN;
+    d->inject = (struct hr_verbs_inject){.status = IBV_WC_RETRY_EXC_ERR, .seed = 1, .budget = UINT64_MAX};
+    d->epfd = -1;
+    d->timer = (struct hr_verbs_source){.kind = HR_VERBS_TIMER, .fd = -1};
+    d->wake = (struct hr_verbs_source){.kind = HR_VERBS_WAKE, .fd = -1};
+    d->comp = (struct hr_verbs_source){.kind = HR_VERBS_CHANNEL, .fd = -1};
+    d->async = (struct hr_verbs_source){.kind = HR_VERBS_ASYNC, .fd = -1};
+    hr_verbs_link_init(&d->eps);
+    hr_verbs_link_init(&d->ready);
+    hr_verbs_link_init(&d->calls);
+    hr_verbs_link_init(&d->ending);
+    status = open_parts(d, params, detail);
+    if (status) {
+        domain_close(&d->base);
+        return status;
+    }
+    d->base.caps = (struct hr_caps){
+        .flags = HR_CAP_READ | HR_CAP_WRITE | HR_CAP_ANYMEM | (d->attr.atomic_cap ? HR_CAP_ATOMIC : 0),
+        .max_send = HR_VERBS_MESSAGE,
+        .eager_max = HR_VERBS_MESSAGE,
+        .segment = SEGMENT,
+        .window = FIRST_WINDOW,
+    };
+    *domain_p = &d->base;
+    return HR_OK;
+}
+
+static size_t domain_address(struct hr_domain *domain, void *addr) {
+    return hr_verbs_address_write((struct hr_verbs_domain *)domain, addr);
+}
+
+static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
+    struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
+    char gid[64], at[80];
+    hr_verbs_gid_text(&d->gid, gid);
+    snprintf(text, size, "%s port %d, GID %d %s, MTU %d, called at %s", d->ctx->device->name, d->port, d->gid_index,
+             gid, 128 << d->port_attr.active_mtu, hr_verbs_sockaddr_text(&d->listeners[0].at, at));
+}
+
+const struct hr_provider hr_provider_verbs = {
+    .name = "verbs",
+    .device_count = hr_verbs_device_count,
+    .domain_open = domain_open,
+    .domain_close = domain_close,
+    .domain_address = domain_address,
+    .domain_describe = domain_describe,
+    .mem_register = hr_verbs_mem_register,
+    .mem_deregister = hr_verbs_mem_deregister,
+    .mem_quiet = hr_verbs_mem_quiet,
+    .mem_export = hr_verbs_mem_export,
+    .mem_import = hr_verbs_mem_import,
+    .mem_release = hr_verbs_mem_release,
+    .ep_create = hr_verbs_ep_create,
+    .ep_connect = hr_verbs_ep_connect,
+    .ep_abort = hr_verbs_ep_abort,
+    .ep_destroy = hr_verbs_ep_destroy,
+    .ep_set_class = hr_verbs_ep_set_class,
+    .ep_unsent = hr_verbs_ep_unsent,
+    .post_send = hr_verbs_post_send,
+    .post_write = hr_verbs_post_write,
+    .post_read = hr_verbs_post_read,
+    .post_atomic = hr_verbs_post_atomic,
+    .cancel = hr_verbs_cancel,
+    .progress = hr_verbs_progress,
+    .event_fd = hr_verbs_event_fd,
+    .event_arm = hr_verbs_event_arm,
+    .event_disarm = hr_verbs_event_disarm,
+};

@@ -1,0 +1,419 @@
+/* verbs.h - the provider's objects: domain, endpoint, what is under way on a queue pair; who may call what. */
+#ifndef HR_VERBS_H
+#define HR_VERBS_H
+
+/*
+ * verbs.c     the vtable; options, opening and closing of a domain
+ * device.c    which device, port and GID                    address.c   the bytes by which peers reach a domain
+ * call.c      the TCP exchange that makes a connection      endpoint.c  life of an endpoint
+ * qp.c        queue pairs: made, brought up, broken         memory.c    registrations, descriptors, arenas
+ * post.c      work requests out, and their ends             send.c      messages and credits
+ * rma.c       reads, writes, atomics                        recv.c      what arrives
+ * progress.c  polling, timers, sleeping                     inject.c    faults, between here and the device
+ * lib.c       libibverbs                                    sim*.c      the simulated device
+ *
+ * Callbacks run in progress() alone. What happens elsewhere and must be told is noted in the endpoint, which is put on
+ * the domain's ready list.
+ */
+
+#include <netinet/in.h>
+#include <stdint.h>
+#include <sys/epoll.h>
+
+#include "hr/auth.h"
+#include "hr/provider.h"
+#include "providers/verbs/backend.h"
+#include "providers/verbs/inject.h"
+
+struct hr_verbs_link {
+    struct hr_verbs_link *next, *prev;
+};
+#define HR_VERBS_OF(ptr, type, field) ((type *)((char *)(ptr) - offsetof(type, field)))
+
+static inline void hr_verbs_link_init(struct hr_verbs_link *l) { l->next = l->prev = l; }
+static inline int hr_verbs_link_alone(const struct hr_verbs_link *l) { return l->next == l; }
+static inline void hr_verbs_link_push(struct hr_verbs_link *head, struct hr_verbs_link *l) {
+    l->prev = head->prev, l->next = head;
+    head->prev->next = l, head->prev = l;
+}
+/* Removing twice is harmless. */
+static inline void hr_verbs_link_remove(struct hr_verbs_link *l) {
+    l->prev->next = l->next, l->next->prev = l->prev;
+    hr_verbs_link_init(l);
+}
+
+union hr_verbs_sockaddr {
+    struct sockaddr sa;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+};
+
+enum {
+    HR_VERBS_ADDRESSES = 8,
+    HR_VERBS_EPS = 4096, /* endpoints of a domain */
+    HR_VERBS_RECVS = 64, /* messages that the peer may send before it hears of room */
+    HR_VERBS_SPARE =
+        5, /* receives for control messages: two that tell of room (send.c), two of quiet.c, one to spare */
+    HR_VERBS_SENDS = 64,    /* work requests of an endpoint that may be under way */
+    HR_VERBS_SLOTS = 32,    /* buffers to send from, and to read into on behalf of memory that is not registered */
+    HR_VERBS_ENTRIES = 256, /* work requests that are remembered: those that have ended and were not looked at, too */
+    HR_VERBS_CTL = 6,       /* work requests beyond SENDS: control messages, a flush */
+    HR_VERBS_OPS = 32,      /* reads and writes of an endpoint that are not posted in full */
+    HR_VERBS_MESSAGE = 8192,
+    HR_VERBS_PREFIX = 8,
+    HR_VERBS_INLINE = 192,
+    HR_VERBS_CTL_BYTES = 64,
+    HR_VERBS_REVOCATIONS = 64, /* that an endpoint remembers: those before were told to the engine long ago */
+    HR_VERBS_EVENTS = 16,
+    HR_VERBS_STRIDE = (HR_VERBS_MESSAGE + HR_MAX_HDR + HR_VERBS_PREFIX + 63) / 64 * 64,
+    HR_VERBS_BATCH = 16
+};
+#define HR_VERBS_MS 1000000LL
+
+/* Before every message. Then the header, then the payload. */
+enum hr_verbs_kind { HR_VERBS_MSG = 1, HR_VERBS_NOTIFY, HR_VERBS_CREDIT, HR_VERBS_REVOKE, HR_VERBS_REVOKED };
+struct hr_verbs_prefix {
+    uint8_t kind, hdr_len;
+    uint16_t credit; /* receives of the sender's that were posted again */
+    uint32_t len;    /* of the payload. REVOKE, REVOKED: which registration */
+};
+struct hr_verbs_notice { /* header of NOTIFY */
+    uint64_t value, nbytes;
+};
+
+/* What an epoll event points to; the first member of everything that has a descriptor there. */
+enum hr_verbs_source_kind {
+    HR_VERBS_LISTENER,
+    HR_VERBS_CALL,
+    HR_VERBS_EP,
+    HR_VERBS_TIMER,
+    HR_VERBS_WAKE,
+    HR_VERBS_CHANNEL,
+    HR_VERBS_ASYNC
+};
+struct hr_verbs_source {
+    enum hr_verbs_source_kind kind;
+    int fd;
+    int watched;
+    uint32_t interest;
+};
+
+struct hr_verbs_listener {
+    struct hr_verbs_source source;
+    union hr_verbs_sockaddr at;
+};
+
+/* What both ends tell of themselves once the job key is proved. */
+struct hr_verbs_open {
+    uint64_t magic;
+    uint32_t version, stream;
+    uint32_t qpn, psn;
+    union ibv_gid gid;
+    uint16_t lid;
+    uint8_t mtu, rd_atomic;
+    uint32_t message;
+    uint64_t nonce; /* goes into the descriptors that this end will hand out */
+};
+
+/* The exchange of one connection, from either side. */
+enum hr_verbs_step { HR_VERBS_CONNECTING, HR_VERBS_PROVING, HR_VERBS_OPENING, HR_VERBS_PARKED, HR_VERBS_READYING };
+struct hr_verbs_ep;
+struct hr_verbs_call {
+    struct hr_verbs_source source;
+    struct hr_verbs_link link; /* domain.calls */
+    struct hr_verbs_ep *ep;    /* NULL: a caller that has no endpoint yet */
+    enum hr_verbs_step step;
+    int active;
+    struct hr_handshake hs;
+    struct hr_verbs_open open; /* the peer's */
+    uint32_t have;
+    int64_t deadline; /* 0: none */
+    union hr_verbs_sockaddr list[HR_VERBS_ADDRESSES];
+    int n, current;
+    hr_status worst;
+    char why[160];
+};
+
+/* A registration of the device's: an arena's is shared by all that lies in it. */
+struct hr_verbs_mr {
+    struct hr_verbs_mr *next;
+    struct ibv_mr *mr;
+    uint64_t arena; /* 0: of one hr_mem alone */
+    uint32_t users;
+};
+
+/* One work request that the device has. */
+enum hr_verbs_work {
+    HR_VERBS_W_COPY, /* from a buffer or inline: nobody is told */
+    HR_VERBS_W_RMA,
+    HR_VERBS_W_ATOMIC
+};
+struct hr_verbs_op;
+struct hr_verbs_wqe {
+    enum hr_verbs_work work;
+    uint8_t slots; /* buffers that become free with it, 0 or 1 */
+    uint8_t ctl;   /* not counted among SENDS */
+    uint32_t bytes;
+    void *cookie;           /* ATOMIC */
+    struct hr_verbs_op *op; /* RMA; NULL: it was taken back */
+    void *to;               /* where what came into the buffer goes; NULL: nothing did */
+    const uint8_t *from;
+};
+
+/* A read or write that returned HR_INPROGRESS. */
+struct hr_verbs_op {
+    struct hr_verbs_link link; /* ep.queue until it is posted in full */
+    int is_read, notify, in_use, posted_all;
+    uint8_t *local;
+    uint64_t len, posted, open; /* open: work requests without an end */
+    uint32_t lkey;              /* 0: through the buffers */
+    uint64_t addr;
+    uint32_t rkey, serial;
+    uint64_t value;
+    void *cookie;
+    void *copy; /* it was taken back: what is left of it, and nobody is told */
+};
+
+enum hr_verbs_state {
+    HR_VERBS_NEW,
+    HR_VERBS_WAITING, /* passive, no caller yet */
+    HR_VERBS_CALLING,
+    HR_VERBS_UP,
+    HR_VERBS_ENDING, /* the peer is gone; what it sent before is still delivered */
+    HR_VERBS_LOST,
+    HR_VERBS_CLOSED
+};
+
+struct hr_verbs_ep {
+    struct hr_ep base;
+    struct hr_verbs_source source; /* the socket of the exchange: its end is the peer's end */
+    enum hr_verbs_state state;
+    struct hr_verbs_link link, ready;
+    uint32_t serial; /* in work request ids: index and generation */
+    int active;
+    uint32_t stream;
+    int dscp, priority; /* -1: the device's default */
+    struct hr_verbs_call *call;
+    int64_t ended;
+
+    struct hr_verbs_link end; /* domain.ending */
+    int told;
+    hr_status tell;
+    char detail[200];
+
+    struct ibv_qp *qp;
+    uint32_t psn, inline_max;
+    uint64_t nonce, peer_nonce;
+    uint8_t *slab; /* receives, then slots; pinned */
+    size_t slab_len;
+    struct ibv_mr *slab_mr;
+    struct hr_verbs_inject_ep inject;
+
+    struct hr_verbs_wqe wqes[HR_VERBS_ENTRIES];
+    uint32_t head, tail;           /* of wqes, counters */
+    uint32_t ctl, ctl_turn;        /* of them beyond SENDS; whose buffer is next */
+    uint32_t slot_head, slot_tail; /* counters */
+    uint32_t signaled;             /* tail behind the last work request whose end the device will tell */
+    uint64_t unsent;
+    uint32_t room;                                    /* messages that the peer has receives for */
+    uint32_t revoked[HR_VERBS_REVOCATIONS], nrevoked; /* registrations of the peer's that are not written to any more */
+    uint32_t answer, answered;                        /* REVOKED that could not leave yet; the last that came */
+    int refused;                                      /* something, for lack of room of any kind */
+    uint32_t owed;                                    /* receives posted again that the peer does not know of */
+    uint16_t unposted[HR_VERBS_RECVS + HR_VERBS_SPARE];
+    uint32_t nunposted;
+
+    struct hr_verbs_op ops[HR_VERBS_OPS];
+    struct hr_verbs_link queue;
+};
+
+struct hr_verbs_counts { /* since the domain was opened; for tests and for people */
+    uint64_t registered; /* calls of reg_mr for the user's memory */
+    uint64_t direct;     /* bytes that the device moved from or to the user's memory */
+    uint64_t staged;     /* bytes of reads and writes that were copied */
+    uint64_t rnr;        /* receives that were missing: must stay 0 */
+};
+
+struct hr_verbs_domain {
+    struct hr_domain base;
+    const struct hr_verbs_backend *verbs;
+    const struct hr_auth *auth;
+    uint64_t self_id;
+    struct ibv_context *ctx;
+    struct ibv_pd *pd;
+    struct ibv_comp_channel *channel;
+    struct ibv_cq *cq;
+    uint32_t cq_used, cq_stale; /* completions that may come; of them for queue pairs that are gone */
+    struct ibv_device_attr attr;
+    struct ibv_port_attr port_attr;
+    uint8_t port;
+    int gid_index; /* option, -1: chosen here */
+    union ibv_gid gid;
+    int is_sim;
+    uint32_t registrations; /* so far: names them to peers */
+    uint64_t pin, pinned;   /* bytes outside arenas: option, now */
+
+    struct hr_verbs_listener *listeners;
+    int nlisteners;
+    union hr_verbs_sockaddr own[32]; /* addresses of this host */
+    int nown;
+    int epfd;
+    struct hr_verbs_source timer, wake, comp, async;
+    int64_t tick; /* of the timer; 0: off */
+    int in_progress, look;
+    int starved; /* accepting found no descriptor or memory */
+    int room;    /* came back to an endpoint that had refused for lack of it: somebody may want to try again */
+    struct hr_verbs_link eps, ready, calls, ending;
+    int calling, half_open, parked;
+    struct hr_verbs_ep *table[HR_VERBS_EPS];
+    uint32_t generation[HR_VERBS_EPS];
+    struct hr_verbs_mr *mrs;
+    struct epoll_event events[HR_VERBS_EVENTS];
+    int event_next, event_count;
+    struct ibv_wc *stash; /* completions that were fetched and not looked at yet */
+    int stashed, stash_at, stash_cap;
+    unsigned turn;
+    struct hr_verbs_inject inject;
+    struct hr_verbs_counts counts;
+};
+
+static inline struct hr_verbs_domain *hr_verbs_domain_of(struct hr_ep *ep) {
+    return (struct hr_verbs_domain *)ep->domain;
+}
+
+/* device.c */
+int hr_verbs_device_count(const char **why_p);
+hr_status hr_verbs_device_open(struct hr_verbs_domain *d, const char *device, char detail[256]);
+void hr_verbs_device_close(struct hr_verbs_domain *d);
+void hr_verbs_gid_text(const union ibv_gid *gid, char text[64]);
+
+/* address.c */
+hr_status hr_verbs_own_addresses(struct hr_verbs_domain *d, char detail[256]);
+/* Where this domain is called: addresses of the device's network, at most n. */
+int hr_verbs_call_addresses(struct hr_verbs_domain *d, union hr_verbs_sockaddr *list, int n);
+size_t hr_verbs_address_write(const struct hr_verbs_domain *d, void *bytes);
+int hr_verbs_address_read(const void *bytes, size_t len, union hr_verbs_sockaddr *list);
+int hr_verbs_is_own(const struct hr_verbs_domain *d, const union hr_verbs_sockaddr *a);
+socklen_t hr_verbs_sockaddr_len(const union hr_verbs_sockaddr *a);
+const char *hr_verbs_sockaddr_text(const union hr_verbs_sockaddr *a, char text[80]);
+
+/* call.c */
+hr_status hr_verbs_listen(struct hr_verbs_domain *d, char detail[256]);
+hr_status hr_verbs_ep_connect(struct hr_ep *base, const void *addr, size_t addr_len, int active);
+void hr_verbs_accept(struct hr_verbs_domain *d, struct hr_verbs_listener *listener);
+void hr_verbs_call_event(struct hr_verbs_domain *d, struct hr_verbs_call *call);
+void hr_verbs_calls_tick(struct hr_verbs_domain *d, int64_t now);
+void hr_verbs_call_free(struct hr_verbs_domain *d, struct hr_verbs_call *call);
+
+/* The peer's queue pair has spoken: the connection is open on both sides. */
+void hr_verbs_heard(struct hr_verbs_ep *ep);
+
+/* endpoint.c */
+hr_status hr_verbs_ep_create(struct hr_domain *domain, uint64_t peer_id, void *ctx, struct hr_ep **ep_p);
+void hr_verbs_ep_abort(struct hr_ep *base);
+void hr_verbs_ep_destroy(struct hr_ep *base);
+hr_status hr_verbs_ep_set_class(struct hr_ep *base, int dscp, int priority);
+uint64_t hr_verbs_ep_unsent(struct hr_ep *base);
+void hr_verbs_ep_tell(struct hr_verbs_ep *ep, hr_status status);
+/* The endpoint is over; the engine is told from progress. error: an errno, or 0. */
+void hr_verbs_ep_fail(struct hr_verbs_ep *ep, hr_status status, const char *what, int error);
+/* The peer has gone: what it sent before is delivered first. */
+void hr_verbs_ep_end(struct hr_verbs_ep *ep);
+/* HR_OK where operations may be posted. */
+hr_status hr_verbs_usable(const struct hr_verbs_ep *ep);
+struct hr_verbs_ep *hr_verbs_ep_find(struct hr_verbs_domain *d, uint64_t wr_id);
+
+/* qp.c */
+hr_status hr_verbs_qp_open(struct hr_verbs_ep *ep, char why[160]);
+void hr_verbs_qp_describe(struct hr_verbs_ep *ep, struct hr_verbs_open *open_p);
+/* To the state in which it may send, with receives posted. */
+hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_open *peer, char why[160]);
+/* On return the device touches none of this endpoint's memory any more. */
+void hr_verbs_qp_break(struct hr_verbs_ep *ep);
+void hr_verbs_qp_close(struct hr_verbs_ep *ep);
+
+/* memory.c */
+hr_status hr_verbs_mem_register(struct hr_domain *domain, void *addr, size_t len, uint32_t access,
+                                struct hr_mem *mem_p);
+void hr_verbs_mem_deregister(struct hr_domain *domain, struct hr_mem *mem);
+hr_status hr_verbs_mem_export(struct hr_ep *ep, const struct hr_mem *mem, void *addr, size_t len,
+                              struct hr_desc *desc_p);
+hr_status hr_verbs_mem_import(struct hr_ep *ep, const struct hr_desc *desc, struct hr_rmem *rmem_p);
+void hr_verbs_mem_release(struct hr_ep *ep, struct hr_rmem *rmem);
+void hr_verbs_mem_close(struct hr_verbs_domain *d);
+/* The key by which the device may read or write local memory, or 0: it must go through a buffer. */
+uint32_t hr_verbs_local_key(struct hr_verbs_domain *d, const void *addr, size_t len, const struct hr_mem *mem);
+void *hr_verbs_pages(size_t len);
+
+/* post.c */
+/* HR_AGAIN, and room that comes back is told before the next sleep. */
+hr_status hr_verbs_refuse(struct hr_verbs_ep *ep);
+void hr_verbs_room_again(struct hr_verbs_ep *ep);
+static inline uint32_t hr_verbs_under_way(const struct hr_verbs_ep *ep) { return ep->tail - ep->head; }
+/* How many more work requests fit, and buffers. */
+uint32_t hr_verbs_sends_left(const struct hr_verbs_ep *ep);
+uint32_t hr_verbs_slots_left(const struct hr_verbs_ep *ep);
+uint8_t *hr_verbs_slot(struct hr_verbs_ep *ep, uint32_t i);
+/* Posts n work requests at once; what each stands for is in wqes. Returns how many the device took; when that is not n
+ * for another reason than room, the endpoint has failed. */
+int hr_verbs_post(struct hr_verbs_ep *ep, struct ibv_send_wr *wrs, const struct hr_verbs_wqe *wqes, int n);
+/* A work request has ended, and with it those before it. Returns the number of events told. */
+int hr_verbs_sent(struct hr_verbs_ep *ep, const struct ibv_wc *wc);
+/* The device has ended it and those before: their control messages leave place for others, before progress looks at
+ * them. */
+void hr_verbs_ended_early(struct hr_verbs_ep *ep, const struct ibv_wc *wc);
+/* So that ep_unsent comes to nothing: a signaled work request behind unsignaled ones. */
+void hr_verbs_flush(struct hr_verbs_ep *ep);
+
+/* send.c */
+hr_status hr_verbs_post_send(struct hr_ep *base, const struct hr_msg *msg);
+int hr_verbs_send_notice(struct hr_verbs_ep *ep, uint64_t value, uint64_t nbytes);
+/* Tells the peer of room when enough has gathered. */
+void hr_verbs_give_room(struct hr_verbs_ep *ep);
+uint16_t hr_verbs_take_owed(struct hr_verbs_ep *ep);
+
+/* A message without payload that uses none of the room. 0: it did not leave. */
+int hr_verbs_send_control(struct hr_verbs_ep *ep, enum hr_verbs_kind kind, uint32_t word);
+
+/* quiet.c */
+hr_status hr_verbs_mem_quiet(struct hr_ep *base, const struct hr_mem *mem);
+void hr_verbs_on_revoke(struct hr_verbs_ep *ep, uint32_t serial);
+int hr_verbs_is_revoked(const struct hr_verbs_ep *ep, uint32_t serial);
+/* Sends the answer that is owed. */
+void hr_verbs_answer(struct hr_verbs_ep *ep);
+
+/* rma.c */
+hr_status hr_verbs_post_write(struct hr_ep *base, const struct hr_rma *rma);
+hr_status hr_verbs_post_read(struct hr_ep *base, const struct hr_rma *rma);
+hr_status hr_verbs_post_atomic(struct hr_ep *base, const struct hr_atomic *atomic);
+hr_status hr_verbs_cancel(struct hr_ep *base, void *cookie);
+/* Posts more of what is queued; returns the number of events told. */
+int hr_verbs_pump(struct hr_verbs_ep *ep, int budget);
+/* Ends an operation when its last work request has; returns the number of events told. */
+int hr_verbs_op_done(struct hr_verbs_ep *ep, struct hr_verbs_op *op);
+/* Forgets all. */
+void hr_verbs_ops_drop(struct hr_verbs_ep *ep);
+
+/* recv.c */
+int hr_verbs_received(struct hr_verbs_ep *ep, const struct ibv_wc *wc);
+/* A control message in the completion: takes it, whoever is in the middle of what. 0: it is none. */
+int hr_verbs_control(struct hr_verbs_ep *ep, const struct ibv_wc *wc);
+/* Posts receives that are free again. */
+void hr_verbs_repost(struct hr_verbs_ep *ep);
+
+/* progress.c */
+/* Fetches completions behind those at hand; returns how many, or -1. */
+int hr_verbs_fetch(struct hr_verbs_domain *d);
+int hr_verbs_progress(struct hr_domain *domain, int budget, struct hr_ep *hint);
+int hr_verbs_event_fd(struct hr_domain *domain);
+hr_status hr_verbs_event_arm(struct hr_domain *domain);
+void hr_verbs_event_disarm(struct hr_domain *domain);
+void hr_verbs_ep_ready(struct hr_verbs_ep *ep);
+int hr_verbs_watch(struct hr_verbs_domain *d, struct hr_verbs_source *source, uint32_t interest);
+/* Out of the epoll; unwatch also closes the descriptor. */
+void hr_verbs_forget(struct hr_verbs_domain *d, struct hr_verbs_source *source);
+void hr_verbs_unwatch(struct hr_verbs_domain *d, struct hr_verbs_source *source);
+void hr_verbs_timer_update(struct hr_verbs_domain *d);
+int64_t hr_verbs_now(void);
+
+#endif

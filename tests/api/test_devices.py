@@ -1,0 +1,80 @@
+"""HRDMA_DEVICES and HRDMA_VERBS: which device a job takes, what is refused, queue pairs that fail by plan; on device ``sim``."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+import harness
+import hrdma
+
+SIM = {"HRDMA_TRANSPORT": "verbs", "HRDMA_DEVICES": "sim"}
+
+
+def what_is_taken(comm):
+    comm.barrier()
+    found = comm.info()
+    return [sorted(set(found["transports"].values()) - {"loop"}), found["domains"].get("verbs", "")]
+
+
+@pytest.mark.parametrize(
+    ("env", "transport"),
+    [
+        (SIM, "verbs"),
+        ({"HRDMA_DEVICES": "sim", "HRDMA_REQUIRE": "verbs", "HRDMA_TRANSPORT": "verbs,tcp"}, "verbs"),
+        ({"HRDMA_DEVICES": "no_such_*,sim", "HRDMA_TRANSPORT": "verbs"}, "verbs"),
+        ({"HRDMA_DEVICES": "sim"}, "shm"),  # the better one for this host
+        ({}, "shm"),
+    ],
+)
+def test_the_simulated_device_is_taken_when_it_is_named(env, transport):
+    for names, text in harness.ranks(what_is_taken, 2, env=env):
+        assert names == [transport]
+        assert text.startswith("sim port 1, GID 0 fd") == ("HRDMA_DEVICES" in env)
+
+
+def opened(rank):
+    hrdma.init(timeout=5).barrier()
+
+
+@pytest.mark.parametrize(
+    ("env", "error", "text"),
+    [
+        ({"HRDMA_DEVICES": "carrier_pigeon"}, "DeviceError", "carrier_pigeon|libibverbs"),
+        ({"HRDMA_DEVICES": "sim:2"}, "DeviceError", "no RDMA device is called sim:2 here|libibverbs"),
+        (SIM | {"HRDMA_VERBS": "colour=red"}, "ValueError", "verbs has no option 'colour'; it has gid, pin, wc_error"),
+        (SIM | {"HRDMA_VERBS": "wc_error=2"}, "ValueError", "wc_error=2"),
+        (SIM | {"HRDMA_VERBS": "gid=7"}, "ValueError", "gid=7: port 1 of sim has no such GID; it has 1 entries"),
+    ],
+)
+def test_what_cannot_be_had_is_named(env, error, text):
+    (one,) = harness.outcomes(opened, 1, init=False, env=env, timeout=20)
+    assert one.error == error
+    assert any(word in one.text for word in text.split("|")), one.text
+
+
+def fails_by_plan(rank, plan):
+    """A queue pair of rank 0 gets an error instead of a completion; whoever loses whom, they part and say so."""
+    if rank == 0:
+        os.environ["HRDMA_VERBS"] = plan
+    comm = hrdma.init(timeout=20)
+    x = np.ones(1000)
+    try:
+        for _ in range(5000):
+            comm.allreduce(x, op="max", timeout=20)
+    except hrdma.PeerError as error:
+        return error.transport, str(error)
+    return "", "nothing happened"
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [("retry", "transport retries exceeded"), ("rnr", "receiver-not-ready"), ("access", "remote access error")],
+)
+def test_a_queue_pair_that_fails_by_plan_is_a_peer_error_with_its_status(status, words):
+    plan = f"wc_error=0.02,wc_status={status},fault_budget=1"
+    found = harness.ranks(fails_by_plan, 2, init=False, env=SIM, plan=plan)
+    assert [transport for transport, _ in found] == ["verbs"] * 2, found
+    assert words in found[0][1] and "vendor code 0xfa" in found[0][1], found

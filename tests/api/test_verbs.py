@@ -1,0 +1,272 @@
+"""hrdma.verbs on the simulated device, or on HRDMA_TEST_DEVICE: moving bytes, limits, errors, who is closed before whom."""
+
+import gc
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import hrdma
+from hrdma import verbs
+
+DEVICE = os.environ.get("HRDMA_TEST_DEVICE") or "sim"
+SIZE = 100_000
+
+
+class Pair:
+    """Two connected queue pairs of one device, with a region of SIZE bytes each that its peer may use."""
+
+    def __init__(self, **how):
+        self.device = verbs.Device(DEVICE)
+        self.pd = verbs.ProtectionDomain(self.device)
+        self.cqs = [verbs.CompletionQueue(self.device) for _ in range(2)]
+        self.qps = [verbs.QueuePair(self.pd, cq, **how) for cq in self.cqs]
+        for qp, other in zip(self.qps, reversed(self.qps)):
+            qp.connect(other.address)
+        self.arrays = [np.zeros(SIZE, "uint8") for _ in range(2)]
+        self.regions = [verbs.MemoryRegion(self.pd, x, remote_read=True, remote_write=True) for x in self.arrays]
+        self.arrays[0][:] = np.arange(SIZE) * 7 % 251
+
+    def ended(self, side, count=1):
+        found = []
+        while len(found) < count:
+            got = self.cqs[side].poll(timeout=10)
+            assert got, f"{len(found)} of {count} work requests ended"
+            found += got
+        return found
+
+
+@pytest.fixture
+def pair():
+    pair = Pair(inline=16)
+    yield pair
+    pair.device.close()
+
+
+def test_devices():
+    assert DEVICE in verbs.devices() and verbs.devices()[-1] == "sim"
+    with verbs.Device(DEVICE) as device:
+        limits = device.limits()
+        assert limits["active"] and limits["queue_pairs"] > 2 and limits["ports"] >= device.port
+        assert device.mtu in (256, 512, 1024, 2048, 4096) and ":" in device.gid
+    assert device.closed
+    with pytest.raises(ValueError, match=f"<Device {DEVICE}:1> is closed"):
+        device.limits()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("carrier_pigeon",), "carrier_pigeon|libibverbs"),
+        ((DEVICE, 77), f"{DEVICE} has no port 77"),
+        ((DEVICE, 1, 4000), "has no GID 4000"),
+    ],
+)
+def test_what_is_not_there(arguments, words):
+    with pytest.raises(hrdma.DeviceError, match=words):
+        verbs.Device(*arguments)
+
+
+def test_messages_come_in_order_with_their_immediate_data(pair):
+    here, there = pair.qps
+    there.post_recv([pair.regions[1][i * 100 : i * 100 + 100] for i in range(3)], wr_id=40)
+    here.post_send([pair.regions[0][i * 100 : i * 100 + 50 + i] for i in range(2)], wr_id=1 << 60, imm=0xFEEDBEEF)
+    here.post_send(pair.regions[0][:0])
+    got = [one.check() for one in pair.ended(1, 3)]
+    assert [(one.wr_id, one.opcode, one.nbytes, one.imm) for one in got] == [
+        (40, "recv", 50, 0xFEEDBEEF),
+        (41, "recv", 51, 0xFEEDBEEF),
+        (42, "recv", 0, None),
+    ]
+    assert [one.check().wr_id for one in pair.ended(0, 3)] == [1 << 60, (1 << 60) + 1, 0]
+    assert (pair.arrays[1][:50] == pair.arrays[0][:50]).all() and (
+        pair.arrays[1][100:151] == pair.arrays[0][100:151]
+    ).all()
+    assert not pair.arrays[1][50:100].any() and not pair.arrays[1][151:].any()
+
+
+def test_writes_and_reads(pair):
+    (here, _), (x, y), (mine, theirs) = pair.qps, pair.arrays, pair.regions
+    here.write([mine[:60_000], mine[60_000:]], theirs.address, theirs.rkey, signaled=False)
+    here.read(mine[:9], theirs.address + 1, theirs.rkey, wr_id=5)
+    (done,) = pair.ended(0)  # the writes are not told
+    assert (done.wr_id, done.check().opcode) == (5, "read")
+    assert (x[:9] == y[1:10]).all() and (x[9:] == y[9:]).all()
+
+
+def test_a_write_with_immediate_data_is_told(pair):
+    here, there = pair.qps
+    there.post_recv(pair.regions[1][:0], wr_id=8)
+    here.write(pair.regions[0][:64], pair.regions[1].address + 5, pair.regions[1].rkey, imm=3)
+    (got,) = pair.ended(1)
+    assert (got.wr_id, got.opcode, got.nbytes, got.imm) == (8, "recv of write", 64, 3)
+    assert (pair.arrays[1][5:69] == pair.arrays[0][:64]).all()
+
+
+def test_inline_bytes_are_taken_while_posting(pair):
+    assert pair.qps[0].inline == 16
+    pair.qps[0].write(pair.regions[0][:16], pair.regions[1].address, pair.regions[1].rkey, inline=True)
+    sent, pair.arrays[0][:] = pair.arrays[0][:16].copy(), 0
+    pair.ended(0)[0].check()
+    assert (pair.arrays[1][:16] == sent).all()
+    with pytest.raises(hrdma.RequestError, match=r"write on <QueuePair \d+ on .*after 0 of 1"):
+        pair.qps[0].write(pair.regions[0][:5000], pair.regions[1].address, pair.regions[1].rkey, inline=True)
+
+
+def test_memory_of_many_kinds(pair):
+    for source in (b"from bytes", bytearray(b"from an array"), memoryview(b"a view"), hrdma.empty(77, "float32")):
+        nbytes = memoryview(source).nbytes
+        with verbs.MemoryRegion(pair.pd, source) as region:
+            assert len(region) == nbytes
+            pair.qps[0].write(region, pair.regions[1].address, pair.regions[1].rkey)
+            pair.ended(0)[0].check()
+        assert pair.arrays[1][:nbytes].tobytes() == bytes(source)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "how", "error", "words"),
+    [
+        (b"", {}, ValueError, "empty"),
+        (b"constant", {"remote_write": True}, (ValueError, BufferError, TypeError), "read-only|writable|writeable"),
+        (np.zeros((4, 4))[:, :2], {}, (ValueError, BufferError, TypeError), "contiguous"),
+        (7, {}, TypeError, "int"),
+    ],
+)
+def test_memory_that_cannot_be_registered(pair, buffer, how, error, words):
+    with pytest.raises(error, match=words):
+        verbs.MemoryRegion(pair.pd, buffer, **how)
+
+
+def test_a_wrong_key_fails_with_status_and_vendor_code_and_ends_both(pair):
+    pair.qps[1].post_recv(pair.regions[1])
+    pair.qps[0].write(pair.regions[0], pair.regions[1].address + 1, pair.regions[1].rkey, wr_id=3)
+    (failed,) = pair.ended(0)
+    assert (failed.ok, failed.wr_id, failed.code) == (False, 3, 10)
+    text = rf"work request 3 of queue pair {pair.qps[0].num} failed: remote access error.*\(status 10, vendor code 0x"
+    with pytest.raises(hrdma.RequestError, match=text):
+        failed.check()
+    assert "flushed" in pair.ended(1)[0].status
+    assert [qp.state for qp in pair.qps] == ["err", "err"]
+    assert not pair.arrays[1].any()
+
+
+def test_a_peer_that_is_gone_is_an_error_in_time(pair):
+    pair.qps[1].close()
+    start = time.monotonic()
+    pair.qps[0].post_send(pair.regions[0][:10])
+    (failed,) = pair.cqs[0].poll(timeout=30)
+    assert not failed.ok and time.monotonic() - start < 25
+
+
+def test_a_full_queue_says_how_many_were_posted():
+    pair = Pair(sends=4)
+    with pair.device, pytest.raises(hrdma.RequestError, match=r"after \d+ of 5000; .*poll for completions"):
+        pair.qps[0].post_send([pair.regions[0][:0]] * 5000)
+
+
+def test_limits_of_arguments(pair):
+    with pytest.raises(ValueError, match="limit=0"):
+        pair.cqs[0].poll(0)
+    with pytest.raises(ValueError, match="timeout=-1"):
+        pair.cqs[0].poll(timeout=-1)
+    with pytest.raises(OverflowError):
+        pair.qps[0].post_send(pair.regions[0], imm=1 << 32)
+    with pytest.raises(TypeError):
+        pair.qps[0].post_send(b"not registered")
+    with pytest.raises(TypeError, match=r"region\[start:end\]"):
+        pair.regions[0][::2]
+    stranger = verbs.MemoryRegion(verbs.ProtectionDomain(pair.device), bytearray(9))
+    with pytest.raises(ValueError, match="another protection domain"):
+        pair.qps[0].post_recv(stranger)
+    with pytest.raises(hrdma.RequestError, match=r"finds no way|does not get"):
+        pair.qps[0].connect(pair.qps[1].address)  # it is connected
+    with pytest.raises(ValueError, match="mtu=5"):
+        pair.qps[0].connect(pair.qps[1].address._replace(mtu=5))
+    with pytest.raises(hrdma.DeviceError, match="queue pair of 1000000000 sends"):
+        verbs.QueuePair(pair.pd, pair.cqs[0], sends=1_000_000_000)
+
+
+def test_waiting_sleeps_until_something_comes_and_no_longer_than_told(pair):
+    start, used = time.monotonic(), time.process_time()
+    assert pair.cqs[1].poll(timeout=0.4) == []
+    assert 0.4 <= time.monotonic() - start < 2 and time.process_time() - used < 0.3
+    pair.qps[1].post_recv(pair.regions[1])
+    timer = threading.Timer(0.2, pair.qps[0].post_send, [pair.regions[0][:10]])
+    timer.start()
+    (got,) = pair.cqs[1].poll(timeout=20)
+    timer.join()
+    assert got.check().nbytes == 10
+
+
+def test_a_signal_interrupts_a_wait(pair):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            pair.cqs[0].poll(timeout=30)
+        assert time.monotonic() - start < 5
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_what_another_thread_uses_is_not_closed(pair):
+    waits = threading.Thread(target=pair.cqs[0].poll, kwargs={"timeout": 1.0})
+    waits.start()
+    time.sleep(0.2)
+    with pytest.raises(hrdma.RequestError, match="in use by another thread"):
+        pair.device.close()
+    assert not pair.device.closed and not pair.qps[0].closed
+    waits.join()
+
+
+def test_dependants_are_closed_before_their_owner(pair):
+    pair.qps[0].post_recv(pair.regions[0])
+    pair.cqs[0].close()
+    assert pair.qps[0].closed and not pair.qps[1].closed and not pair.regions[0].closed
+    pair.pd.close()
+    assert pair.qps[1].closed and pair.regions[0].closed and not pair.cqs[1].closed
+    pair.device.close()
+    pair.device.close()
+    assert pair.cqs[1].closed
+    for use in (lambda: pair.qps[0].num, lambda: pair.cqs[1].poll(), lambda: pair.regions[1].rkey):
+        with pytest.raises(ValueError, match="is closed"):
+            use()
+
+
+def test_what_nobody_holds_closes_itself_and_gives_memory_and_descriptors_back():
+    files, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    for _ in range(3):
+        pair = Pair()
+        array = bytearray(10)
+        pair.qps[0].post_recv(verbs.MemoryRegion(pair.pd, array))
+        gc.collect()
+        with pytest.raises(BufferError):
+            array.append(1)  # the device has it, although nobody else has the region
+        del pair
+        gc.collect()
+        array.append(1)
+    assert (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))) == (files, threads)
+
+
+def test_a_forked_child_is_refused_and_does_no_harm(pair):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            pair.qps[0].post_send(pair.regions[0])
+        except ValueError as error:
+            ok = "before fork" in str(error)
+        pair.device.close()
+        del pair
+        gc.collect()
+        os._exit(0 if ok else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    test_writes_and_reads(pair)

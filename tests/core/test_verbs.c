@@ -1,0 +1,347 @@
+/* test_verbs.c - the verbs provider on the simulated device: copies, pinned memory, injected faults, taking back. */
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "hr/memory.h"
+#include "providers/verbs/verbs.h"
+
+extern const struct hr_provider hr_provider_verbs;
+static const struct hr_provider *const verbs = &hr_provider_verbs;
+
+struct conn { /* an endpoint, as its context */
+    struct hr_ep *ep;
+    int ups, losses, messages, dones, notifies;
+    hr_status loss, done_status;
+    char detail[256];
+    uint64_t nbytes;
+};
+struct node {
+    struct hr_domain *domain;
+    struct hr_auth auth;
+    uint64_t id;
+    pthread_mutex_t lock;
+    int stop;
+};
+
+static void on_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const void *payload, size_t len) {
+    (void)hdr, (void)hdr_len, (void)payload, (void)len;
+    ((struct conn *)ep->ctx)->messages++;
+}
+static void on_done(struct hr_ep *ep, void *cookie, hr_status status) {
+    struct conn *c = ep->ctx;
+    (void)cookie;
+    c->done_status = status;
+    c->dones++;
+}
+static void on_notify(struct hr_ep *ep, uint64_t value, size_t nbytes) {
+    struct conn *c = ep->ctx;
+    (void)value;
+    c->nbytes = nbytes;
+    c->notifies++;
+}
+static void on_state(struct hr_ep *ep, hr_status status, const char *detail) {
+    struct conn *c = ep->ctx;
+    if (status == HR_OK) {
+        c->ups++;
+        return;
+    }
+    c->losses++;
+    c->loss = status;
+    snprintf(c->detail, sizeof c->detail, "%s", detail ? detail : "");
+}
+static const struct hr_sink sink = {on_recv, on_done, on_notify, on_state};
+
+static hr_status node_open(struct node *n, uint64_t id, const char *device, const char *options, char detail[256]) {
+    *n = (struct node){.id = id};
+    pthread_mutex_init(&n->lock, NULL);
+    hr_auth_init(&n->auth, "secret", 6, 0, 0);
+    struct hr_domain_params params = {
+        .self_id = id, .device = device, .auth = &n->auth, .sink = &sink, .options = options};
+    return verbs->domain_open(verbs, &params, &n->domain, detail);
+}
+
+static const struct hr_verbs_domain *inside(const struct node *n) { return (const struct hr_verbs_domain *)n->domain; }
+
+static void pump(struct node *n) {
+    pthread_mutex_lock(&n->lock);
+    verbs->progress(n->domain, 32, NULL);
+    pthread_mutex_unlock(&n->lock);
+}
+
+#define RUN(a, b, cond)                                                    \
+    do {                                                                   \
+        int64_t until_ = hr_verbs_now() + 10000 * HR_VERBS_MS;             \
+        while (!(cond) && hr_verbs_now() < until_) pump(&(a)), pump(&(b)); \
+        CHECK(cond);                                                       \
+    } while (0)
+
+struct pair {
+    struct node a, b;
+    struct conn ca, cb;
+};
+
+static void connect_pair(struct pair *p, struct conn *ca, struct conn *cb) {
+    uint8_t addr[2][HR_MAX_ADDR];
+    size_t len[2] = {verbs->domain_address(p->a.domain, addr[0]), verbs->domain_address(p->b.domain, addr[1])};
+    CHECK_EQ(verbs->ep_create(p->a.domain, 2, ca, &ca->ep), HR_OK);
+    CHECK_EQ(verbs->ep_create(p->b.domain, 1, cb, &cb->ep), HR_OK);
+    CHECK_EQ(verbs->ep_connect(cb->ep, addr[0], len[0], 0), HR_OK);
+    CHECK_EQ(verbs->ep_connect(ca->ep, addr[1], len[1], 1), HR_OK);
+    RUN(p->a, p->b, ca->ups && cb->ups);
+}
+
+static void pair_open(struct pair *p, const char *options) {
+    char detail[256];
+    memset(p, 0, sizeof *p);
+    REQUIRE(node_open(&p->a, 1, "sim", options, detail) == HR_OK);
+    REQUIRE(node_open(&p->b, 2, "sim", NULL, detail) == HR_OK);
+    connect_pair(p, &p->ca, &p->cb);
+}
+
+static void pair_close(struct pair *p) {
+    verbs->ep_destroy(p->ca.ep);
+    verbs->ep_destroy(p->cb.ep);
+    verbs->domain_close(p->a.domain);
+    verbs->domain_close(p->b.domain);
+}
+
+static void share(struct pair *p, void *addr, size_t len, struct hr_mem *mem, struct hr_rmem *rmem) {
+    struct hr_desc desc;
+    uint32_t access = HR_ACCESS_REMOTE_READ | HR_ACCESS_REMOTE_WRITE;
+    CHECK_EQ(verbs->mem_register(p->b.domain, addr, len, access, mem), HR_OK);
+    CHECK_EQ(verbs->mem_export(p->cb.ep, mem, addr, len, &desc), HR_OK);
+    CHECK_EQ(verbs->mem_import(p->ca.ep, &desc, rmem), HR_OK);
+}
+
+static hr_status send_some(struct conn *c, size_t len) {
+    static uint8_t payload[HR_VERBS_MESSAGE];
+    uint64_t hdr = 1;
+    struct hr_msg msg = {.hdr = &hdr, .hdr_len = 8, .payload = payload, .len = len};
+    return verbs->post_send(c->ep, &msg);
+}
+
+/* ---- copies ---- */
+
+enum { LEN = 1 << 20 };
+
+static void move(struct pair *p, void *local, const struct hr_rmem *rmem) {
+    int notifies = p->cb.notifies;
+    struct hr_rma write = {.local = local, .len = LEN, .remote = rmem, .with_notify = 1, .value = 7, .cookie = p};
+    struct hr_rma read = {.local = local, .len = LEN, .remote = rmem, .cookie = p};
+    p->ca.dones = 0;
+    CHECK_EQ(verbs->post_write(p->ca.ep, &write), HR_INPROGRESS);
+    RUN(p->a, p->b, p->ca.dones == 1 && p->cb.notifies == notifies + 1);
+    CHECK_EQ(p->cb.nbytes, LEN);
+    CHECK_EQ(verbs->post_read(p->ca.ep, &read), HR_INPROGRESS);
+    RUN(p->a, p->b, p->ca.dones == 2);
+    CHECK_EQ(p->ca.done_status, HR_OK);
+}
+
+TEST(arenas_are_registered_once_and_not_copied) {
+    struct pair p;
+    struct hr_mem mem;
+    struct hr_rmem rmem;
+    uint8_t *here = hr_arena_alloc(LEN, 0), *there = hr_arena_alloc(LEN, HR_ARENA_WRITABLE_BY_PEERS);
+    pair_open(&p, NULL);
+    for (int round = 1; round <= 3; round++) {
+        share(&p, there, LEN, &mem, &rmem);
+        memset(here, round, LEN);
+        move(&p, here, &rmem);
+        CHECK_MEM(there, here, LEN);
+        CHECK_EQ(inside(&p.a)->counts.registered, 1);
+        CHECK_EQ(inside(&p.b)->counts.registered, 1);
+        CHECK_EQ(inside(&p.a)->counts.direct, 2ull * LEN * (unsigned)round);
+        CHECK_EQ(inside(&p.a)->counts.staged, 0);
+        verbs->mem_deregister(p.b.domain, &mem);
+    }
+    pair_close(&p);
+    hr_arena_free(here);
+    hr_arena_free(there);
+}
+
+TEST(other_memory_goes_through_buffers) {
+    struct pair p;
+    struct hr_mem mem;
+    struct hr_rmem rmem;
+    uint8_t *here = malloc(LEN), *there = hr_arena_alloc(LEN, HR_ARENA_WRITABLE_BY_PEERS);
+    pair_open(&p, NULL);
+    share(&p, there, LEN, &mem, &rmem);
+    memset(here, 3, LEN);
+    move(&p, here, &rmem);
+    CHECK_MEM(there, here, LEN);
+    CHECK_EQ(inside(&p.a)->counts.registered, 0);
+    CHECK_EQ(inside(&p.a)->counts.direct, 0);
+    CHECK_EQ(inside(&p.a)->counts.staged, 2 * LEN);
+    verbs->mem_deregister(p.b.domain, &mem);
+    pair_close(&p);
+    hr_arena_free(there);
+    free(here);
+}
+
+TEST(pinned_memory_is_bounded) {
+    struct node n;
+    struct hr_mem first, second;
+    char detail[256];
+    uint8_t *plain = malloc(2 << 16), *arena = hr_arena_alloc(LEN, 0);
+    REQUIRE(node_open(&n, 1, "sim", "pin=64K", detail) == HR_OK);
+    CHECK_EQ(verbs->mem_register(n.domain, plain, 1 << 16, HR_ACCESS_REMOTE_READ, &first), HR_OK);
+    CHECK_EQ(verbs->mem_register(n.domain, plain + (1 << 16), 64, HR_ACCESS_REMOTE_READ, &second), HR_ERR_NOMEM);
+    CHECK_EQ(verbs->mem_register(n.domain, arena, LEN, HR_ACCESS_REMOTE_READ, &second), HR_OK);
+    verbs->mem_deregister(n.domain, &first);
+    CHECK_EQ(verbs->mem_register(n.domain, plain, 1 << 16, HR_ACCESS_REMOTE_READ, &first), HR_OK);
+    CHECK_EQ(inside(&n)->pinned, 1 << 16);
+    verbs->domain_close(n.domain);
+    hr_arena_free(arena);
+    free(plain);
+}
+
+/* ---- devices and options ---- */
+
+TEST(what_is_asked_for_and_cannot_be_had) {
+    static const char *const options[] = {"wc_error=2",      "wc_status=odd", "errno=x",
+                                          "fault_budget=-1", "gid=256",       "pin=much"};
+    struct node n;
+    char detail[256];
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        CHECK_EQ(node_open(&n, 1, "sim", options[i], detail), HR_ERR_INVALID);
+        CHECK(strstr(detail, strchr(options[i], '=') + 1));
+    }
+    CHECK_EQ(node_open(&n, 1, "sim", "gid=3", detail), HR_ERR_INVALID); /* it has one */
+    CHECK_EQ(node_open(&n, 1, "carrier_pigeon", NULL, detail), HR_ERR_NO_DEVICE);
+    CHECK(strstr(detail, "carrier_pigeon") || strstr(detail, "libibverbs"));
+}
+
+/* ---- faults ---- */
+
+TEST(a_rewritten_completion_ends_one_connection_alone) {
+    struct pair p;
+    struct conn other_a = {0}, other_b = {0};
+    pair_open(&p, "wc_error=1,wc_status=rnr,fault_budget=1");
+    connect_pair(&p, &other_a, &other_b);
+    for (int i = 0; i < 40 && !p.ca.losses; i++) {
+        CHECK(!hr_is_error(send_some(&p.ca, 100)) || p.ca.losses);
+        for (int k = 0; k < 20; k++) pump(&p.a), pump(&p.b);
+    }
+    RUN(p.a, p.b, p.ca.losses);
+    CHECK_EQ(p.ca.loss, HR_ERR_PEER_LOST);
+    CHECK(strstr(p.ca.detail, "receiver-not-ready"));
+    CHECK_EQ(inside(&p.a)->inject.completions, 1);
+    CHECK(hr_is_peer_error(send_some(&p.ca, 8)));
+    CHECK_EQ(send_some(&other_a, 100), HR_OK);
+    RUN(p.a, p.b, other_b.messages == 1);
+    CHECK(!other_a.losses);
+    verbs->ep_abort(p.ca.ep); /* as the engine does */
+    RUN(p.a, p.b, p.cb.losses);
+    verbs->ep_destroy(other_a.ep);
+    verbs->ep_destroy(other_b.ep);
+    pair_close(&p);
+}
+
+TEST(a_full_device_is_tried_again) {
+    struct pair p;
+    enum { N = 2000 };
+    pair_open(&p, "errno=0.2,fault_seed=5");
+    for (int sent = 0; sent < N;) {
+        hr_status status = send_some(&p.ca, sent % 3 ? 64 : 3000);
+        CHECK(!hr_is_error(status));
+        if (status == HR_OK) sent++;
+        pump(&p.a);
+        pump(&p.b);
+    }
+    RUN(p.a, p.b, p.cb.messages == N);
+    CHECK(inside(&p.a)->inject.posts > N / 10);
+    CHECK_EQ(inside(&p.a)->counts.rnr + inside(&p.b)->counts.rnr, 0);
+    CHECK(!p.ca.losses && !p.cb.losses);
+    pair_close(&p);
+}
+
+/* ---- ends ---- */
+
+TEST(a_forked_child_does_not_keep_a_connection_alive) {
+    struct pair p;
+    pair_open(&p, NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;) pause();
+    }
+    REQUIRE(child > 0);
+    verbs->ep_abort(p.ca.ep);
+    RUN(p.b, p.b, p.cb.losses);
+    kill(child, SIGKILL);
+    CHECK_EQ(waitpid(child, NULL, 0), child);
+    pair_close(&p);
+}
+
+/* ---- taking back ---- */
+
+static void *drive(void *arg) {
+    struct node *n = arg;
+    while (!__atomic_load_n(&n->stop, __ATOMIC_RELAXED)) {
+        pump(n);
+        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    }
+    return NULL;
+}
+
+/* The peer writes for ever; its memory is taken back from under it, and the connection goes on. */
+TEST(memory_is_taken_back_from_a_writer) {
+    struct pair p;
+    struct hr_mem mem;
+    struct hr_rmem rmem;
+    pthread_t thread;
+    uint8_t *here = hr_arena_alloc(LEN, 0), *there = hr_arena_alloc(LEN, HR_ARENA_WRITABLE_BY_PEERS),
+            *seen = malloc(LEN);
+    pair_open(&p, NULL);
+    share(&p, there, LEN, &mem, &rmem);
+    struct hr_rma write = {.local = here, .len = LEN, .remote = &rmem, .cookie = &p};
+    memset(here, 1, LEN);
+    for (int i = 0; i < 8; i++) CHECK_EQ(verbs->post_write(p.ca.ep, &write), HR_INPROGRESS);
+    REQUIRE(pthread_create(&thread, NULL, drive, &p.a) == 0);
+    pthread_mutex_lock(&p.b.lock);
+    CHECK_EQ(verbs->mem_quiet(p.cb.ep, &mem), HR_OK);
+    memcpy(seen, there, LEN);
+    for (int i = 0; i < 40; i++) { /* more than fit beside messages, and no progress here in between */
+        struct hr_mem other;
+        CHECK_EQ(verbs->mem_register(p.b.domain, there, 64, HR_ACCESS_REMOTE_WRITE, &other), HR_OK);
+        CHECK_EQ(verbs->mem_quiet(p.cb.ep, &other), HR_OK);
+        verbs->mem_deregister(p.b.domain, &other);
+    }
+    pthread_mutex_unlock(&p.b.lock);
+    pthread_mutex_lock(&p.a.lock);
+    memset(here, 2, LEN);
+    CHECK_EQ(verbs->post_write(p.ca.ep, &write), HR_OK); /* passed over */
+    CHECK_EQ(send_some(&p.ca, 8), HR_OK);
+    pthread_mutex_unlock(&p.a.lock);
+    RUN(p.b, p.b, p.cb.messages == 1);
+    CHECK_MEM(there, seen, LEN);
+    __atomic_store_n(&p.a.stop, 1, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
+    CHECK(!p.ca.losses && !p.cb.losses);
+    verbs->mem_deregister(p.b.domain, &mem);
+    pair_close(&p);
+    hr_arena_free(here);
+    hr_arena_free(there);
+    free(seen);
+}
+
+TEST(a_peer_that_does_not_answer_keeps_nobody_for_long) {
+    struct pair p;
+    struct hr_mem mem;
+    struct hr_rmem rmem;
+    uint8_t *there = hr_arena_alloc(LEN, HR_ARENA_WRITABLE_BY_PEERS);
+    pair_open(&p, NULL);
+    share(&p, there, LEN, &mem, &rmem);
+    int64_t start = hr_verbs_now();
+    CHECK_EQ(verbs->mem_quiet(p.cb.ep, &mem), HR_ERR_UNSUPPORTED);
+    CHECK(hr_verbs_now() - start < 2000 * HR_VERBS_MS);
+    verbs->mem_deregister(p.b.domain, &mem);
+    pair_close(&p);
+    hr_arena_free(there);
+}

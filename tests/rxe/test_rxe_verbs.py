@@ -1,0 +1,149 @@
+"""hrdma.verbs on a device that is not simulated, with a queue pair of pyverbs at the other end: a second opinion."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hrdma import verbs
+
+HERE = Path(__file__).parent
+SIZE = 1 << 20
+
+
+class Other:
+    """`pyverbs_peer.py` as a process: methods are requests."""
+
+    def __init__(self) -> None:
+        command = ["/usr/bin/python3", HERE / "pyverbs_peer.py"]
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+        )
+
+    def __call__(self, do: str, **arguments: Any) -> Any:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps({"do": do} | arguments) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        assert line.startswith("{"), line + self.process.stdout.read()
+        answer = json.loads(line)
+        assert "error" not in answer, answer
+        return answer["value"]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def ends(device):
+    """Our queue pair with its region and array, and the other end."""
+    other = Other()
+    try:
+        with verbs.Device(device) as opened:
+            pd, cq = verbs.ProtectionDomain(opened), verbs.CompletionQueue(opened)
+            qp = verbs.QueuePair(pd, cq)
+            array = np.zeros(SIZE, "uint8")
+            region = verbs.MemoryRegion(pd, array, remote_read=True, remote_write=True)
+            there = other("open", device=device, gid_index=opened.gid_index)
+            other("connect", **qp.address._asdict())
+            qp.connect([there[name] for name in ("gid", "lid", "num", "psn", "mtu")])
+            yield qp, cq, region, array, other, there
+    finally:
+        other.close()
+
+
+def ended(cq):
+    (one,) = cq.poll(1, timeout=20)
+    return one.check()
+
+
+def pattern(nbytes, seed):
+    return np.random.default_rng(seed).integers(0, 256, nbytes, dtype="uint8")
+
+
+SIZES = (1, 4096, 4097, 100_000)  # around the largest packet
+
+
+def test_we_send_and_pyverbs_receives(ends):
+    qp, cq, region, array, other, _ = ends
+    for turn, nbytes in enumerate(SIZES):
+        array[:nbytes] = pattern(nbytes, turn)
+        other("post", kind="recv", at=10, nbytes=nbytes, wr_id=7 + turn)
+        qp.post_send(region[:nbytes], imm=0x01020304)
+        assert ended(cq).opcode == "send"
+        assert other("poll") == {"wr_id": 7 + turn, "status": 0, "nbytes": nbytes, "imm": 0x01020304}
+        assert bytes.fromhex(other("look", at=10, nbytes=nbytes)) == array[:nbytes].tobytes()
+
+
+def test_pyverbs_sends_and_we_receive(ends):
+    qp, cq, region, array, other, _ = ends
+    for turn, nbytes in enumerate(SIZES):
+        data = pattern(nbytes, 10 + turn)
+        other("fill", at=3, data=data.tobytes().hex())
+        array[:] = 0
+        qp.post_recv(region[5:], wr_id=9 + turn)
+        other("post", kind="send", at=3, nbytes=nbytes, imm=0xFEEDBEEF)
+        got = ended(cq)
+        assert (got.wr_id, got.opcode, got.nbytes, got.imm) == (9 + turn, "recv", nbytes, 0xFEEDBEEF)
+        assert (array[5 : 5 + nbytes] == data).all() and not array[5 + nbytes :].any()
+        assert other("poll")["status"] == 0
+
+
+def test_we_write_and_read_the_memory_of_pyverbs(ends):
+    qp, cq, region, array, other, there = ends
+    array[:300_000] = pattern(300_000, 3)
+    qp.write([region[:100_000], region[100_000:300_000]], there["address"] + 77, there["rkey"], signaled=False)
+    qp.read(region[400_000:700_000], there["address"] + 77, there["rkey"])
+    assert ended(cq).opcode == "read"
+    assert (array[400_000:700_000] == array[:300_000]).all()
+    assert bytes.fromhex(other("look", at=77, nbytes=1000)) == array[:1000].tobytes()
+
+
+def test_pyverbs_writes_and_reads_our_memory(ends):
+    qp, cq, region, array, other, _ = ends
+    data = pattern(200_000, 4)
+    other("fill", at=0, data=data.tobytes().hex())
+    qp.post_recv(region[:0], wr_id=6)
+    remote = {"remote": region.address + 11, "rkey": region.rkey}
+    other("post", kind="write", at=0, nbytes=200_000, imm=5, **remote)
+    got = ended(cq)
+    assert (got.wr_id, got.opcode, got.nbytes, got.imm) == (6, "recv of write", 200_000, 5)
+    assert (array[11:200_011] == data).all()
+    assert other("poll")["status"] == 0
+    other("post", kind="read", at=500_000, nbytes=200_000, **remote)
+    assert other("poll")["status"] == 0
+    assert bytes.fromhex(other("look", at=500_000, nbytes=200_000)) == data.tobytes()
+
+
+def test_both_have_the_same_name_for_a_wrong_key(ends):
+    qp, cq, region, _, _, there = ends
+    qp.write(region[:8], there["address"], there["rkey"] ^ 0x5500)
+    (ours,) = cq.poll(1, timeout=20)
+    assert not ours.ok and "remote access error" in ours.status
+    assert qp.state == "err"
+    fresh = Other()
+    try:
+        with verbs.QueuePair(qp.pd, cq) as second:
+            there = fresh("open", device=qp.pd.device.name, gid_index=qp.pd.device.gid_index)
+            fresh("connect", **second.address._asdict())
+            second.connect([there[name] for name in ("gid", "lid", "num", "psn", "mtu")])
+            fresh("post", kind="write", at=0, nbytes=8, remote=region.address, rkey=region.rkey ^ 0x5500)
+            assert fresh("poll")["status"] == ours.code
+    finally:
+        fresh.close()
+
+
+def test_what_holds_on_the_simulated_device_holds_here(device):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/api/test_verbs.py"]
+    env = os.environ | {"HRDMA_TEST_DEVICE": device}
+    done = subprocess.run(command, cwd=HERE.parents[1], env=env, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
