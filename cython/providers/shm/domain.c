@@ -1,6 +1,8 @@
 /* domain.c - the table of the shared-memory provider, and its domain: options, address, opening and closing. */
 
+#define _GNU_SOURCE
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +15,8 @@
 
 #include "providers/shm/address.h"
 #include "providers/shm/shm.h"
+
+#define STAGE_BELOW ((uint64_t)4 << 20)
 
 int64_t hr_shm_now(void) {
     struct timespec ts;
@@ -104,7 +108,13 @@ static hr_status options_parse(struct options *o, const char *text, char detail[
 
 /* Two rings for each pair of local peers: their sum has to stay small beside the caches and the memory. */
 static uint64_t ring_for(int local_peers) {
-    return local_peers <= 8 ? 512 << 10 : local_peers <= 32 ? 256 << 10 : SHM_MIN_RING;
+    return local_peers <= 3 ? 1 << 20 : local_peers <= 8 ? 512 << 10 : local_peers <= 32 ? 256 << 10 : SHM_MIN_RING;
+}
+
+/* Of this process: as many ranks can run at once, where each has one. */
+static int cores(void) {
+    cpu_set_t own;
+    return sched_getaffinity(0, sizeof own, &own) == 0 ? CPU_COUNT(&own) : 1;
 }
 
 static void domain_close(struct hr_domain *domain) {
@@ -150,6 +160,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     status = options_parse(&o, params->options, detail);
     dom->ring_size = o.ring;
     dom->cma_allowed = o.cma;
+    dom->stage_below = params->local_peers < cores() ? STAGE_BELOW : 0;
     if (status == HR_OK) status = find_host(dom, o.host[0] ? o.host : NULL, detail);
     if (status == HR_OK && (getrandom(dom->name, sizeof dom->name, 0) != sizeof dom->name ||
                             getrandom(&dom->probe, sizeof dom->probe, 0) != sizeof dom->probe)) {
