@@ -23,11 +23,12 @@ static void conn_round(struct hr_conn *conn, int64_t now) {
     conn->round_rx = conn->rx_bulk;
 }
 
-/* The three sums are told or counted on their own, in any order: a probe can find less than what is on its way still.
- */
+/* A probe goes by the first stream and overtakes what lies in the others: what was taken for lost then comes and is
+ * acknowledged all the same. Where more has ended than was sent, that much was not lost. */
 static void conn_inflight(struct hr_conn *conn) {
-    int64_t left = (int64_t)(conn->tx_bulk - conn->tx_bulk_acked - conn->tx_bulk_lost);
-    conn->inflight = left > 0 ? (uint64_t)left : 0;
+    uint64_t ended = conn->tx_bulk_acked + conn->tx_bulk_lost, more = ended > conn->tx_bulk ? ended - conn->tx_bulk : 0;
+    conn->tx_bulk_lost -= more < conn->tx_bulk_lost ? more : conn->tx_bulk_lost;
+    conn->inflight = more ? 0 : conn->tx_bulk - ended;
 }
 
 /* Both ends count what is at least HR_BULK_MIN: small messages need no clock and no acknowledgement. */
@@ -87,7 +88,8 @@ void hr_window_acked(struct hr_conn *conn, uint64_t nbytes) {
 }
 
 /* What a cancelled transfer had on its way may arrive and be acknowledged, or may not. The peer counts what has come:
- * its answer to a probe leaves behind all that was posted before, so the difference is lost for good. */
+ * on one stream its answer to a probe leaves behind all that was posted before, so the difference is lost for good. On
+ * several it may be too large, until all has been acknowledged (conn_inflight). */
 void hr_window_probe(struct hr_conn *conn) {
     struct hr_hdr h = {.kind = HR_MSG_PROBE, .aux = conn->tx_bulk};
     if (conn->caps->window && conn->inflight) hr_conn_send_ctl(conn, &h, sizeof h);
