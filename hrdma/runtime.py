@@ -285,8 +285,8 @@ class Runtime:
     def streams_to(self, rank: int) -> int:
         """Connections by each rail: the fewest that either of the two wants.
 
-        Two between hosts: bulk keeps off the first, so that what acknowledges the other direction's bulk need not wait
-        behind it.
+        Two between hosts: no segments and writes go by the first, so that what acknowledges the other direction's bulk need
+        not wait behind them.
         """
         own, other = self.cards[self.rank], self.cards[rank]
         if self.provider(self.rank, rank) != "tcp":
