@@ -6,9 +6,11 @@
  * 2 ms of bulk ahead of it on its connection at most, on a path that is no slower than it was measured to be. After a
  * burst that met an idle shaper's bucket that is not so for one round, which then takes the burst's place.
  *
- * Where the peer sends bulk too, its acknowledgements stand in line behind that: a part of what is not acknowledged has
- * arrived long ago, and lies ahead of nobody. So as much more may be on its way as came from there meanwhile, up to the
- * same again. (Without this two ranks that exchange got half of a 100 Mbit/s link each, where one that sends gets all.)
+ * Where the peer sends bulk too, its acknowledgements stand in line behind that, where there is one stream: a part of
+ * what is not acknowledged has arrived long ago, and lies ahead of nobody. So as much more may be on its way as came
+ * from there meanwhile, up to the same again. (Without this two ranks that exchange by one stream got half of a 100
+ * Mbit/s link each, where one that sends gets all.) With several streams acknowledgements do not stand in that line,
+ * and the addition is bulk ahead of an urgent message: up to twice as much, about 4 ms, while both sides send.
  */
 
 #include "core/engine.h"
@@ -47,7 +49,7 @@ void hr_window_sent(struct hr_conn *conn, uint64_t nbytes) {
  * that it spans a round trip: acknowledgements that come in one go, because they were read late or stood behind the
  * peer's bulk, do not pass for a fast network. A burst that is over sooner is a
  * round too where it filled half the window, timed from its first byte to its last answer. But what is so short may
- * have met an idle shaper's bucket, so it at most doubles the window.
+ * have met an idle shaper's bucket, so it at most doubles the window (before what came from the peer is added).
  */
 static void conn_measure(struct hr_conn *conn, int64_t now) {
     int64_t elapsed = now - conn->round_since;
