@@ -127,6 +127,7 @@ cdef extern from "hr/hr.h" nogil:
     const int64_t HR_FOREVER
     enum:
         HR_ANY_SOURCE
+        HR_MAX_RAILS
         HR_PRIORITIES
         HR_PRIORITY_DEFAULT
         HR_REQ_ASYNC

@@ -68,7 +68,6 @@ class Communicator(_core.CommunicatorBase):
         self._members = members
         self._children = 0
         self._cost: Cost | None = None
-        self._told: set[str] = set()  # why calls are not planned for the fabric
         self._sentenced = threading.Event()
         self._sentence_text = ""
         runtime.communicators[id] = self
@@ -284,8 +283,8 @@ class Communicator(_core.CommunicatorBase):
             on=network,
         )
         self._runtime.log.info("%s", spec.explanation)
-        if spec.choice is not None and spec.reason and spec.reason not in self._told:
-            self._told.add(spec.reason)
+        if spec.choice is not None and spec.reason and spec.reason not in self._runtime.told:
+            self._runtime.told.add(spec.reason)
             if self.rank == 0:
                 self._runtime.log.warning("%s is %s", collective, spec.reason)
         return _core.Program(

@@ -1,7 +1,8 @@
 """Measures the network under a running job: which NICs reach each other, how fast, how far. `hrdma.planning.discover` calls it.
 
     1. every rank tells its host and NICs, with a port at which each NIC is listening
-    2. NICs of one subnet form a circle: each sends to the next one, so that every NIC sends and receives once
+    2. NICs of one subnet form a circle in which hosts take turns: each sends to the next one, so that every NIC sends and
+       receives once where all hosts have as many there
     3. these pairs are put into rounds in which no host sends twice or receives twice, and are measured round by round:
        short messages to and fro (the shortest time counts), then bulk for a moment
     4. what was found is told to all, and each infers the same fabric from it
@@ -15,10 +16,12 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import selectors
 import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -117,12 +120,15 @@ def _memory(cards: Sequence[dict[str, Any]], first: Sequence[int]) -> list[Sampl
 
 def circles(hosts: Sequence[Sequence[Nic]]) -> list[Edge]:
     """Every NIC to the next one of its subnet, where another host has one."""
-    members: dict[str, list[tuple[int, int]]] = {}
+    members: dict[str, list[tuple[int, int, int]]] = {}
     for host, listed in enumerate(hosts):
+        seen: Counter[str] = Counter()
         for number, nic in enumerate(listed):
-            members.setdefault(nic.subnet, []).append((host, number))
+            members.setdefault(nic.subnet, []).append((seen[nic.subnet], host, number))
+            seen[nic.subnet] += 1
     found = []
-    for subnet, ports in members.items():
+    for subnet, listed_there in members.items():
+        ports = [(host, number) for _, host, number in sorted(listed_there)]
         if len({host for host, _ in ports}) > 1:
             found += [Edge(subnet, port, to) for port, to in zip(ports, [*ports[1:], ports[0]]) if port[0] != to[0]]
     return found
@@ -194,21 +200,43 @@ def _measure(source: str, target: str, port: int, nonce: str) -> tuple[float, fl
 
 
 def _answer(listener: socket.socket, nonce: str) -> None:
-    """The other side of `_measure`. Who does not know the nonce is sent away; nobody has to come."""
+    """The other side of `_measure`. Nobody has to come."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as callers:
+        if sock := _admitted(listener, bytes.fromhex(nonce), callers):
+            sock.settimeout(CONNECT_SECONDS)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for _ in range(PINGS):
+                sock.sendall(_exactly(sock, _PING))
+            sock.sendall(struct.pack("<d", _drain(sock)))
+
+
+def _admitted(listener: socket.socket, nonce: bytes, callers: contextlib.ExitStack) -> socket.socket | None:
+    """The first caller who says the nonce. Others neither end nor delay it: all are listened to at once."""
     end = time.monotonic() + CONNECT_SECONDS
-    with contextlib.suppress(OSError):
+    listener.setblocking(False)
+    with selectors.DefaultSelector() as heard:
+        heard.register(listener, selectors.EVENT_READ)
         while (left := end - time.monotonic()) > 0:
-            listener.settimeout(left)
-            sock, _ = listener.accept()
-            with sock:
-                sock.settimeout(CONNECT_SECONDS)
-                if not secrets.compare_digest(_exactly(sock, _NONCE), bytes.fromhex(nonce)):
+            for key, _ in heard.select(left):
+                if key.fileobj is listener:
+                    with contextlib.suppress(OSError):  # it has gone again
+                        caller = callers.enter_context(listener.accept()[0])
+                        caller.setblocking(False)
+                        heard.register(caller, selectors.EVENT_READ, (caller, b""))
                     continue
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                for _ in range(PINGS):
-                    sock.sendall(_exactly(sock, _PING))
-                sock.sendall(struct.pack("<d", _drain(sock)))
-                return
+                sock, said = key.data
+                part = b""
+                with contextlib.suppress(OSError):
+                    part = sock.recv(_NONCE - len(said))
+                said += part
+                if part and len(said) < _NONCE:
+                    heard.modify(sock, selectors.EVENT_READ, (sock, said))
+                elif secrets.compare_digest(said, nonce):
+                    return sock
+                else:
+                    heard.unregister(sock)
+                    sock.close()
+    return None
 
 
 def _drain(sock: socket.socket) -> float:

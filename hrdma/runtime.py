@@ -57,6 +57,7 @@ class Runtime:
         self.seconds = config.timeout
         self.communicators: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
         self.lost: dict[int, str] = {}
+        self.told: set[str] = set()  # why calls are not planned for the fabric; each is said once
         self.control: ControlPlane | None = None
         self.cards: list[dict[str, Any]] = []
         self.network = _network(config, world.size)
@@ -116,16 +117,24 @@ class Runtime:
         from hrdma.nics import nics
 
         fabric = self.network.fabric
-        host = fabric.host_of(self.rank)
+        host, speaks = fabric.host_of(self.rank), self.rank % fabric.ranks_per_host == 0
         wanted = fabric.nics(host)
         there = [nic.name for nic in nics(self.config.ifname)]
         found = [name for name in fabric.interfaces[host] if name in there] if fabric.interfaces else there[:wanted]
         if len(found) < wanted:
-            self.log.warning(
-                "host %d of %s has %d NICs, this one %s: what belongs to the others goes by the first",
-                host, fabric.name, wanted, f"only {' '.join(there)}" if there else "none",
-            )  # fmt: skip
+            if speaks:
+                self.log.warning(
+                    "host %d of %s has %d NICs, this one %s: what belongs to the others goes by the first",
+                    host, fabric.name, wanted, f"only {' '.join(there)}" if there else "none",
+                )  # fmt: skip
             found = found[:1]
+        if len(found) > _core.MAX_RAILS:
+            if speaks:
+                self.log.warning(
+                    "host %d of %s has %d NICs, of which %d can be rails: what belongs to the others goes by %s",
+                    host, fabric.name, wanted, _core.MAX_RAILS, " ".join(found[: _core.MAX_RAILS]),
+                )  # fmt: skip
+            found = found[: _core.MAX_RAILS]
         return tuple(found) if len(found) > 1 or fabric.interfaces else ()
 
     def _usable(self, name: str) -> bool:
@@ -293,8 +302,8 @@ class Runtime:
     def streams_to(self, rank: int) -> int:
         """Connections by each rail: the fewest that either of the two wants.
 
-        Two between hosts: bulk keeps off the first, so that what acknowledges the other direction's bulk need not wait
-        behind it.
+        Two between hosts: no segments and writes go by the first, so that what acknowledges the other direction's bulk need
+        not wait behind them.
         """
         own, other = self.cards[self.rank], self.cards[rank]
         if self.provider(self.rank, rank) != "tcp":

@@ -1,6 +1,8 @@
 # engine.pxi - this process's place in a job: domains, connections, finished asynchronous requests.
 import weakref as _weakref
 
+MAX_RAILS = HR_MAX_RAILS
+
 
 cdef class Engine:
     """Opens the providers and keeps the connections of one process.

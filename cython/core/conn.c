@@ -83,7 +83,8 @@ int hr_conn_idle(struct hr_conn *conn, int delivered) {
     return 1;
 }
 
-/* --- what every header carries ------------------------------------------------------------------------------------ */
+/* --- what the headers of the first stream carry
+ * ------------------------------------------------------------------------------------ */
 
 static void conn_settle(struct hr_conn *conn, struct hr_hdr *h) {
     h->credit = conn->told_credit + conn->owed_credit;
@@ -96,36 +97,17 @@ static void conn_settled(struct hr_conn *conn, const struct hr_hdr *h) {
     conn->owed_ack -= h->ack - conn->told_ack;
     conn->told_credit = h->credit;
     conn->told_ack = h->ack;
-    conn->tx_msgs++;
 }
 
-hr_status hr_conn_post(struct hr_conn *conn, struct hr_hdr *h, size_t hdr_len, const void *payload, size_t len,
-                       void *cookie) {
-    struct hr_ep *ep = conn->lanes[0].ep;
+/* Credit and acknowledgements are told by the first stream alone: by the others sums would come out of order. */
+static hr_status conn_post_by(struct hr_conn *conn, struct hr_lane *lane, struct hr_hdr *h, size_t hdr_len,
+                              const void *payload, size_t len, void *cookie) {
     struct hr_msg msg = {.hdr = h, .hdr_len = hdr_len, .payload = payload, .len = len, .cookie = cookie};
-    conn_settle(conn, h);
-    hr_status status = ep->domain->ops->post_send(ep, &msg);
+    int first = lane == conn->lanes;
+    if (first) conn_settle(conn, h);
+    hr_status status = hr_lane_posted(lane, lane->ep->domain->ops->post_send(lane->ep, &msg));
     if (status == HR_OK || status == HR_INPROGRESS) {
-        conn_settled(conn, h);
-        conn->tx_bytes += len;
-    } else if (hr_is_error(status)) {
-        hr_conn_lost(conn, status, NULL);
-        return conn->why;
-    }
-    return status;
-}
-
-/* All of a transfer by one stream, in order. By the first it is a message like any other; on the way by another it
- * would hold up what its header has to say. */
-hr_status hr_conn_post_segment(struct hr_conn *conn, struct hr_hdr *h, uint32_t id, const void *payload, size_t len,
-                               void *cookie) {
-    if (conn->nlanes == 1) return hr_conn_post(conn, h, sizeof *h, payload, len, cookie);
-    struct hr_ep *ep = conn->lanes[1 + id % (uint32_t)(conn->nlanes - 1)].ep;
-    struct hr_msg msg = {.hdr = h, .hdr_len = sizeof *h, .payload = payload, .len = len, .cookie = cookie};
-    h->credit = conn->told_credit;
-    h->ack = conn->told_ack;
-    hr_status status = ep->domain->ops->post_send(ep, &msg);
-    if (status == HR_OK || status == HR_INPROGRESS) {
+        if (first) conn_settled(conn, h);
         conn->tx_msgs++;
         conn->tx_bytes += len;
     } else if (hr_is_error(status)) {
@@ -133,6 +115,18 @@ hr_status hr_conn_post_segment(struct hr_conn *conn, struct hr_hdr *h, uint32_t 
         return conn->why;
     }
     return status;
+}
+
+hr_status hr_conn_post(struct hr_conn *conn, struct hr_hdr *h, size_t hdr_len, const void *payload, size_t len,
+                       void *cookie) {
+    return conn_post_by(conn, conn->lanes, h, hdr_len, payload, len, cookie);
+}
+
+/* All of a transfer by one stream, so that its segments stay in order. */
+hr_status hr_conn_post_segment(struct hr_conn *conn, struct hr_hdr *h, uint32_t id, const void *payload, size_t len,
+                               void *cookie) {
+    uint32_t lane = conn->nlanes > 1 ? 1 + id % (uint32_t)(conn->nlanes - 1) : 0;
+    return conn_post_by(conn, &conn->lanes[lane], h, sizeof *h, payload, len, cookie);
 }
 
 /* Control messages have no payload, so whether the provider still holds one makes no difference: cookie NULL. */

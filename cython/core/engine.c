@@ -67,8 +67,14 @@ static hr_status open_domain(struct hr_engine *engine, const char *name, char de
         goto out;
     }
     ifname = ifname_of(engine->config.ifname, parsed.rail);
-    if (engine->ndomains == HR_MAX_DOMAINS || (engine->config.ifname && !ifname)) {
-        snprintf(detail, 256, "no interface is named for '%s', or there are more than %d domains", name,
+    if (engine->config.ifname && !ifname) {
+        snprintf(detail, 256, "no interface is named for '%s' in '%.100s': name one for each rail, with ; between",
+                 name, engine->config.ifname);
+        status = HR_ERR_INVALID;
+        goto out;
+    }
+    if (engine->ndomains == HR_MAX_DOMAINS) {
+        snprintf(detail, 256, "no place for '%s': %d domains are open; name fewer providers or rails", name,
                  HR_MAX_DOMAINS);
         status = HR_ERR_INVALID;
         goto out;
@@ -196,7 +202,7 @@ static int all_said_bye(struct hr_engine *engine, void *unused) {
     for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next) {
         struct hr_conn *conn = hr_container(l, struct hr_conn, link);
         for (; conn->state == HR_CONN_UP && conn->said_bye + 1 < conn->nlanes; conn->said_bye++) {
-            struct hr_hdr h = {.kind = HR_MSG_BYE, .credit = conn->told_credit, .ack = conn->told_ack};
+            struct hr_hdr h = {.kind = HR_MSG_BYE};
             struct hr_msg msg = {.hdr = &h, .hdr_len = sizeof h};
             struct hr_ep *ep = conn->lanes[conn->said_bye + 1].ep;
             if (ep->domain->ops->post_send(ep, &msg) != HR_AGAIN) continue; /* of an error the endpoint tells itself */
@@ -215,7 +221,7 @@ void hr_engine_close(struct hr_engine *engine, int64_t deadline) {
         hr_comm_break_locked(comm, HR_ERR_BROKEN, comm->rank, HR_PHASE_CLOSE, NULL, "the engine was closed", 0);
         hr_comm_free(comm);
     }
-    while (!all_said_bye(engine, NULL) && hr_now() < deadline) hr_drive_until(engine, all_said_bye, NULL, deadline);
+    hr_drive_until(engine, all_said_bye, NULL, deadline);
     for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next) {
         struct hr_hdr h = {.kind = HR_MSG_BYE};
         hr_conn_send_ctl(hr_container(l, struct hr_conn, link), &h, sizeof h);

@@ -31,7 +31,7 @@
  *   CANCEL the sender withdraws
  *   SKIP   the sender withdrew an EAGER message of which it cannot know whether it left: if it has not come by now,
  *          its place in the order stays empty and its cost comes back
- *   CREDIT carries only what every header carries: eager credit and acknowledged bulk
+ *   CREDIT carries only what all headers of the first stream carry: eager credit and acknowledged bulk
  *   PROBE  asks how much of the bulk that was sent so far has arrived, after something was cut off
  *   ECHO   the answer: how much never did, and never will
  *   LEDGER where the receiver of an offer can see that it still stands (ledger.c)
@@ -78,7 +78,8 @@ struct hr_hdr {
     uint64_t tag; /* BREAK: rank to blame */
     uint64_t aux; /* EAGER, RTS: signature. SEG: offset. SKIP: length. PROBE, ECHO: bytes of bulk */
     uint32_t sreq, rreq;
-    /* Totals modulo 2^32, so that a header which is withdrawn with its message takes nothing with it. */
+    /* Totals modulo 2^32, so that a header which is withdrawn with its message takes nothing with it. They count where
+     * the header came by the first stream. */
     uint32_t credit; /* eager bytes that the peer got back */
     uint32_t ack;    /* bulk bytes that have arrived */
 };
@@ -138,8 +139,14 @@ struct hr_lane {
     struct hr_conn *conn;
     struct hr_ep *ep;
     int up;
-    int bye; /* the peer has said on it that nothing more will come; of the last stream's: the connection is closed */
+    int bye; /* the peer has said that nothing more will come by this stream; when it has on all, it is gone */
 };
+
+/* What became of posting on a stream. Of one that has said goodbye the end is no loss: the other goodbyes are on their
+ * way, and say what becomes of the rest. */
+static inline hr_status hr_lane_posted(const struct hr_lane *lane, hr_status status) {
+    return lane->bye && hr_is_error(status) ? HR_AGAIN : status;
+}
 
 struct hr_ctl { /* a control message that found no room */
     struct hr_link link;
@@ -158,7 +165,7 @@ struct hr_conn {
     const struct hr_caps *caps;
     struct hr_lane lanes[HR_MAX_LANES + 1]; /* one more: the passive end of the connection to oneself */
     uint32_t next_lane, index;
-    int nlanes, state, said_bye, was_closed;
+    int nlanes, state, said_bye, was_closed, cut;
     hr_status why;
     char detail[160];
     /* sending */
@@ -342,6 +349,7 @@ static inline int hr_window_open(struct hr_conn *conn) { return !conn->caps->win
 /* sink.c */
 extern const struct hr_sink hr_engine_sink;
 void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail);
+void hr_conn_cut(struct hr_conn *conn);       /* from now on no byte of ours is read or written for this peer */
 void hr_conns_bury(struct hr_engine *engine); /* after progress, and before an API call returns */
 
 /* match.c */

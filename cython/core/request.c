@@ -96,8 +96,8 @@ void hr_abort_request(struct hr_engine *engine, struct hr_request *req, hr_statu
         struct hr_ep *ep = own->lanes[0].ep;
         /* whether it still leaves only the provider knows: the peer will see */
         struct hr_hdr h = {.kind = HR_MSG_SKIP, .bucket = req->rflags, .order = req->index, .aux = req->len};
-        if (own->lanes[0].up && ep->domain->ops->cancel(ep, req) != HR_OK && own->state != HR_CONN_LOST) {
-            ep->domain->ops->ep_abort(ep);
+        if (own->lanes[0].up && ep->domain->ops->cancel(ep, req) != HR_OK) {
+            hr_conn_cut(own);
             hr_conn_lost(own, HR_ERR_PEER_LOST, "cut off: a message on this connection could not be withdrawn");
         }
         hr_conn_send_ctl(own, &h, sizeof h);

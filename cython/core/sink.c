@@ -22,15 +22,19 @@ void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail) {
     if (conn->engine->sleeping) hr_kick(conn->engine);
 }
 
-/* The endpoint goes before any request is finished: from then on the peer cannot reach this process's memory. */
-static void conn_bury(struct hr_conn *conn) {
-    struct hr_engine *engine = conn->engine;
-    struct hr_link *l;
+void hr_conn_cut(struct hr_conn *conn) {
+    if (conn->cut) return;
+    conn->cut = 1;
     for (int i = 0; i < HR_MAX_LANES + 1; i++) {
         if (!conn->lanes[i].ep) continue;
         conn->lanes[i].ep->domain->ops->ep_abort(conn->lanes[i].ep);
         conn->lanes[i].up = 0;
     }
+}
+
+static void conn_bury(struct hr_conn *conn) {
+    struct hr_engine *engine = conn->engine;
+    struct hr_link *l;
     while ((l = hr_list_pop(&conn->ctl))) free(hr_container(l, struct hr_ctl, link));
     for (l = engine->comms.next; l != &engine->comms; l = l->next) {
         struct hr_comm *comm = hr_container(l, struct hr_comm, link);
@@ -41,9 +45,14 @@ static void conn_bury(struct hr_conn *conn) {
     if (!conn->was_closed) hr_match_purge_conn(engine, conn);
 }
 
+/* All endpoints go before any request is finished: from then on these peers cannot reach this process's memory. Not one
+ * by one, as the loss of the first rail breaks communicators, which finishes what lies on the others. */
 void hr_conns_bury(struct hr_engine *engine) {
-    struct hr_link *l;
-    while ((l = hr_list_pop(&engine->dead))) conn_bury(hr_container(l, struct hr_conn, active));
+    while (!hr_list_empty(&engine->dead)) {
+        for (struct hr_link *l = engine->dead.next; l != &engine->dead; l = l->next)
+            hr_conn_cut(hr_container(l, struct hr_conn, active));
+        conn_bury(hr_container(hr_list_pop(&engine->dead), struct hr_conn, active));
+    }
 }
 
 /* The peer has nothing more to say: what still waits for it can only fail. */
@@ -93,7 +102,11 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
     memcpy(&m.h, hdr, sizeof m.h); /* the peer may still be able to write where it lies */
     conn->rx_msgs++;
     conn->rx_bytes += len;
-    int32_t credit = (int32_t)(h->credit - conn->heard_credit), ack = (int32_t)(h->ack - conn->heard_ack);
+    int32_t credit = 0, ack = 0;
+    if (conn->nlanes == 1 || lane == conn->lanes) { /* one stream: its other end, where the peer is this process */
+        credit = (int32_t)(h->credit - conn->heard_credit);
+        ack = (int32_t)(h->ack - conn->heard_ack);
+    }
     if (credit > 0) {
         conn->heard_credit = h->credit;
         conn->credit += credit;

@@ -130,14 +130,15 @@ static void send_finished(struct hr_conn *conn, struct hr_xfer *x) {
     hr_finish(conn->engine, req, HR_OK);
 }
 
-/* Where there are several streams the first is kept free of bulk: acknowledgements and urgent messages, which go there,
- * then stand behind none of it. The others take turns; one that is full is passed over. */
+/* Where there are several streams no segments and writes go by the first: acknowledgements and urgent messages, which
+ * go there, then stand behind none of them (though behind eager payloads). The others take turns; one that is full is
+ * passed over. */
 static hr_status write_segment(struct hr_conn *conn, struct hr_rma *rma) {
     hr_status status = HR_AGAIN;
     uint32_t first = conn->nlanes > 1, n = (uint32_t)conn->nlanes - first;
     for (uint32_t i = 0; i < n && status == HR_AGAIN; i++) {
-        struct hr_ep *ep = conn->lanes[first + conn->next_lane++ % n].ep;
-        status = ep->domain->ops->post_write(ep, rma);
+        struct hr_lane *lane = &conn->lanes[first + conn->next_lane++ % n];
+        status = hr_lane_posted(lane, lane->ep->domain->ops->post_write(lane->ep, rma));
     }
     return status;
 }
@@ -439,11 +440,11 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
     struct hr_conn *conn = x->conn;
     int sender = x->mode == HR_XFER_SEND || x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG;
     uint32_t posted = x->outstanding;
-    int withdrawn = withdraw(conn, x), cut = 0;
-    if (conn->state != HR_CONN_LOST) {
-        if (!withdrawn) cut = 1;
-        /* a sender that has withdrawn said so behind the last of its writes, on the lane that they took */
-        if (x->mode == HR_XFER_PUSH && (tell || conn->nlanes > 1) && !hushed(conn, x)) cut = 1;
+    int lost = conn->state == HR_CONN_LOST, cut = !withdraw(conn, x);
+    /* A sender that has withdrawn said so behind the last of its writes, on the lane that they took. On a connection that
+     * is lost nobody says anything: there only a dead endpoint keeps late writes out of the buffer. */
+    if (x->mode == HR_XFER_PUSH && (lost || ((tell || conn->nlanes > 1) && !hushed(conn, x)))) cut = 1;
+    if (!lost) {
         if (tell && sender) {
             struct hr_hdr h = {.kind = HR_MSG_CANCEL,
                                .status = HR_ERR_CANCELED,
@@ -463,7 +464,7 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
     }
     hr_xfer_free(engine, x);
     if (cut) {
-        for (int i = 0; i < conn->nlanes; i++) conn->lanes[i].ep->domain->ops->ep_abort(conn->lanes[i].ep);
+        hr_conn_cut(conn);
         hr_conn_lost(conn, HR_ERR_PEER_LOST, "cut off: an operation on this connection could not be withdrawn");
     }
 }

@@ -6,9 +6,11 @@
  * 2 ms of bulk ahead of it on its connection at most, on a path that is no slower than it was measured to be. After a
  * burst that met an idle shaper's bucket that is not so for one round, which then takes the burst's place.
  *
- * Where the peer sends bulk too, its acknowledgements stand in line behind that: a part of what is not acknowledged has
- * arrived long ago, and lies ahead of nobody. So as much more may be on its way as came from there meanwhile, up to the
- * same again. (Without this two ranks that exchange got half of a 100 Mbit/s link each, where one that sends gets all.)
+ * Where the peer sends bulk too, its acknowledgements stand in line behind that, where there is one stream: a part of
+ * what is not acknowledged has arrived long ago, and lies ahead of nobody. So as much more may be on its way as came
+ * from there meanwhile, up to the same again. (Without this two ranks that exchange by one stream got half of a 100
+ * Mbit/s link each, where one that sends gets all.) With several streams acknowledgements do not stand in that line,
+ * and the addition is bulk ahead of an urgent message: up to twice as much, about 4 ms, while both sides send.
  */
 
 #include "core/engine.h"
@@ -23,11 +25,12 @@ static void conn_round(struct hr_conn *conn, int64_t now) {
     conn->round_rx = conn->rx_bulk;
 }
 
-/* The three sums are told or counted on their own, in any order: a probe can find less than what is on its way still.
- */
+/* A probe goes by the first stream and overtakes what lies in the others: what was taken for lost then comes and is
+ * acknowledged all the same. Where more has ended than was sent, that much was not lost. */
 static void conn_inflight(struct hr_conn *conn) {
-    int64_t left = (int64_t)(conn->tx_bulk - conn->tx_bulk_acked - conn->tx_bulk_lost);
-    conn->inflight = left > 0 ? (uint64_t)left : 0;
+    uint64_t ended = conn->tx_bulk_acked + conn->tx_bulk_lost, more = ended > conn->tx_bulk ? ended - conn->tx_bulk : 0;
+    conn->tx_bulk_lost -= more < conn->tx_bulk_lost ? more : conn->tx_bulk_lost;
+    conn->inflight = more ? 0 : conn->tx_bulk - ended;
 }
 
 /* Both ends count what is at least HR_BULK_MIN: small messages need no clock and no acknowledgement. */
@@ -46,7 +49,7 @@ void hr_window_sent(struct hr_conn *conn, uint64_t nbytes) {
  * that it spans a round trip: acknowledgements that come in one go, because they were read late or stood behind the
  * peer's bulk, do not pass for a fast network. A burst that is over sooner is a
  * round too where it filled half the window, timed from its first byte to its last answer. But what is so short may
- * have met an idle shaper's bucket, so it at most doubles the window.
+ * have met an idle shaper's bucket, so it at most doubles the window (before what came from the peer is added).
  */
 static void conn_measure(struct hr_conn *conn, int64_t now) {
     int64_t elapsed = now - conn->round_since;
@@ -87,7 +90,8 @@ void hr_window_acked(struct hr_conn *conn, uint64_t nbytes) {
 }
 
 /* What a cancelled transfer had on its way may arrive and be acknowledged, or may not. The peer counts what has come:
- * its answer to a probe leaves behind all that was posted before, so the difference is lost for good. */
+ * on one stream its answer to a probe leaves behind all that was posted before, so the difference is lost for good. On
+ * several it may be too large, until all has been acknowledged (conn_inflight). */
 void hr_window_probe(struct hr_conn *conn) {
     struct hr_hdr h = {.kind = HR_MSG_PROBE, .aux = conn->tx_bulk};
     if (conn->caps->window && conn->inflight) hr_conn_send_ctl(conn, &h, sizeof h);

@@ -34,6 +34,7 @@ def everything(comm):
     assert (half.allreduce(np.ones(1000)) == 2).all()
     x = np.full(1000, 0.1 * (me + 1), "float32")
     comm.allreduce(x, deterministic=True)
+    comm.dup().allreduce(x.copy(), deterministic=True)
     expected = np.float32(0.1)
     for rank in range(1, n):
         expected = expected + np.float32(0.1 * (rank + 1))

@@ -80,3 +80,21 @@ TEST(rounds_measure_a_full_path) {
     CHECK(conn.window > 1 << 20);
     CHECK(conn.rate < 1.7e9);
 }
+
+/* An answer to a probe that overtook bulk in another stream takes it for lost; then it comes after all. */
+TEST(what_was_taken_for_lost_may_come) {
+    struct hr_engine engine = {0};
+    struct hr_conn conn = idle_conn();
+    struct hr_hdr echo = {.kind = HR_MSG_ECHO, .aux = 2 * HR_WINDOW_MIN};
+    hr_list_init(&engine.active);
+    hr_list_init(&conn.active);
+    conn.engine = &engine;
+    hr_window_sent(&conn, 3 * HR_WINDOW_MIN);
+    hr_window_echoed(&conn, &echo);
+    CHECK_EQ(conn.inflight, HR_WINDOW_MIN);
+    hr_window_acked(&conn, 2 * HR_WINDOW_MIN); /* a third is lost */
+    CHECK_EQ(conn.inflight, 0);
+    CHECK_EQ(conn.tx_bulk_lost, HR_WINDOW_MIN);
+    hr_window_sent(&conn, HR_WINDOW_MIN);
+    CHECK_EQ(conn.inflight, HR_WINDOW_MIN);
+}

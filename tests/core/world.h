@@ -14,6 +14,9 @@
 #ifndef WORLD_RAILS
 #    define WORLD_RAILS 1 /* connections between two ranks; define it before including this */
 #endif
+#ifndef WORLD_STREAMS
+#    define WORLD_STREAMS 1 /* of each of these */
+#endif
 #define SECONDS(n) ((int64_t)((n) * 1e9))
 
 struct rank {
@@ -80,9 +83,11 @@ static inline void world_open(struct world *w, int n, const char *fault) {
     for (int i = 0; i < n; i++)
         for (int j = 0; j < n; j++) {
             struct hr_engine *engine = w->ranks[i].engine;
-            for (int rail = 0; i != j && rail < WORLD_RAILS; rail++)
+            for (int k = 0; i != j && k < WORLD_RAILS * WORLD_STREAMS; k++) {
+                int rail = k / WORLD_STREAMS;
                 CHECK_EQ(hr_connect(engine, (uint64_t)j, world_rail(rail, text), addr[j][rail], len[j][rail], i < j),
                          HR_OK);
+            }
             if (i != j) continue;
             const char *name; /* the loop domain comes first */
             uint8_t self[HR_MAX_ADDR];

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import socket
+import struct
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 import hrdma
 from hrdma.lab.traffic import check_wires
+from hrdma.nics import nics
 
 COUNT = 200_000
 
@@ -19,6 +25,24 @@ def sent() -> dict[str, int]:
     """Bytes that have left each NIC of this host."""
     rows = [line.split(":") for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
     return {name.strip(): int(values.split()[8]) for name, values in rows}
+
+
+def acknowledged() -> Counter[str]:
+    """Bytes that this process's connections have delivered, by the NIC whose address they have: by which wire they leave
+    the kernel's routes decide."""
+    names = {nic.address: nic.name for nic in nics()}
+    found: Counter[str] = Counter(dict.fromkeys(names.values(), 0))
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(fd))) as sock:
+            name = names.get(sock.getsockname()[0])
+            if name and sock.getpeername():
+                info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+                found[name] += struct.unpack_from("=Q", info, 120)[0]  # tcpi_bytes_acked of linux/tcp.h
+    return found
+
+
+def since(before: Counter[str]) -> dict[str, int]:
+    return {name: n - before[name] for name, n in acknowledged().items()}
 
 
 def summed(algorithm: str = "", count: str = str(COUNT)) -> dict:
@@ -31,14 +55,15 @@ def summed(algorithm: str = "", count: str = str(COUNT)) -> dict:
             x = np.arange(int(count), dtype=np.float32) % 1000 * comm.size + comm.rank
             expected = (x - comm.rank) * comm.size + sum(range(comm.size))
             comm.barrier()
-            before = sent()
+            before, delivered = sent(), acknowledged()
             own.allreduce(x)
             moved = {name: n - before[name] for name, n in sent().items() if name != "lo"}
             comm.barrier()
+            by_rail = since(delivered)
             assert (x == expected).all()
         check_wires(comm)
         rails = {peer["rails"] for peer in comm.stats()["peers"].values()}
-        return {"moved": moved, "rails": comm.info()["rails"], "each": sorted(rails)}
+        return {"moved": moved, "by_rail": by_rail, "rails": comm.info()["rails"], "each": sorted(rails)}
 
 
 def cut(nic: str) -> dict:
@@ -63,14 +88,13 @@ def messages() -> dict:
     """Messages between users keep to the first rail, and to their order."""
     with hrdma.init() as comm:
         other = comm.size - 1 - comm.rank
-        before = sent()
+        delivered = acknowledged()
         requests = [comm.irecv(np.empty(n, np.uint8), other, tag=1) for n in (10, 300_000, 20)]
         for n in (10, 300_000, 20):
             comm.send(np.full(n, 7, np.uint8), other, tag=1)
         sizes = [request.wait()[1] for request in requests]
-        moved = {name: n - before[name] for name, n in sent().items() if name != "lo"}
         comm.barrier()
-        return {"sizes": sizes, "moved": moved}
+        return {"sizes": sizes, "by_rail": since(delivered)}
 
 
 if __name__ == "__main__":

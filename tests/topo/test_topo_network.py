@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
+import socket
+import threading
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from topo_reference import ROOTED, counts_of, run
 
-from hrdma import nics
-from hrdma.discovery import circles, rounds
+from hrdma import _core, nics
+from hrdma.discovery import _answer, _listen, _measure, circles, rounds
 from hrdma.errors import ScheduleError
 from hrdma.planning import NETWORK, Network, lower, network, plan
+from hrdma.runtime import Runtime
 from hrdma.topo import plan_file
 from hrdma.topo import program as isa
 from hrdma.topo.algorithms.on_fabric import lookup
@@ -228,6 +234,21 @@ def test_the_grammar_of_interfaces(monkeypatch, grammar: str, expected: list[str
     assert [nic.name for nic in nics.nics(grammar)] == expected
 
 
+def test_rails_are_as_many_as_the_core_has(monkeypatch, caplog) -> None:
+    """The first rank of a host says that some of its NICs are not used."""
+    there = [nics.Nic(f"eth{n}", f"10.{n}.0.1", f"10.{n}.0.0/16") for n in range(10)]
+    monkeypatch.setattr(nics, "nics", lambda ifname="": there)
+    fabric = parse("cluster:2,2,10")
+    for rank in range(4):
+        job = SimpleNamespace(
+            network=Network(fabric), rank=rank, config=SimpleNamespace(ifname=""), log=logging.getLogger()
+        )
+        assert Runtime._rails(job) == tuple(nic.name for nic in there[: _core.MAX_RAILS])
+    said = [record.getMessage() for record in caplog.records]
+    assert [text[:6] for text in said] == ["host 0", "host 1"]
+    assert said[0].startswith("host 0 of cluster:2,2,10 has 10 NICs, of which 8 can be rails: ")
+
+
 def test_this_host_is_read() -> None:
     for nic in nics.nics():
         assert nic.name != "lo" and "/" in nic.subnet
@@ -252,3 +273,76 @@ def test_every_nic_sends_and_receives_once() -> None:
 def test_two_nics_of_a_host_in_one_subnet_do_not_measure_each_other() -> None:
     edges = circles([[Nic("a", "s"), Nic("b", "s")], [Nic("a", "s")]])
     assert edges and all(edge.src[0] != edge.dst[0] for edge in edges)
+
+
+def test_hosts_take_turns_in_a_subnet() -> None:
+    """Where two hosts have two NICs each in one subnet, or numbers differ, every NIC still sends and receives."""
+    for hosts in (
+        [[Nic("a", "s"), Nic("b", "s")]] * 2,
+        [[Nic("a", "s"), Nic("b", "s")], [Nic("x", "t"), Nic("a", "s"), Nic("b", "s")], [Nic("a", "s"), Nic("b", "s")]],
+    ):
+        ports = sorted((h, n) for h, listed in enumerate(hosts) for n, nic in enumerate(listed) if nic.subnet == "s")
+        edges = circles(hosts)
+        assert sorted(edge.src for edge in edges) == sorted(edge.dst for edge in edges) == ports
+        assert all(edge.src[0] != edge.dst[0] for edge in edges)
+
+
+def closes(address: tuple[str, int]) -> None:
+    socket.create_connection(address, timeout=5).close()
+
+
+def is_silent(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=5) as sock:
+        sock.recv(1)
+
+
+def speaks_slowly(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=5) as sock:
+        for _ in range(50):
+            sock.send(b"x")
+            time.sleep(0.1)
+
+
+def guesses(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=5) as sock:
+        sock.sendall(bytes(16))
+
+
+@pytest.mark.parametrize("stranger", [closes, is_silent, speaks_slowly, guesses])
+def test_a_stranger_neither_ends_nor_delays_what_is_measured(stranger) -> None:
+    nonce, listener = "ab" * 16, _listen("127.0.0.1")
+    address = listener.getsockname()
+
+    def come() -> None:
+        try:
+            stranger(address)
+        except OSError:  # sent away
+            pass
+
+    with listener:
+        visitor = threading.Thread(target=come)
+        visitor.start()
+        time.sleep(0.1)  # the stranger is the first in line
+        answerer = threading.Thread(target=_answer, args=(listener, nonce))
+        answerer.start()
+        begun = time.monotonic()
+        rate, latency = _measure("127.0.0.1", "127.0.0.1", address[1], nonce)
+        answerer.join(5)
+        assert rate > 0 and latency > 0 and not answerer.is_alive() and time.monotonic() - begun < 5
+        visitor.join(5)
+        assert not visitor.is_alive()
+
+
+def test_an_answerer_to_whom_only_a_stranger_comes_ends() -> None:
+    with _listen("127.0.0.1") as listener, socket.create_connection(listener.getsockname(), timeout=5) as sock:
+        answerer = threading.Thread(target=_answer, args=(listener, "ab" * 16))
+        answerer.start()
+        end = time.monotonic() + 10
+        while answerer.is_alive() and time.monotonic() < end:  # a byte at a time, each sooner than any patience ends
+            try:
+                sock.send(b"x")
+            except OSError:
+                break
+            answerer.join(0.2)
+        answerer.join(4)
+        assert not answerer.is_alive() and time.monotonic() < end - 5

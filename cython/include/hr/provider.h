@@ -9,9 +9,10 @@
  *
  * Objects
  *   domain   an opened device: sockets, shared segments, completion queues. One engine opens one per provider, or one
- * for each rail: then each has its own interface. ep       an ordered, reliable, connected message channel between two
- * domains; both ends create one. mem      local memory made known to a domain. desc: 32 bytes that tell a peer how to
- * reach it. rmem     a peer's memory, imported from a desc.
+ *            for each rail, each with an interface of its own.
+ *   ep       an ordered, reliable, connected message channel between two domains; both ends create one.
+ *   mem      local memory made known to a domain. desc: 32 bytes that tell a peer how to reach it.
+ *   rmem     a peer's memory, imported from a desc.
  *
  * Threads. Every call on one domain is made under the engine's lock: a provider needs no lock of its own against the
  * engine. event_fd's descriptor alone is polled without the lock. Providers start no threads.

@@ -1,0 +1,242 @@
+/* test_streams.c - two streams between two ranks: what leaves by which, and what is said by the first alone. */
+
+#define WORLD_STREAMS 2
+#include "core/engine.h"
+#include "world.h"
+
+#define BYTES (600u << 10) /* of a transfer: more than goes along with a header */
+
+static struct hr_conn *conn_of(struct rank *r, int peer) {
+    struct hr_conn *conn = hr_conn_find(r->engine, (uint64_t)peer);
+    REQUIRE(conn && conn->nlanes == WORLD_STREAMS);
+    return conn;
+}
+
+/* --- a provider that counts what is posted by which stream, or refuses it
+ * ------------------------------------------------------------------------------------------ */
+
+static struct hr_provider watching;
+static const struct hr_provider *watched;
+static atomic_int others[WORLD_STREAMS], segments[WORLD_STREAMS], writes[WORLD_STREAMS];
+static atomic_int refuses; /* by the second stream */
+
+static int stream_of(struct hr_ep *ep) {
+    struct hr_lane *lane = ep->ctx;
+    return (int)(lane - lane->conn->lanes);
+}
+static hr_status post_send_watched(struct hr_ep *ep, const struct hr_msg *msg) {
+    int stream = stream_of(ep);
+    if (stream && refuses) return HR_ERR_PEER_LOST;
+    hr_status status = watched->post_send(ep, msg);
+    if (status == HR_OK || status == HR_INPROGRESS)
+        atomic_fetch_add(((const struct hr_hdr *)msg->hdr)->kind == HR_MSG_SEG ? &segments[stream] : &others[stream],
+                         1);
+    return status;
+}
+static hr_status post_write_watched(struct hr_ep *ep, const struct hr_rma *rma) {
+    int stream = stream_of(ep);
+    if (stream && refuses) return HR_ERR_PEER_LOST;
+    hr_status status = watched->post_write(ep, rma);
+    if (status == HR_OK || status == HR_INPROGRESS) atomic_fetch_add(&writes[stream], 1);
+    return status;
+}
+static void watch(struct world *w) {
+    for (int i = 0; i < WORLD_STREAMS; i++) others[i] = segments[i] = writes[i] = 0;
+    for (int i = 0; i < w->n; i++) {
+        hr_lock(w->ranks[i].engine);
+        struct hr_domain *domain = conn_of(&w->ranks[i], !i)->lanes[0].ep->domain;
+        if (!watched) {
+            watched = domain->ops;
+            watching = *watched;
+            watching.post_send = post_send_watched;
+            watching.post_write = post_write_watched;
+        }
+        domain->ops = &watching;
+        hr_unlock(w->ranks[i].engine);
+    }
+}
+
+/* --- what leaves by which
+ * -------------------------------------------------------------------------------------------------------- */
+
+/* Two ranks exchange a vector and add what comes: that goes by segments where memory is not mapped. */
+static void summed(struct rank *r) {
+    struct hr_instr instrs[] = {
+        {.op = HR_OP_SEND, .peer = !r->rank, .len = BYTES, .src_buf = HR_BUF_IN},
+        {.op = HR_OP_RECV_REDUCE, .peer = !r->rank, .len = BYTES, .dst_buf = HR_BUF_OUT},
+    };
+    uint32_t *in = hr_arena_alloc(BYTES, 0), *out = hr_arena_alloc(BYTES, 0), wrong = 0;
+    char detail[256] = "";
+    struct hr_program *p = NULL;
+    struct hr_request req = {.priority = HR_PRIORITY_DEFAULT};
+    REQUIRE(hr_program_new(instrs, 2, NULL, 0, NULL, 0, BYTES, BYTES, 0, r->size, &p, detail) == HR_OK);
+    for (uint32_t i = 0; i < BYTES / 4; i++) {
+        in[i] = i * 2 + (uint32_t)r->rank;
+        out[i] = 5;
+    }
+    CHECK_EQ(hr_run(r->comm, p, in, out, HR_UINT32, HR_SUM, 7, &req), HR_OK);
+    CHECK_EQ(finish(r, &req, 20), HR_OK);
+    for (uint32_t i = 0; i < BYTES / 4; i++) wrong += out[i] != i * 2 + !r->rank + 5;
+    CHECK_EQ(wrong, 0);
+    hr_program_put(p);
+    hr_arena_free(in);
+    hr_arena_free(out);
+}
+
+static void *everything(void *arg) {
+    struct rank *r = arg;
+    uint8_t *buf = malloc(BYTES);
+    size_t sizes[] = {10, 6000, BYTES};
+    for (int i = 0; i < 3; i++) {
+        memset(buf, i + 1, sizes[i]);
+        if (r->rank == 0) CHECK_EQ(send_to(r, buf, sizes[i], 1, 3), HR_OK);
+        if (r->rank == 1) CHECK_EQ(recv_from(r, memset(buf, 9, sizes[i]), sizes[i], 0, 3, NULL), HR_OK);
+        CHECK(buf[0] == i + 1 && buf[sizes[i] - 1] == i + 1);
+    }
+    free(buf);
+    summed(r);
+    return NULL;
+}
+TEST(segments_and_writes_keep_off_the_first) {
+    struct world w;
+    world_open(&w, 2, NULL);
+    watch(&w);
+    world_run(&w, everything, NULL);
+    int mapped = conn_of(&w.ranks[0], 1)->caps->flags & HR_CAP_MAP;
+    CHECK_EQ(segments[0], 0);
+    CHECK_EQ(writes[0], 0);
+    CHECK_EQ(others[1], 0);
+    CHECK(others[0] >= 3);
+    CHECK(mapped || (segments[1] >= 2 && writes[1] >= 1)); /* else nothing is sent but messages */
+    world_close(&w);
+}
+
+/* --- what is said by the first
+ * --------------------------------------------------------------------------------------------------- */
+
+/* The sums in another stream's headers are of another time. */
+TEST(sums_count_by_the_first_stream_alone) {
+    struct world w;
+    world_open(&w, 2, NULL);
+    struct rank *r = &w.ranks[0];
+    hr_lock(r->engine);
+    struct hr_conn *conn = conn_of(r, 1);
+    uint64_t acked = conn->tx_bulk_acked;
+    int64_t credit = conn->credit -= 100; /* as though as much had been sent */
+    struct hr_hdr h = {.kind = HR_MSG_CREDIT, .credit = conn->heard_credit + 100, .ack = conn->heard_ack + 1000};
+    hr_engine_sink.recv(conn->lanes[1].ep, &h, sizeof h, NULL, 0);
+    CHECK_EQ(conn->tx_bulk_acked, acked);
+    CHECK_EQ(conn->credit, credit);
+    hr_engine_sink.recv(conn->lanes[0].ep, &h, sizeof h, NULL, 0);
+    CHECK_EQ(conn->tx_bulk_acked, acked + 1000);
+    CHECK_EQ(conn->credit, credit + 100);
+    CHECK_EQ(conn->state, HR_CONN_UP);
+    hr_unlock(r->engine);
+    world_close(&w);
+}
+
+static void nap_us(long us) {
+    struct timespec nap = {0, us * 1000};
+    nanosleep(&nap, NULL);
+}
+
+static uint64_t received(struct rank *r, int peer) {
+    hr_lock(r->engine);
+    uint64_t nbytes = conn_of(r, peer)->rx_bytes;
+    hr_unlock(r->engine);
+    return nbytes;
+}
+
+/* Receives that are given up in the middle: the probe goes by the first stream and overtakes what lies in the second.
+ * In the end each byte has been acknowledged or is lost, and none is both. */
+TEST(what_is_given_up_is_counted_once) {
+    struct world w;
+    world_open(&w, 2, NULL);
+    struct rank *from = &w.ranks[0], *to = &w.ranks[1];
+    size_t nbytes = 8u << 20;
+    uint8_t *buf = calloc(1, nbytes), *out = calloc(1, nbytes), token = 0;
+    int cut = 0;
+    for (int i = 0; i < 20; i++) {
+        struct hr_request send = {.priority = HR_PRIORITY_DEFAULT}, recv = send;
+        uint64_t before = received(to, 0);
+        CHECK_EQ(hr_irecv(to->comm, out, nbytes, 0, 3, &recv), HR_OK);
+        CHECK_EQ(hr_isend(from->comm, buf, nbytes, 1, 3, &send), HR_OK);
+        for (int64_t end = hr_now() + SECONDS(5); received(to, 0) == before && hr_now() < end;) nap_us(50);
+        hr_cancel(to->engine, &recv, HR_ERR_CANCELED);
+        cut += recv.status == HR_ERR_CANCELED;
+        CHECK_EQ(finish(from, &send, 5), HR_OK); /* given up there is delivered, as far as this side is concerned */
+    }
+    CHECK(cut);
+    struct hr_conn *conn = conn_of(from, 1);
+    uint64_t sent = 1, ended = 0;
+    for (int64_t end = hr_now() + SECONDS(5); sent != ended && hr_now() < end; nap_us(1000)) {
+        CHECK_EQ(send_to(to, &token, 1, 0, 4), HR_OK); /* carries what is not told yet */
+        CHECK_EQ(recv_from(from, &token, 1, 1, 4, NULL), HR_OK);
+        hr_lock(from->engine);
+        sent = conn->tx_bulk;
+        ended = conn->tx_bulk_acked + conn->tx_bulk_lost;
+        hr_unlock(from->engine);
+    }
+    CHECK_EQ(ended, sent);
+    CHECK_EQ(conn->inflight, 0);
+    free(buf);
+    free(out);
+    world_close(&w);
+}
+
+/* --- the end
+ * ---------------------------------------------------------------------------------------------------------------------
+ */
+
+/* The second stream has said goodbye and ended, the first not yet: nothing is lost by that. */
+TEST(the_end_of_a_stream_that_said_goodbye_is_no_loss) {
+    struct world w;
+    world_open(&w, 2, NULL);
+    watch(&w);
+    struct rank *from = &w.ranks[0], *to = &w.ranks[1];
+    struct hr_conn *conn = conn_of(from, 1);
+    int mapped = conn->caps->flags & HR_CAP_MAP; /* nothing goes by the second stream, and all arrives */
+    uint8_t *buf = calloc(1, BYTES), *out = calloc(1, BYTES);
+    struct hr_request send = {.priority = HR_PRIORITY_DEFAULT}, recv = send;
+    struct hr_hdr h = {.kind = HR_MSG_SEG};
+    hr_lock(from->engine);
+    conn->lanes[1].bye = 1;
+    refuses = 1;
+    CHECK_EQ(hr_conn_post_segment(conn, &h, 0, buf, 64, NULL), HR_AGAIN);
+    CHECK_EQ(conn->state, HR_CONN_UP);
+    hr_unlock(from->engine);
+    CHECK_EQ(hr_irecv(to->comm, out, BYTES, 0, 3, &recv), HR_OK);
+    CHECK_EQ(hr_isend(from->comm, buf, BYTES, 1, 3, &send), HR_OK);
+    nap_us(50000);
+    CHECK_EQ(send.done, mapped != 0);
+    hr_engine_close(to->engine, hr_now() + SECONDS(2));
+    to->comm = NULL;
+    to->engine = NULL;
+    CHECK_EQ(finish(from, &send, 5), HR_OK); /* what is withdrawn there is delivered as far as this side is concerned */
+    for (int64_t end = hr_now() + SECONDS(5); conn->state == HR_CONN_UP && hr_now() < end;) hr_progress(from->engine);
+    CHECK(conn->state == HR_CONN_CLOSED || conn->was_closed);
+    struct hr_comm_state state;
+    hr_comm_state(from->comm, &state);
+    CHECK_EQ(state.status, HR_OK);
+    refuses = 0;
+    free(buf);
+    free(out);
+    world_close(&w);
+}
+
+TEST(the_end_of_a_stream_without_goodbye_is_a_loss) {
+    struct world w;
+    world_open(&w, 2, NULL);
+    watch(&w);
+    struct rank *r = &w.ranks[0];
+    struct hr_hdr h = {.kind = HR_MSG_SEG};
+    hr_lock(r->engine);
+    struct hr_conn *conn = conn_of(r, 1);
+    refuses = 1;
+    CHECK_EQ(hr_conn_post_segment(conn, &h, 0, &w, 64, NULL), HR_ERR_PEER_LOST);
+    CHECK_EQ(conn->state, HR_CONN_LOST);
+    refuses = 0;
+    hr_settle(r->engine);
+    hr_unlock(r->engine);
+    world_close(&w);
+}
