@@ -183,7 +183,7 @@ class Controller:
         """A change that fails is undone and said; the controller goes on with what is installed."""
         try:
             action()
-        except (NetlinkError, RefusedError, OSError) as error:
+        except (NetlinkError, RefusedError, PolicyError, OSError) as error:
             log.error("%s: %s", self.control.dev, error)
 
     def _rotate(self) -> int:
