@@ -17,7 +17,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from hrdma.errors import RefusedError, RequestError
+from hrdma.errors import DeviceError, RefusedError, RequestError
 from hrdma.qos.client import DIRECTORY, Client, controlled
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def join(config: Config, *, deadline: float, tell: bool) -> Membership | None:
         client = Client(dev, directory, timeout=max(0.1, min(ANSWER_SECONDS, (deadline - time.monotonic()) / 2)))
         given = config.origins.get("priority", "default") != "default"
         return Membership(client, dev, config.job, config.priority if given else None)
-    except (RequestError, TimeoutError, OSError) as error:
+    except (RequestError, DeviceError, OSError) as error:
         if client is not None:
             client.close()
         if isinstance(error, RefusedError):

@@ -157,7 +157,12 @@ def test_a_named_job_has_the_band_and_the_dscp_of_the_policy(net):
 
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
-    [("HRDMA_JOB", "a b", "expected a name"), ("HRDMA_PRIORITY", "8", "expected 0"), ("HRDMA_PRIORITY", "01", "0")],
+    [
+        ("HRDMA_JOB", "a b", "expected a name"),
+        ("HRDMA_JOB", "-x", "a letter or digit first"),
+        ("HRDMA_PRIORITY", "8", "expected 0"),
+        ("HRDMA_PRIORITY", "01", "0"),
+    ],
 )
 def test_wrong_settings_are_named(name, value, expected):
     from hrdma.config import Config
