@@ -56,8 +56,8 @@ def _priority(value: str) -> int:
 
 
 def _job(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,63}", value):
-        raise ValueError("expected a name of letters, digits, '.', '_', '-'")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", value):
+        raise ValueError("expected a name of letters, digits, '.', '_', '-', a letter or digit first")
     return value
 
 

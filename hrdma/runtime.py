@@ -349,13 +349,18 @@ class Runtime:
                 return
             self._closed = True
         deadline = time.monotonic() + seconds
-        if self.traffic is not None:
-            self.traffic.close()
         if os.getpid() != self.pid:
+            if self.traffic is not None:
+                self.traffic.close()
             if self.control is not None:
                 self.control.abandon()
             return
-        self.engine.close(seconds)
+        try:
+            self.engine.close(seconds)
+        finally:
+            # Not sooner: a job's class goes with its last member, and what waits in it goes too.
+            if self.traffic is not None:
+                self.traffic.close()
         if self.control is not None:
             self.control.leave(deadline=max(deadline, time.monotonic() + 0.1))
 

@@ -3,7 +3,9 @@
 The controller is reached by its Unix socket alone, and the open socket is the registration: it ends with the process,
 however that ends. Every rank registers with the controller of its own host and stamps what it sends itself, so both
 directions of a connection are ordered, each by the host that sends. A rotation changes what the controller does with
-the stamp, never the stamp, so nobody has to be told.
+the stamp, never the stamp, so nobody has to be told. That stamp is the DSCP. The socket's priority is set beside it, from
+the band at registration, for what else on the host may look at it (a VLAN's egress map): under a policy that rotates it is
+soon out of date, and our own trees do not look at it.
 
 Without a controller nothing is stamped: the priority then orders what this library has to send, and no more.
 """
@@ -15,7 +17,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from hrdma.errors import RefusedError, RequestError
+from hrdma.errors import DeviceError, RefusedError, RequestError
 from hrdma.qos.client import DIRECTORY, Client, controlled
 
 if TYPE_CHECKING:
@@ -101,7 +103,7 @@ def join(config: Config, *, deadline: float, tell: bool) -> Membership | None:
         client = Client(dev, directory, timeout=max(0.1, min(ANSWER_SECONDS, (deadline - time.monotonic()) / 2)))
         given = config.origins.get("priority", "default") != "default"
         return Membership(client, dev, config.job, config.priority if given else None)
-    except (RequestError, TimeoutError, OSError) as error:
+    except (RequestError, DeviceError, OSError) as error:
         if client is not None:
             client.close()
         if isinstance(error, RefusedError):

@@ -285,11 +285,11 @@ class Control:
                 _, after = look(self.wire, self.dev)
                 if left := plan(after, tree.objects):
                     raise NetlinkError(f"the kernel took every change, yet {self.dev} is not as planned: {left[0]}")
+            done = replace(record, settled=wish, lease=lease, marked=marked, dcb=record.dcb if tree.dcb else None)
+            self.record = self._save(done.renewed())
         except BaseException:
             self._undo(pending)
             raise
-        done = replace(record, settled=wish, lease=lease, marked=marked, dcb=record.dcb if tree.dcb else None)
-        self.record = self._save(done.renewed())
         return len(ops) + bool(wanted_dcb) + sum(record.marked.get(path) != mark for path, mark in marked.items())
 
     def _check_orphans(self, have: Sequence[Object]) -> None:
@@ -325,7 +325,8 @@ class Control:
         """Goes back to what was there before us, and checks it; the record is dropped."""
         _, have = look(self.wire, self.dev, every_class=True)
         ops = back(have, record.before)
-        self._save(replace(record, settled=None, pending=None))
+        if record.settled:  # else the record says already that this is the way, and there may be no room for another
+            self._save(replace(record, settled=None, pending=None))
         self._run(ops)
         if record.dcb:
             self._set_dcb(record.dcb)

@@ -122,7 +122,8 @@ class Client:
     def register(
         self, job: str, *, model: str = "", size: int = 0, band: int | None = None, priority: int | None = None
     ) -> dict[str, Any]:
-        """Joins a job, which is made if the policy does not name it; a second time it changes nothing.
+        """Joins a job, which is made if the policy does not name it; a second time with the same wishes it changes nothing, with others
+        it moves a job that the policy does not name.
 
         Parameters
         ----------

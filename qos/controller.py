@@ -24,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hrdma.errors import HrdmaError, NetlinkError, PolicyError, RefusedError
+from hrdma.errors import HrdmaError, PolicyError, RefusedError, RequestError
 from hrdma.qos import cgroup
 from hrdma.qos.apply import Control
 from hrdma.qos.client import MOST, PROTOCOL, socket_path
@@ -41,6 +41,20 @@ log = logging.getLogger("hrdma")
 
 SWEEP = 0.5  # seconds in which a process that has closed its connection may end
 PAUSE = 1.0  # seconds without new connections after one for which there was no descriptor
+SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+SO_SNDBUFFORCE = 32
+
+
+def _make_room(sock: socket.socket) -> None:
+    """For the longest answer, or as much as this process may have."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, MOST)
+    except PermissionError:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST)
+
+
+def _without(jobs: dict[str, Any], job: str) -> dict[str, Any]:
+    return {name: values for name, values in jobs.items() if name != job}
 
 
 class Controller:
@@ -82,7 +96,9 @@ class Controller:
         self._stack.callback(self.control.close)
         try:
             self._selector = self._stack.enter_context(selectors.DefaultSelector())
+            self._groups = f"{stem(dev)}-"  # what the names of the device's cgroups begin with
             self._peers: list[Peer] = []
+            self._stack.callback(self._close_peers)
             self._due: dict[str, float] = {}  # what `run` does when, on the monotonic clock
             self._restore()
             settled = self.control.record.settled if self.control.record else None
@@ -119,11 +135,10 @@ class Controller:
 
     def close(self) -> None:
         """Gives the device out of hand; what is installed stays."""
-        for peer in self._peers:
-            if peer.sock:
-                peer.sock.close()
-        cgroup.sweep(f"{stem(self.control.dev)}-")
-        self._stack.close()
+        try:
+            self._guarded(self._sweep)
+        finally:
+            self._stack.close()
 
     def __enter__(self) -> Controller:
         return self
@@ -174,7 +189,7 @@ class Controller:
                     elif what == "listen":
                         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
                     else:
-                        cgroup.sweep(f"{stem(self.control.dev)}-")
+                        self._guarded(self._sweep)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -183,7 +198,7 @@ class Controller:
         """A change that fails is undone and said; the controller goes on with what is installed."""
         try:
             action()
-        except (NetlinkError, RefusedError, OSError) as error:
+        except (RequestError, PolicyError, OSError) as error:
             log.error("%s: %s", self.control.dev, error)
 
     def _rotate(self) -> int:
@@ -196,27 +211,51 @@ class Controller:
     def _counters(self) -> dict[int, Any]:
         return counters(self.control.wire, self.control.installed.carrier)
 
+    def _sweep(self) -> None:
+        cgroup.sweep(self._groups)
+
+    def _close_peers(self) -> None:
+        for peer in self._peers:
+            peer.close()
+
     # --- peers ---
 
     def _accept(self) -> None:
+        sock = None
         try:
-            sock, _ = self._listener.accept()
+            # Keeps a place for the second descriptor, so that no connection is accepted in vain.
+            spare = os.dup(self._listener.fileno())
+            try:
+                sock, _ = self._listener.accept()
+            finally:
+                os.close(spare)
+            sock.setblocking(False)
+            pid, uid, _ = struct.unpack("=3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            # Its children have the connection too, and may live on.
+            process = os.pidfd_open(pid) if pid else None
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                # It waits on: without a pause the loop would turn as fast as it can.
+            if sock is not None:
+                sock.close()
+            if error.errno in SHORT:  # it waits on: without a pause the loop would turn as fast as it can
                 log.error(
                     "%s: cannot accept a connection: %s; raise the limit: ulimit -n", self.control.dev, error.strerror
                 )
                 self._selector.unregister(self._listener)
                 self._due["listen"] = time.monotonic() + PAUSE
             return  # or it has gone already
-        sock.setblocking(False)
-        pid, uid, _ = struct.unpack("=3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        peer = Peer(pid, uid, sock=sock)
+        _make_room(sock)
+        peer = Peer(pid, uid, sock=sock, process=process)
         self._peers.append(peer)
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._serve(peer))
+        self._watch(peer)
+
+    def _watch(self, peer: Peer) -> None:
+        if peer.process is not None:
+            self._selector.register(peer.process, selectors.EVENT_READ, lambda: self._gone(peer))
 
     def _serve(self, peer: Peer) -> None:
+        if peer not in self._peers:  # its process has ended, as the same look has found
+            return
         assert peer.sock is not None
         try:
             data = peer.sock.recv(MOST)
@@ -236,16 +275,30 @@ class Controller:
             answer = {"error": "RefusedError", "message": "the request is nested too deeply"}
         except (HrdmaError, ValueError, KeyError, TypeError, OSError) as error:
             answer = {"error": type(error).__name__, "message": str(error)}
+        self._reply(peer, {**answer, "number": number} if type(number) is int else answer)
+
+    def _reply(self, peer: Peer, answer: dict[str, Any]) -> None:
+        assert peer.sock is not None
+        data = json.dumps(answer).encode()
         try:
-            peer.sock.send(json.dumps({**answer, "number": number} if type(number) is int else answer).encode())
-        except OSError:  # it reads nothing, or is gone: its registrations go with the connection
-            self._gone(peer)
+            if len(data) > MOST:
+                raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
+            peer.sock.send(data)
+        except OSError as error:
+            if error.errno == errno.EMSGSIZE and "error" not in answer:
+                words = f"the answer has {len(data)} bytes, more than a message may have; as root: sysctl -w net.core.wmem_max={MOST}"
+                self._reply(peer, {"error": "RequestError", "message": words, "number": answer.get("number")})
+            else:  # it reads nothing, or is gone: its registrations go with the connection
+                self._gone(peer)
 
     def _gone(self, peer: Peer) -> None:
+        if peer not in self._peers:  # its connection and its process have ended in one look
+            return
         self._peers.remove(peer)
-        if peer.sock:
-            self._selector.unregister(peer.sock)
-            peer.sock.close()
+        for end in (peer.sock, peer.process):
+            if end is not None:
+                self._selector.unregister(end)
+        peer.close()
         if peer.adopted:
             self._due["sweep"] = time.monotonic() + SWEEP
         if peer.jobs:
@@ -262,21 +315,16 @@ class Controller:
             if start_of(member["pid"]) != member["start"]:
                 os.close(fd)
                 continue
-            self._stack.callback(os.close, fd)
-            peer = Peer(member["pid"], member["uid"], dict(member["jobs"]))
+            peer = Peer(member["pid"], member["uid"], dict(member["jobs"]), process=fd)
             self._peers.append(peer)
             try:
                 self._effective()
             except (RefusedError, PolicyError) as error:
                 log.warning("%s: process %d is registered no more: %s", self.control.dev, peer.pid, error)
                 self._peers.remove(peer)
+                peer.close()
                 continue
-            self._selector.register(fd, selectors.EVENT_READ, lambda fd=fd, peer=peer: self._ended(fd, peer))
-
-    def _ended(self, fd: int, peer: Peer) -> None:
-        self._selector.unregister(fd)
-        if peer in self._peers:
-            self._gone(peer)
+            self._watch(peer)
 
     # --- requests ---
 
@@ -289,9 +337,10 @@ class Controller:
         if op == "register":
             return self._register(peer, **request)
         if op == "unregister":
-            with self._or_as_before(peer):
-                if peer.jobs.pop(request["job"], None) is None:
+            with self._or_as_before():
+                if request["job"] not in peer.jobs:
                     raise RefusedError(f"this process is not registered for job {request['job']!r}")
+                peer.jobs = _without(peer.jobs, request["job"])
                 self._install()
             return {}
         if op == "adopt":
@@ -306,33 +355,35 @@ class Controller:
         raise RefusedError(f"unknown request {op!r}; there are: hello, register, unregister, adopt, status, rotate")
 
     @contextlib.contextmanager
-    def _or_as_before(self, peer: Peer) -> Iterator[None]:
+    def _or_as_before(self) -> Iterator[None]:
         """What fails leaves registrations as they were, here and on the device."""
-        jobs, peers = dict(peer.jobs), list(self._peers)
+        before = [(peer, peer.jobs) for peer in self._peers]
         try:
             yield
         except BaseException:
-            peer.jobs, self._peers = jobs, peers
+            for peer, jobs in before:
+                peer.jobs = jobs
             self._guarded(self._install)
             raise
 
     def _register(self, peer: Peer, job: str, **wishes: Any) -> dict[str, Any]:
         values = asked(self.policy, job, **wishes)
-        with self._or_as_before(peer):
+        with self._or_as_before():
             peer.jobs = {**peer.jobs, job: values}
-            # The same process may have registered with the controller before this one.
-            self._peers = [other for other in self._peers if other.sock is not None or other.pid != peer.pid]
+            for other in self._peers:  # the same process may have registered with the controller before this one
+                if other.sock is None and other.pid == peer.pid:
+                    other.jobs = _without(other.jobs, job)
             self._install()
         return self._lane(job)
 
     def _adopt(self, peer: Peer, job: str) -> None:
-        with self._or_as_before(peer):
+        with self._or_as_before():
             lane = self._lane(job) if job in peer.jobs else self._register(peer, job)
             if lane["so_priority"] is None:
                 raise RefusedError(
                     "a job's packets are known by what is in them alone here, by the back end or the direction; match the job by port"
                 )
-            cgroup.enter(f"{stem(self.control.dev)}-{job}", lane["so_priority"], peer.pid)
+            cgroup.enter(f"{self._groups}{job}", lane["so_priority"], peer.pid)
             peer.adopted = True
 
     def _lane(self, job: str) -> dict[str, Any]:
@@ -353,11 +404,14 @@ class Controller:
 
     def _install(self) -> None:
         wish = self._effective()
-        if wish != self.control.installed.policy:  # the second rank of a job changes nothing
-            self.control.install(wish)
-        members = tuple(peer.to_json() for peer in self._peers if peer.jobs)
-        if self.control.record and self.control.record.members != members:
-            self.control.remember(members)
+        try:
+            if wish != self.control.installed.policy:  # the second rank of a job changes nothing
+                self.control.install(wish)
+            members = tuple(peer.to_json() for peer in self._peers if peer.jobs)
+            if self.control.record and self.control.record.members != members:
+                self.control.remember(members)
+        except RefusedError as error:  # it is the controller that may not, not the job
+            raise RequestError(f"the controller cannot change {self.control.dev}: {error}") from None
 
     def _status(self) -> dict[str, Any]:
         installed = self.control.installed

@@ -55,9 +55,15 @@ def check_device(wire: Wire, state: State, anyway: bool) -> None:
         )
 
 
-def rate_of(policy: Policy, dev: str) -> int:
-    """Bytes per second to shape to: the policy's rate, or the link's; PolicyError where it is neither known nor possible."""
+def rate_of(policy: Policy, dev: str, known: int = 0) -> int:
+    """Bytes per second to shape to: the policy's rate, or the link's; PolicyError where it is neither known nor possible.
+
+    `known` is what was found for the same rate before. It holds on where the link has gone down meanwhile, or is slower: a cable
+    that is out for a while is no reason to refuse a change that has nothing to do with it.
+    """
     link = link_rate(dev)
+    if known:
+        link = max(link, policy.rate) or known
     if not policy.rate and not link:
         raise PolicyError(
             f'the driver of {dev} does not say how fast the link is; write for example rate = "10gbit"', key="qos.rate"

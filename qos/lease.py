@@ -3,7 +3,8 @@
 It is started beside whoever installs with a lease, in a session of its own, so that it outlives them. It keeps nothing in
 memory: expiry is in the record, and opening the device is what reverts. There is one for each device: the right to be it is a
 lock that it inherits from who starts it. Before it ends it gives that back and looks once more, so that no lease that
-begins meanwhile is without a keeper.
+begins meanwhile is without a keeper. Nobody would start another one for a holder that was killed, so no failure ends it: a kernel
+that is busy, descriptors that have run out and a record that cannot be read now are looked at again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from hrdma.qos.record import Record, now, take_keeper
 __all__ = ["keep"]
 
 PACE = 1.0  # seconds between looks
+FAILURES = (HrdmaError, OSError)  # a deadline of the kernel's answer is of the latter
 
 
 def _wanted(record: Record | None) -> bool:
@@ -35,10 +37,14 @@ def _watch(dev: str, directory: str) -> None:
     while True:
         try:
             stamp = path.stat().st_mtime_ns
+            if stamp != seen:  # a record is long, and read only when it has changed
+                record = Record.load(directory, dev)
+                seen = stamp
         except FileNotFoundError:
             return
-        if stamp != seen:  # a record is long, and read only when it has changed
-            seen, record = stamp, Record.load(directory, dev)
+        except FAILURES:
+            time.sleep(PACE)
+            continue
         if record is None or not _wanted(record):
             return
         # One that is not settled is a change under way, or one that was cut off: the lock tells.
@@ -51,7 +57,16 @@ def _watch(dev: str, directory: str) -> None:
             Control(dev, directory).close()
         except DeviceError:
             return
-        except HrdmaError:  # somebody has it, or it cannot be reverted now
+        except FAILURES:  # somebody has it, or it cannot be reverted now
+            time.sleep(PACE)
+
+
+def _again(dev: str, directory: str) -> int | None:
+    """The right once more where a lease has begun since the last look and nobody keeps it."""
+    while True:
+        try:
+            return take_keeper(dev, directory) if _wanted(Record.load(directory, dev)) else None
+        except FAILURES:
             time.sleep(PACE)
 
 
@@ -63,7 +78,7 @@ def keep(dev: str, directory: str, right: int) -> None:
             _watch(dev, directory)
         finally:
             os.close(held)
-        held = take_keeper(dev, directory) if _wanted(Record.load(directory, dev)) else None
+        held = _again(dev, directory)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,15 +15,24 @@ from hrdma.qos.policy import BANDS, Job, Match, Policy
 __all__ = ["Peer", "asked", "codes", "effective", "start_of"]
 
 
-@dataclass
+@dataclass(eq=False)
 class Peer:
-    """A connected process, or one that registered with an earlier controller and still runs."""
+    """A connection of a process, or of one that registered with an earlier controller and still runs."""
 
     pid: int
     uid: int
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)  #: what it asked for, by job
     sock: socket.socket | None = None
+    process: int | None = None  #: its pidfd; None where it is in a pid namespace that is not seen from here
     adopted: bool = False
+
+    def close(self) -> None:
+        """Lets go of its descriptors."""
+        if self.sock is not None:
+            self.sock.close()
+        if self.process is not None:
+            os.close(self.process)
+            self.process = None
 
     def to_json(self) -> dict[str, Any]:
         """For the record of the device."""

@@ -26,6 +26,7 @@ class Live:
 
     attained: int = 0  #: bytes that it has sent
     update: float = 0.0  #: bytes of one of its updates, a moving average; 0 before the first one has ended
+    counter: int = 0  #: of its class at the last look; less than `attained` where the class was made anew since
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The difference between what is there and what is wanted, and the way back; pure.
 
 Order: what is new from the root down, then changed rates (a job's rungs from the root down), then new filters, then old filters, then
-old queues and classes from the leaves up. So a packet always finds a class, and what loses its filter has run empty
-before its class goes.
+old queues and classes from the leaves up. So a packet always finds a class; what still waits in one that goes is dropped with it, so
+whoever gives a job up waits first until its packets have left.
 
 No operation carries its own undoing. Whatever point a change was cut off at, `plan` from there to the tree before, or `back` from
 there to what was on the device before this package came, says what is left to do, and says so again if that is cut off too.

@@ -62,14 +62,15 @@ def wish_of(
 ) -> Wish:
     """What a policy means on a device; slots, rotation and counters go on from the wish before, of the same back end."""
     own = before.device.dcb if before and before.kind == "dcb" else state.dcb
-    device = Device(state.dev, state.index, guard.rate_of(policy, state.dev), state.queues, own)
+    known = before.device.rate if before and before.policy.rate == policy.rate else 0
+    device = Device(state.dev, state.index, guard.rate_of(policy, state.dev, known), state.queues, own)
     if rotation is None:
         rotation = before.rotation if before else 0
     if live is None:
         live = before.live if before else {}
     slots = slots_of(policy, before.slots if before else {}, most_slots(policy, kind))
-    known = {job.name: live[job.name] for job in policy.jobs if policy.counts and job.name in live}
-    return Wish(policy, kind, device, slots, assign(policy, rotation, known), rotation, known, classifier)
+    counted = {job.name: live[job.name] for job in policy.jobs if policy.counts and job.name in live}
+    return Wish(policy, kind, device, slots, assign(policy, rotation, counted), rotation, counted, classifier)
 
 
 def crosses(before: Wish | None, after: Wish) -> bool:

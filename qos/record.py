@@ -6,6 +6,7 @@ the machine takes the kernel's traffic control with it, which the boot id tells.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -123,12 +124,19 @@ class Record:
         return replace(self, expires=now() + self.lease if self.lease else 0.0)
 
     def save(self, directory: str) -> None:
-        """Writes the file as a whole or not at all."""
+        """Writes the file as a whole or not at all; RefusedError where it cannot."""
         text = json.dumps(_plain(self))
         path = Path(path_of(self.dev, "json", directory))
         part = path.with_suffix(".part")
-        part.write_text(text)
-        part.rename(path)
+        try:
+            part.write_text(text)
+            part.rename(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise RefusedError(
+                f"cannot write the record {path}: {error.strerror}; without it nothing is changed"
+            ) from None
 
     def drop(self, directory: str) -> None:
         Path(path_of(self.dev, "json", directory)).unlink(missing_ok=True)

@@ -68,7 +68,6 @@ class Meter:
     """
 
     def __init__(self, live: Mapping[str, Live] | None = None) -> None:
-        self._last: dict[str, int] = {}
         self._current: dict[str, int] = {}
         self.live: dict[str, Live] = dict(live or {})
 
@@ -77,14 +76,12 @@ class Meter:
         for job, handle in classes.items():
             counter = counters.get(handle, Counter())
             before = self.live.get(job, Live())
-            # What an earlier meter has counted is in the class's counter, unless the class was made anew.
-            start = self._last.get(job, before.attained)
-            moved = counter.nbytes - start if counter.nbytes >= start else counter.nbytes
-            self._last[job] = counter.nbytes
+            anew = counter.nbytes < before.counter  # the class
+            moved = counter.nbytes if anew else counter.nbytes - before.counter
             update, current = before.update, self._current.get(job, 0) + moved
             if not moved and not counter.backlog and current:
                 update, current = (update + current) / 2 if update else float(current), 0
             self._current[job] = current
-            self.live[job] = Live(before.attained + moved, update)
+            self.live[job] = Live(before.attained + moved, update, counter.nbytes)
         for gone in self.live.keys() - classes.keys():
-            self.live.pop(gone), self._last.pop(gone, None), self._current.pop(gone, None)
+            self.live.pop(gone), self._current.pop(gone, None)

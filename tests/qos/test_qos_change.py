@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import socket
+from pathlib import Path
 
 import cut
 import lab
@@ -102,6 +104,36 @@ def test_a_change_of_direction_to_where_somebody_elses_hook_is(net):
         assert lab.dump() == before
 
 
+@pytest.mark.parametrize("first", [None, POLICY])
+@lab.isolated
+def test_a_record_that_cannot_be_written_undoes_the_change(net, first):
+    kept, writes = Path.write_text, []
+
+    def full(self, text):
+        writes.append(self)
+        if len(writes) > 1:  # what is pending still finds room, that it is done does not
+            kept(self, text[:100])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return kept(self, text)
+
+    with Control("v0", net.directory) as control:
+        if first:
+            control.install(first)
+        before = lab.dump()
+        Path.write_text = full
+        try:
+            with pytest.raises(RefusedError, match=r"cannot write the record .*No space left on device"):
+                control.install(FIFO)
+        finally:
+            Path.write_text = kept
+        assert len(writes) > 1
+        assert lab.dump() == before
+        assert [name for name in os.listdir(net.directory) if name.endswith(".part")] == []
+        assert control.install(FIFO) > 0
+        assert control.install(FIFO) == 0
+        assert control.revert()
+
+
 @pytest.mark.parametrize("when", ["open", "closed"])
 @lab.isolated
 def test_a_device_that_goes_takes_its_ifb_along(net, when):
@@ -185,6 +217,7 @@ def test_asking_who_holds_a_device_disturbs_nobody(net):
     lab.word(ready)
     for _ in range(300):
         Control("v0", net.directory).close()
+    assert os.waitpid(asker, os.WNOHANG) == (0, 0), "nobody has asked"
     lab.kill(asker)
     assert holder(net.directory, "v0") == 0
 

@@ -9,14 +9,17 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 
 import lab
 import pytest
 
 from hrdma.errors import PolicyError, RefusedError, RequestError
+from hrdma.qos import guard
 from hrdma.qos.apply import Control
 from hrdma.qos.client import Client, socket_path
+from hrdma.qos.controller import Controller
 from hrdma.qos.policy import Job, Match, Policy
 from hrdma.qos.record import holder
 
@@ -157,6 +160,29 @@ def test_least_attained_service_moves_the_greedy_job_back(net):
         with lab.Traffic(net, [5001]):
             lab.eventually(lambda: jobs(client)["j5001"] == 1)
         assert jobs(client)["j5002"] == 0
+
+
+@pytest.mark.parametrize(("rate", "later", "goes_on"), [(0, 0, True), (12_500_000, 1000, True), (0, 1000, False)])
+@lab.isolated
+def test_a_link_that_goes_down_or_slows_does_not_end_the_controller(net, rate, later, goes_on):
+    """With 1000 bytes per second the floors do not fit any more: what is installed stays, and the log says so."""
+    policy = dataclasses.replace(POLICY, policy="tls-rr", interval=0.1, rate=rate)
+    guard.link_rate = lambda dev: 1_250_000_000
+    with Controller("v0", policy, directory=net.directory) as controller:
+        before = controller.control.installed
+        guard.link_rate = lambda dev: later
+        timer = threading.Timer(0.8, controller.stop)
+        timer.start()
+        controller.run(signals=False)
+        timer.join()
+        after = controller.control.installed
+        assert (after.rotation > 2) == goes_on
+        assert after.device.rate == before.device.rate
+        if later:
+            with pytest.raises(
+                PolicyError, match=r"qos\.rate: 400mbit is more than the link of v0 has"
+            ):  # asked for anew
+                controller.control.install(dataclasses.replace(policy, rate=50_000_000))
 
 
 RUN = "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); print(s.getsockopt(1, 12)); raise SystemExit(7)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -40,7 +41,7 @@ class Rank:
     log: str
 
 
-def start(net: lab.Net, rank: int, settings: dict[str, str], *more: str) -> subprocess.Popen[str]:
+def start(net: lab.Net, rank: int, settings: dict[str, str], *more: str, nbytes: int = NBYTES) -> subprocess.Popen[str]:
     """A rank, in the namespace of its number."""
     dev = ("v0", "v1")[rank]
     with net.other() if rank else contextlib.nullcontext():
@@ -49,7 +50,7 @@ def start(net: lab.Net, rank: int, settings: dict[str, str], *more: str) -> subp
             **kept, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": lab.HERE, "MASTER_PORT": "29511",
             "HRDMA_TOKEN": "a", "HRDMA_TIMEOUT": "30", "HRDMA_QOS": socket_path(dev, net.directory), **settings,
         }  # fmt: skip
-        command = [sys.executable, str(Path(__file__).parent / "job_rank.py"), str(NBYTES), *more]
+        command = [sys.executable, str(Path(__file__).parent / "job_rank.py"), str(nbytes), *more]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=env)
 
@@ -99,8 +100,20 @@ def test_a_jobs_bytes_leave_in_its_band_in_both_directions(net):
 
 
 @lab.isolated
+def test_a_job_that_leaves_takes_nothing_along_that_still_waits(net):
+    """Its class goes with its registration; what is dropped with it comes again among the others' bytes."""
+    slow = dataclasses.replace(STRICT, rate=100_000, floor=1000)
+    with controllers(net, slow):
+        job = {"HRDMA_JOB": "resnet", "HRDMA_TCP": "sndbuf=1M"}
+        ranks = [start(net, rank, job if rank == 0 else {}, "leave", nbytes=60_000) for rank in range(2)]
+        outcomes = [ended(rank) for rank in ranks]
+        assert [one.status for one in outcomes] == [0, 0], outcomes
+        assert bytes_of(net, "v0")["(others)"] < 30_000
+
+
+@lab.isolated
 def test_whoever_does_not_ask_is_nobodys_job(net):
-    """The negative of the test above: no name, or the setting off."""
+    """The negative of the first test: no name, or the setting off."""
     with controllers(net, STRICT):
         for settings in ({}, {"HRDMA_JOB": "resnet", "HRDMA_QOS": "off"}):
             before = bytes_of(net, "v0")["(others)"]
@@ -144,7 +157,12 @@ def test_a_named_job_has_the_band_and_the_dscp_of_the_policy(net):
 
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
-    [("HRDMA_JOB", "a b", "expected a name"), ("HRDMA_PRIORITY", "8", "expected 0"), ("HRDMA_PRIORITY", "01", "0")],
+    [
+        ("HRDMA_JOB", "a b", "expected a name"),
+        ("HRDMA_JOB", "-x", "a letter or digit first"),
+        ("HRDMA_PRIORITY", "8", "expected 0"),
+        ("HRDMA_PRIORITY", "01", "0"),
+    ],
 )
 def test_wrong_settings_are_named(name, value, expected):
     from hrdma.config import Config

@@ -11,10 +11,11 @@ from pathlib import Path
 import lab
 import pytest
 
-from hrdma.errors import NetlinkError
+from hrdma.errors import NetlinkError, RefusedError
+from hrdma.qos import apply, lease
 from hrdma.qos.apply import Control
 from hrdma.qos.policy import Job, Match, Policy
-from hrdma.qos.record import Record
+from hrdma.qos.record import Record, take_keeper
 from hrdma.qos.wire import Wire
 
 POLICY = Policy("tls-rr", (Job("a", (Match(sport=2000),)), Job("b", (Match(dscp=26),))), rate=12_500_000)
@@ -108,6 +109,40 @@ def test_many_changes_have_one_keeper(net):
         lab.eventually(lambda: len(keepers(net.directory)) == 1)
         assert control.revert()
     lab.eventually(lambda: not keepers(net.directory))
+
+
+@pytest.mark.parametrize("error", [TimeoutError("busy"), OSError(24, "Too many open files"), RefusedError("not now")])
+@lab.isolated
+def test_no_failure_ends_the_keeper(net, error):
+    """The holder has been killed: a keeper that gives up is missed by nobody."""
+    before = lab.dump()
+    with Control("v0", net.directory) as control:
+        apply.start_keeper = lambda *_: None  # the test is the keeper
+        control.install(POLICY, lease=0.2)
+    right = take_keeper("v0", net.directory)
+    load, opened = Record.load, lease.Control
+    failures = ["load", "open", "open", "load again"]
+
+    def failing_load(directory, dev):
+        if failures and failures[0].startswith("load"):
+            failures.pop(0)
+            raise error
+        return load(directory, dev)
+
+    def failing_open(dev, directory):
+        if failures and failures[0] == "open":
+            failures.pop(0)
+            raise error
+        return opened(dev, directory)
+
+    lease.PACE, lease.Control, Record.load = 0.01, failing_open, failing_load
+    try:
+        lease.keep("v0", net.directory, right)
+    finally:
+        Record.load = load
+    assert failures == []
+    assert lab.dump() == before
+    assert Record.load(net.directory, "v0") is None
 
 
 @lab.isolated

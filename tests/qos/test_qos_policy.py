@@ -173,9 +173,17 @@ def test_the_meter_sees_updates_between_pauses():
     meter = Meter()
     for total, backlog in ((0, 0), (10, 5), (30, 0), (30, 0), (30, 0), (40, 0), (40, 0), (4, 0)):
         meter.look({"a": 8}, {8: Counter(nbytes=total, backlog=backlog)})
-    assert meter.live["a"] == Live(44, 20.0)  # (30 + 10) / 2; the last look is of a class made anew
+    assert meter.live["a"] == Live(44, 20.0, 4)  # (30 + 10) / 2; the last look is of a class made anew
     meter.look({}, {})
     assert meter.live == {}
+
+
+def test_a_meter_goes_on_from_an_earlier_ones_counter():
+    meter = Meter()
+    for total, attained in ((1000, 1000), (300, 1300), (300, 1300), (350, 1350)):  # the class is made anew once
+        meter.look({"a": 8}, {8: Counter(nbytes=total)})
+        assert meter.live["a"].attained == attained
+        meter = Meter(meter.live)  # as after a restart, or by a command
 
 
 def test_slots_stay_and_the_smallest_free_ones_are_taken():

@@ -6,9 +6,11 @@ import dataclasses
 import json
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import lab
@@ -16,10 +18,13 @@ import pytest
 
 from hrdma.errors import NetlinkError, RefusedError, RequestError
 from hrdma.qos import cgroup
+from hrdma.qos import controller as controller_module
 from hrdma.qos.apply import Control
-from hrdma.qos.client import Client, socket_path
+from hrdma.qos.client import MOST, Client, socket_path
 from hrdma.qos.controller import Controller
+from hrdma.qos.members import Peer
 from hrdma.qos.policy import Job, Match, Policy
+from hrdma.qos.record import holder
 
 POLICY = Policy("tls-one", (Job("named", (Match(sport=2000),)),), rate=12_500_000, dscp_pool=(40, 41))
 
@@ -53,8 +58,6 @@ def failing(controller: Controller, words: str):
 def test_what_fails_leaves_registrations_as_they_were(net):
     """In one process: requests are given to the controller by hand."""
     with Controller("v0", POLICY, directory=net.directory) as controller:
-        from hrdma.qos.members import Peer
-
         peer = Peer(os.getpid(), 0, sock=socket.socket())
         controller._peers.append(peer)
         controller._answer(peer, {"op": "register", "job": "guest"})
@@ -126,6 +129,109 @@ def test_close_ends_the_registration_of_a_process_with_children(net):
         client.close()
         lab.eventually(lambda: registered(watcher) == [])
         lab.kill(child)
+
+
+@lab.isolated
+def test_a_process_that_is_killed_is_registered_no_more_though_its_child_lives(net):
+    """The child has the connection too: it closes with the last of them."""
+    ready, tell = os.pipe()
+
+    def job():
+        kept = Client("v0", net.directory)
+        kept.register("guest")
+        os.write(tell, str(lab.child(time.sleep, 60)).encode())
+        time.sleep(60)
+
+    with lab.serving(net, POLICY), Client("v0", net.directory) as watcher:
+        member = lab.child(job)
+        child = int(lab.word(ready))
+        try:
+            assert registered(watcher) == ["guest"]
+            lab.kill(member)
+            lab.eventually(lambda: registered(watcher) == [], 3)
+            os.kill(child, 0)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+@lab.isolated
+def test_an_answer_that_is_long(net):
+    """More than a socket takes by default; and more than a message may have, which is refused and ends nothing."""
+    with Controller("v0", POLICY, directory=net.directory) as controller:
+        client = Client.__new__(Client)
+        ours, client._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        controller_module._make_room(ours)
+        client._dev, client._timeout, client._number, client._pid = "v0", 5.0, 0, os.getpid()
+        peer = Peer(os.getpid(), 0, sock=ours)
+        controller._peers.append(peer)
+        for length, kept in ((300_000, True), (MOST, False)):
+            controller._status = lambda length=length: {"registered": ["a" * length]}
+            timer = threading.Timer(0.1, controller._serve, [peer])
+            timer.start()
+            if kept:
+                assert len(registered(client)[0]) == length
+            else:
+                with pytest.raises(RequestError, match=r"the answer has 10\d{5} bytes, more than a message may have"):
+                    client.status()
+            timer.join()
+            assert peer in controller._peers
+        client.close()
+
+
+@lab.isolated
+def test_cgroups_that_cannot_be_swept_end_nothing(net):
+    def fail(prefix):
+        raise OSError(24, "Too many open files")
+
+    cgroup.sweep = fail
+    with Controller("v0", POLICY, directory=net.directory) as controller:
+        controller._due["sweep"] = 0.0
+        timer = threading.Timer(0.3, controller.stop)
+        timer.start()
+        controller.run(signals=False)
+        timer.join()
+        assert "sweep" not in controller._due
+    assert not os.path.exists(socket_path("v0", net.directory))
+    assert holder(net.directory, "v0") == 0
+
+
+@lab.isolated
+def test_registering_again_leaves_the_processs_other_jobs(net):
+    pool = dataclasses.replace(POLICY, dscp_pool=(40, 41, 42))
+    with lab.serving(net, pool) as pid:
+        kept = [Client("v0", net.directory) for _ in range(2)]
+        for client, job in zip(kept, ("one", "two")):
+            client.register(job)
+        lab.kill(pid)
+    with lab.serving(net, pool) as pid:
+        before = len(os.listdir(f"/proc/{pid}/fd"))
+        with Client("v0", net.directory) as client:
+            client.register("one")
+            assert registered(client) == ["one", "two"]
+            client.unregister("one")
+            assert registered(client) == ["two"]
+        lab.eventually(lambda: len(os.listdir(f"/proc/{pid}/fd")) == before)
+    with lab.serving(
+        net, dataclasses.replace(pool, most_jobs=1)
+    ) as pid:  # lets in none of them, and keeps nothing of them
+        assert not [name for name in descriptors(pid) if "pidfd" in name]
+    for client in kept:
+        client.close()
+
+
+def descriptors(pid: int) -> list[str]:
+    return [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+
+
+@lab.isolated
+def test_what_the_controller_may_not_do_is_no_refusal_of_the_job(net):
+    with lab.serving(net, POLICY), Client("v0", net.directory) as client:
+        lab.tc("qdisc replace dev v0 root pfifo limit 10")
+        with pytest.raises(RequestError, match=r"the controller cannot change v0: .*somebody else made") as caught:
+            client.register("guest")
+        assert not isinstance(caught.value, RefusedError)
+        assert client.status()["registered"] == []
 
 
 def cpu(pid: int) -> float:
