@@ -261,6 +261,57 @@ TEST(a_full_device_is_tried_again) {
     pair_close(&p);
 }
 
+/* ---- room ---- */
+
+/* Whatever was said of room before, the peer may use all of it while nobody here makes progress. */
+TEST(room_that_was_told_of_is_there) {
+    for (int k = 0; k <= 9; k++) {
+        struct pair p;
+        pair_open(&p, NULL);
+        for (int i = 0; i < k; i++) CHECK_EQ(send_some(&p.ca, 8), HR_OK);
+        RUN(p.a, p.b, p.cb.messages == k);
+        CHECK_EQ(send_some(&p.cb, 8), HR_OK); /* tells of room */
+        RUN(p.a, p.a, p.ca.messages == 1);
+        int sent = 0;
+        for (int64_t until = hr_verbs_now() + 40 * HR_VERBS_MS; hr_verbs_now() < until;) {
+            sent += send_some(&p.ca, 8) == HR_OK;
+            pump(&p.a); /* the device of b is alone */
+        }
+        CHECK(sent >= HR_VERBS_RECVS / 2);
+        CHECK(sent <= HR_VERBS_RECVS);
+        CHECK_EQ(inside(&p.a)->counts.rnr, 0);
+        CHECK(!p.ca.losses);
+        RUN(p.a, p.b, p.cb.messages == k + sent);
+        for (int more = 0; more < 3 * HR_VERBS_RECVS;) { /* none was lost on the way */
+            more += send_some(&p.ca, 8) == HR_OK;
+            pump(&p.a), pump(&p.b);
+        }
+        RUN(p.a, p.b, p.cb.messages == k + sent + 3 * HR_VERBS_RECVS);
+        pair_close(&p);
+    }
+}
+
+/* Control messages have receives of their own, however many came. */
+TEST(control_messages_take_nobodys_room) {
+    for (int k = 0; k <= 9; k++) {
+        struct pair p;
+        pair_open(&p, NULL);
+        struct hr_verbs_ep *from = (struct hr_verbs_ep *)p.ca.ep, *to = (struct hr_verbs_ep *)p.cb.ep;
+        for (uint32_t i = 1; i <= (uint32_t)k; i++) {
+            CHECK_EQ(hr_verbs_send_control(from, HR_VERBS_REVOKED, i), 1);
+            RUN(p.a, p.b, to->answered == i);
+        }
+        for (int64_t until = hr_verbs_now() + 40 * HR_VERBS_MS; hr_verbs_now() < until;) {
+            send_some(&p.ca, 8);
+            pump(&p.a);
+        }
+        CHECK_EQ(inside(&p.a)->counts.rnr, 0);
+        CHECK(!p.ca.losses);
+        RUN(p.a, p.b, p.cb.messages == HR_VERBS_RECVS);
+        pair_close(&p);
+    }
+}
+
 /* ---- ends ---- */
 
 TEST(a_forked_child_does_not_keep_a_connection_alive) {

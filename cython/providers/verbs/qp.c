@@ -133,6 +133,10 @@ hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_open *pee
     ep->room = HR_VERBS_RECVS;
     for (uint32_t i = 0; i < RECVS; i++) ep->unposted[ep->nunposted++] = (uint16_t)i;
     hr_verbs_repost(ep);
+    if (ep->nunposted) {
+        snprintf(why, 160, "the queue pair takes %u of %d receives", RECVS - ep->nunposted, RECVS);
+        return HR_ERR_NOMEM;
+    }
     attr.path_mtu = peer->mtu < d->port_attr.active_mtu ? (enum ibv_mtu)peer->mtu : d->port_attr.active_mtu;
     attr.dest_qp_num = peer->qpn;
     attr.rq_psn = peer->psn;

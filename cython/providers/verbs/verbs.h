@@ -221,7 +221,7 @@ struct hr_verbs_ep {
     int refused;                                      /* something, for lack of room of any kind */
     uint32_t owed;                                    /* receives posted again that the peer does not know of */
     uint16_t unposted[HR_VERBS_RECVS + HR_VERBS_SPARE];
-    uint32_t nunposted;
+    uint32_t nunposted, paid; /* paid: of them those that the peer used room for; posting gives it back */
 
     struct hr_verbs_op ops[HR_VERBS_OPS];
     struct hr_verbs_link queue;
