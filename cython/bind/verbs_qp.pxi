@@ -78,7 +78,10 @@ cdef class QueuePair(Resource):
         self.drop()
 
     cdef int release(self) noexcept:
-        return self.verbs.destroy_qp(self.qp)
+        cdef int rc = self.verbs.destroy_qp(self.qp)
+        if not rc:
+            self.used.clear()
+        return rc
 
     cdef int modify(self, ibv_qp_attr *attr, int mask, str what) except -1:
         cdef int rc = self.verbs.modify_qp(self.qp, attr, mask)
@@ -204,6 +207,7 @@ cdef class QueuePair(Resource):
         cdef Piece piece
         batch = [what] if isinstance(what, (MemoryRegion, Piece)) else list(what)
         batch = [Piece(one, 0, len(one)) if isinstance(one, MemoryRegion) else one for one in batch]
+        self.check()  # what made the sequence may have closed it
         for piece in batch:
             piece.region.check()
             if piece.region.pd is not self.pd:
@@ -212,6 +216,14 @@ cdef class QueuePair(Resource):
                 raise ValueError(f"a piece of {len(piece)} bytes: less than 4 GiB, and what Device.limits() says")
             self.used.add(piece.region)
         return batch
+
+    cdef int use(self, list batch, int more) except -1:
+        """Nobody closes it, or the regions, while the device is given work."""
+        cdef Piece piece
+        self.inside += more
+        for piece in batch:
+            piece.region.inside += more
+        return 0
 
     cdef int post(self, str name, what, ibv_wr_opcode opcode, remote, rkey, wr_id, imm, bint signaled,
                   bint inline) except -1:
@@ -222,7 +234,6 @@ cdef class QueuePair(Resource):
         cdef uint64_t at = remote, first = wr_id
         cdef uint32_t key = rkey, word = 0 if imm is None else imm
         cdef int i, rc, n
-        self.check()
         batch = self.pieces(what)
         n = <int> len(batch)
         if not n:
@@ -243,10 +254,10 @@ cdef class QueuePair(Resource):
             if opcode != IBV_WR_SEND and opcode != IBV_WR_SEND_WITH_IMM:
                 wrs[i].remote_addr, wrs[i].remote_key = at, key
                 at += sges[i].length
-        self.inside += 1
+        self.use(batch, 1)
         with nogil:
             rc = ibv_post_send(self.qp, wrs, &bad)
-        self.inside -= 1
+        self.use(batch, -1)
         i = <int> (bad - wrs) if bad != NULL else 0
         free(wrs)
         if rc:
@@ -261,7 +272,6 @@ cdef class QueuePair(Resource):
         cdef Piece piece
         cdef uint64_t first = wr_id
         cdef int i, rc, n
-        self.check()
         batch = self.pieces(what)
         n = <int> len(batch)
         if not n:
@@ -276,10 +286,10 @@ cdef class QueuePair(Resource):
             sges[i].length, sges[i].lkey = <uint32_t> (piece.end - piece.start), piece.region.mr.lkey
             wrs[i].wr_id, wrs[i].next = first + <uint64_t> i, &wrs[i + 1] if i + 1 < n else NULL
             wrs[i].sg_list, wrs[i].num_sge = &sges[i], 1 if sges[i].length else 0
-        self.inside += 1
+        self.use(batch, 1)
         with nogil:
             rc = ibv_post_recv(self.qp, wrs, &bad)
-        self.inside -= 1
+        self.use(batch, -1)
         i = <int> (bad - wrs) if bad != NULL else 0
         free(wrs)
         if rc:

@@ -138,7 +138,9 @@ cdef class CompletionQueue(Resource):
 
     cdef int release(self) noexcept:
         cdef int rc = self.verbs.destroy_cq(self.cq)
-        return rc or self.verbs.destroy_comp_channel(self.channel)
+        if not rc:
+            self.verbs.destroy_comp_channel(self.channel)  # only its queue would keep it
+        return rc
 
     cdef int sleep(self, int64_t until) noexcept nogil:
         """Until something may have come, a slice is over or the time has come."""
