@@ -382,6 +382,31 @@ TEST(memory_is_taken_back_from_a_writer) {
     free(seen);
 }
 
+/* 24 bits of number would have come round. */
+TEST(a_new_registration_is_not_taken_for_one_that_was_taken_back) {
+    struct pair p;
+    struct hr_mem mem;
+    struct hr_rmem rmem;
+    pthread_t thread;
+    uint8_t *here = hr_arena_alloc(LEN, 0), *there = hr_arena_alloc(LEN, HR_ARENA_WRITABLE_BY_PEERS);
+    pair_open(&p, NULL);
+    share(&p, there, LEN, &mem, &rmem);
+    REQUIRE(pthread_create(&thread, NULL, drive, &p.a) == 0);
+    CHECK_EQ(verbs->mem_quiet(p.cb.ep, &mem), HR_OK);
+    __atomic_store_n(&p.a.stop, 1, __ATOMIC_RELAXED);
+    pthread_join(thread, NULL);
+    verbs->mem_deregister(p.b.domain, &mem);
+    ((struct hr_verbs_domain *)p.b.domain)->registrations += 0xfffffe;
+    share(&p, there, LEN, &mem, &rmem);
+    memset(here, 4, LEN);
+    move(&p, here, &rmem);
+    CHECK_MEM(there, here, LEN);
+    verbs->mem_deregister(p.b.domain, &mem);
+    pair_close(&p);
+    hr_arena_free(here);
+    hr_arena_free(there);
+}
+
 TEST(a_peer_that_does_not_answer_keeps_nobody_for_long) {
     struct pair p;
     struct hr_mem mem;

@@ -24,7 +24,7 @@ static hr_status in_bounds(const struct hr_rmem *remote, uint64_t offset, uint64
     return ((uintptr_t)remote->priv & access) == access ? HR_OK : HR_ERR_ACCESS;
 }
 
-static uint32_t serial_of(const struct hr_rmem *remote) { return (uint32_t)(uintptr_t)remote->priv >> 8; }
+static uint32_t serial_of(const struct hr_rmem *remote) { return (uint32_t)(remote->rkey >> 32); }
 
 static struct hr_verbs_op *op_new(struct hr_verbs_ep *ep) {
     for (int i = 0; i < HR_VERBS_OPS; i++) {
