@@ -142,25 +142,25 @@ cdef class QueuePair(Resource):
         attr.path_mtu = <ibv_mtu> (<int> (min(<int> mtu, device.mtu)).bit_length() - 8)
         attr.dest_qp_num, attr.rq_psn = num, psn
         attr.max_dest_rd_atomic = <uint8_t> self.reads()
-        attr.min_rnr_timer = VERBS_RNR_TIMER
+        attr.min_rnr_timer = HR_VERBS_RNR_TIMER
         attr.ah_attr.port_num, attr.ah_attr.dlid = <uint8_t> device.port, lid
         if device.attr.link_layer == IBV_LINK_LAYER_ETHERNET:
             attr.ah_attr.is_global = 1
             memcpy(attr.ah_attr.grh.dgid.raw, <const char *> raw, 16)
-            attr.ah_attr.grh.sgid_index, attr.ah_attr.grh.hop_limit = <uint8_t> device.gid_index, VERBS_HOPS
+            attr.ah_attr.grh.sgid_index, attr.ah_attr.grh.hop_limit = <uint8_t> device.gid_index, HR_VERBS_HOPS
             attr.ah_attr.grh.traffic_class = <uint8_t> (dscp << 2)
         self.modify(&attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER, f"finds no way to {gid}")
         memset(&attr, 0, sizeof(attr))
         attr.qp_state = IBV_QPS_RTS
-        attr.timeout, attr.retry_cnt, attr.rnr_retry = VERBS_ACK_TIMEOUT, VERBS_RETRIES, VERBS_RETRIES
+        attr.timeout, attr.retry_cnt, attr.rnr_retry = HR_VERBS_ACK_TIMEOUT, HR_VERBS_RETRIES, HR_VERBS_RETRIES
         attr.sq_psn, attr.max_rd_atomic = self.psn, <uint8_t> self.reads()
         self.modify(&attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                     IBV_QP_MAX_QP_RD_ATOMIC, "does not get ready to send")
 
     cdef int reads(self) except -1:
         """Under way at a time, in either direction."""
-        return max(1, min(VERBS_READS, <int> self.pd.device.limits()["reads"]))
+        return max(1, min(HR_VERBS_READS, <int> self.pd.device.limits()["reads"]))
 
     def post_send(self, what, *, wr_id=0, imm=None, bint signaled=True, bint inline=False):
         """Sends to the receives that the peer has posted, a message for each piece.

@@ -309,8 +309,8 @@ static hr_status inject(struct fault_ep *ep, int kind, enum fault_op op, const v
     case FAULT_DROP:
         if (op & (FAULT_SEND | FAULT_WRITE)) return HR_OK;
         return hr_fault_hold(ep, op, args, HELD_NEVER, 0, 0);
-    case FAULT_DELAY: return hr_fault_hold(ep, op, args, HELD_ISSUE, hr_fault_now() + domain->plan.delay_ns, 0);
-    case FAULT_REORDER: return hr_fault_hold(ep, op, args, HELD_ISSUE, hr_fault_now() + overtake_ns, 1);
+    case FAULT_DELAY: return hr_fault_hold(ep, op, args, HELD_ISSUE, hr_now() + domain->plan.delay_ns, 0);
+    case FAULT_REORDER: return hr_fault_hold(ep, op, args, HELD_ISSUE, hr_now() + overtake_ns, 1);
     case FAULT_TRUNCATE: return cut(ep, op, args);
     case FAULT_ERROR:
         if (ep->draw & 1) return HR_ERR_IO;
@@ -421,7 +421,7 @@ static void fault_event_disarm(struct hr_domain *base) {
 static hr_status fault_event_arm(struct hr_domain *base) {
     struct fault_domain *domain = of_domain(base);
     hr_status status;
-    if (domain->pending && hr_fault_due(domain) <= hr_fault_now()) return HR_AGAIN;
+    if (domain->pending && hr_fault_due(domain) <= hr_now()) return HR_AGAIN;
     status = domain->inner->ops->event_arm(domain->inner);
     if (status != HR_OK) return status;
     domain->armed = 1;

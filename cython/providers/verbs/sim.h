@@ -24,6 +24,7 @@
 
 #include <pthread.h>
 
+#include "hr/clock.h"
 #include "providers/verbs/backend.h"
 
 enum {
@@ -158,7 +159,6 @@ static inline struct sim_context *sim_of(void *ctx) { return (struct sim_context
 static inline uint32_t sim_psn_sub(uint32_t a, uint32_t b) { return (a - b) & SIM_PSN; }
 static inline int sim_psn_before(uint32_t a, uint32_t b) { return sim_psn_sub(a, b) >> 23 & 1; }
 static inline uint32_t sim_packets(uint64_t len) { return len ? (uint32_t)((len + SIM_MTU - 1) / SIM_MTU) : 1; }
-int64_t sim_now(void);
 
 /* sim.c */
 void sim_cq_push(struct sim_cq *cq, const struct ibv_wc *wc);

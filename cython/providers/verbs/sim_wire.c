@@ -90,7 +90,7 @@ static int64_t patience(const struct sim_qp *qp) {
 /* Without a descriptor, or with a full queue of callers, it is tried again with the tick, while there is nothing to be
  * sent or patience lasts. */
 static void not_yet(struct sim_qp *qp) {
-    int64_t now = sim_now();
+    int64_t now = hr_now();
     if (qp->sq_head == qp->sq_tail)
         qp->silent = 0;
     else if (!qp->silent)
@@ -248,7 +248,7 @@ static void writable(struct sim_context *ctx, uint32_t qpn, int out) {
 
 /* Queue pairs that pause after an RNR NAK, and those that could not be connected; callers that could not be taken. */
 static void tick(struct sim_context *ctx) {
-    int64_t now = sim_now();
+    int64_t now = hr_now();
     ctx->waiting = 0;
     if (ctx->deaf) watch(ctx, EPOLL_CTL_MOD, ctx->listener, EPOLLIN, event_name(AT_LISTENER, 0));
     ctx->deaf = 0;
@@ -298,7 +298,7 @@ static void *run(void *arg) {
         if (fds[0].revents) eventfd_read(ctx->kick, &count);
         if (ctx->stop) break;
         /* Somebody polls and does the work: look again in a while, and at nothing but the kick until then. */
-        int keep_away = !ctx->armed && sim_now() - ctx->polled < polled_lately;
+        int keep_away = !ctx->armed && hr_now() - ctx->polled < polled_lately;
         if (!keep_away) sim_run(ctx);
         both = !keep_away;
         timeout = keep_away || ctx->waiting ? TICK_MS : -1;

@@ -21,6 +21,7 @@
 #include <sys/epoll.h>
 
 #include "hr/auth.h"
+#include "hr/clock.h"
 #include "hr/provider.h"
 #include "providers/verbs/backend.h"
 #include "providers/verbs/inject.h"
@@ -414,6 +415,5 @@ int hr_verbs_watch(struct hr_verbs_domain *d, struct hr_verbs_source *source, ui
 void hr_verbs_forget(struct hr_verbs_domain *d, struct hr_verbs_source *source);
 void hr_verbs_unwatch(struct hr_verbs_domain *d, struct hr_verbs_source *source);
 void hr_verbs_timer_update(struct hr_verbs_domain *d);
-int64_t hr_verbs_now(void);
 
 #endif
