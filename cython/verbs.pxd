@@ -26,6 +26,11 @@ cdef extern from "providers/verbs/backend.h" nogil:
     int IBV_QP_DEST_QPN
     int IBV_WC_WITH_IMM
     int IBV_LINK_LAYER_ETHERNET
+    int HR_VERBS_ACK_TIMEOUT
+    int HR_VERBS_RETRIES
+    int HR_VERBS_RNR_TIMER
+    int HR_VERBS_HOPS
+    int HR_VERBS_READS
 
     enum ibv_qp_state:
         IBV_QPS_RESET

@@ -13,9 +13,13 @@ import ipaddress
 import re
 import socket
 import struct
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
-__all__ = ["Nic", "nics"]
+if TYPE_CHECKING:
+    from hrdma.topo.fabric import Fabric
+
+__all__ = ["Nic", "nics", "rails"]
 
 _SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B  # linux/sockios.h
 _IFF_UP, _IFF_LOOPBACK = 1, 8
@@ -52,6 +56,32 @@ def nics(ifname: str = "") -> list[Nic]:
         for nic in found
         if (not wanted or any(_matches(item, nic) for item in wanted)) and not any(_matches(x, nic) for x in unwanted)
     ]
+
+
+def rails(fabric: Fabric, rank: int, ifname: str, most: int, warn: Callable[..., None]) -> tuple[str, ...]:
+    """Names of the interfaces that are a rank's rails, in the order of lanes; empty: no choice is made.
+
+    The first rank of a host warns where there are fewer than the fabric has, or more than `most`.
+    """
+    host, speaks = fabric.host_of(rank), rank % fabric.ranks_per_host == 0
+    wanted = fabric.nics(host)
+    there = [nic.name for nic in nics(ifname)]
+    found = [name for name in fabric.interfaces[host] if name in there] if fabric.interfaces else there[:wanted]
+    if len(found) < wanted:
+        if speaks:
+            warn(
+                "host %d of %s has %d NICs, this one %s: what belongs to the others goes by the first",
+                host, fabric.name, wanted, f"only {' '.join(there)}" if there else "none",
+            )  # fmt: skip
+        found = found[:1]
+    if len(found) > most:
+        if speaks:
+            warn(
+                "host %d of %s has %d NICs, of which %d can be rails: what belongs to the others goes by %s",
+                host, fabric.name, wanted, most, " ".join(found[:most]),
+            )  # fmt: skip
+        found = found[:most]
+    return tuple(found) if len(found) > 1 or fabric.interfaces else ()
 
 
 def _order(name: str) -> list[tuple[int, str]]:

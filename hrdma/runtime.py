@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hrdma.traffic import Membership
     from hrdma.world import World
 
-__all__ = ["Runtime", "finalize", "host_identity", "init"]
+__all__ = ["Runtime", "finalize", "init"]
 
 AUTOMATIC = ("shm", "verbs", "tcp")  # what is tried, best first, where HRDMA_TRANSPORT says nothing
 RAILED = "tcp"  # the provider that is opened once for each NIC of a fabric
@@ -111,31 +111,11 @@ class Runtime:
         )
 
     def _rails(self) -> tuple[str, ...]:
-        """Names of the interfaces that are this rank's rails, in the order of lanes; empty: no choice is made."""
         if self.network is None:
             return ()
-        from hrdma.nics import nics
+        from hrdma.nics import rails
 
-        fabric = self.network.fabric
-        host, speaks = fabric.host_of(self.rank), self.rank % fabric.ranks_per_host == 0
-        wanted = fabric.nics(host)
-        there = [nic.name for nic in nics(self.config.ifname)]
-        found = [name for name in fabric.interfaces[host] if name in there] if fabric.interfaces else there[:wanted]
-        if len(found) < wanted:
-            if speaks:
-                self.log.warning(
-                    "host %d of %s has %d NICs, this one %s: what belongs to the others goes by the first",
-                    host, fabric.name, wanted, f"only {' '.join(there)}" if there else "none",
-                )  # fmt: skip
-            found = found[:1]
-        if len(found) > _core.MAX_RAILS:
-            if speaks:
-                self.log.warning(
-                    "host %d of %s has %d NICs, of which %d can be rails: what belongs to the others goes by %s",
-                    host, fabric.name, wanted, _core.MAX_RAILS, " ".join(found[: _core.MAX_RAILS]),
-                )  # fmt: skip
-            found = found[: _core.MAX_RAILS]
-        return tuple(found) if len(found) > 1 or fabric.interfaces else ()
+        return rails(self.network.fabric, self.rank, self.config.ifname, _core.MAX_RAILS, self.log.warning)
 
     def _usable(self, name: str) -> bool:
         if name == "verbs" and self.config.hardware():
@@ -147,6 +127,8 @@ class Runtime:
         return devices > 0
 
     def _card(self) -> dict[str, Any]:
+        from hrdma.world import host_identity
+
         domains = self.engine.domains()
         mask = sum(1 << cpu for cpu in os.sched_getaffinity(0))
         return {
@@ -368,22 +350,6 @@ class Runtime:
     def closed(self) -> bool:
         """Whether it can be used no more."""
         return self._closed or os.getpid() != self.pid
-
-
-def host_identity(override: str = "") -> str:
-    """What ranks of one host have in common and others have not: boot id and network namespace.
-
-    Two namespaces of one machine count as two hosts, else shared memory would silently carry the traffic of a network
-    lab that is built from namespaces.
-    """
-    if override:
-        return override
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
-        return f"{boot}.{os.stat('/proc/self/ns/net').st_ino}"
-    except OSError:
-        return f"{os.uname().nodename}.{os.getpid()}"  # no proc: nobody is known to be local
 
 
 def _rail(number: int) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from hrdma.config import Config
 
-__all__ = ["World", "world_from_env"]
+__all__ = ["World", "host_identity", "world_from_env"]
 
 DEFAULT_PORT = 29500
 
@@ -229,3 +229,19 @@ def _started(pid: int) -> str:
             return file.read().rpartition(")")[2].split()[19]
     except OSError:
         return ""
+
+
+def host_identity(override: str = "") -> str:
+    """What ranks of one host have in common and others have not: boot id and network namespace.
+
+    Two namespaces of one machine count as two hosts, else shared memory would silently carry the traffic of a network
+    lab that is built from namespaces.
+    """
+    if override:
+        return override
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        return f"{boot}.{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return f"{os.uname().nodename}.{os.getpid()}"  # no proc: nobody is known to be local

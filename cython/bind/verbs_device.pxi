@@ -21,10 +21,11 @@ cdef class Resource:
     cdef list owners
     cdef object dependants
     cdef const hr_verbs_backend *verbs
-    cdef int order, forked_at, inside
-    cdef bint live
+    cdef int order, forked_at, inside  # inside: calls that use it now
+    cdef bint live, beginning
 
     cdef int begin(self, int order, list owners) except -1:
+        """Until it is opened, or was not, its owners are in use."""
         self.order = order
         self.forked_at = forks
         self.owners = owners
@@ -32,13 +33,23 @@ cdef class Resource:
         for owner in owners:
             (<Resource> owner).check()
             self.verbs = (<Resource> owner).verbs
+        for owner in owners:
+            (<Resource> owner).inside += 1
+        self.beginning = True
         return 0
 
     cdef int opened(self) except -1:
         self.live = True
         for owner in self.owners:
             (<Resource> owner).dependants.add(self)
+        self.begun()
         return 0
+
+    cdef void begun(self) noexcept:
+        if self.beginning:
+            for owner in self.owners:
+                (<Resource> owner).inside -= 1
+        self.beginning = False
 
     cdef int check(self) except -1:
         if self.forked_at != forks:
@@ -48,14 +59,16 @@ cdef class Resource:
         return 0
 
     cdef bint busy(self):
-        return self.live and (self.inside > 0 or any((<Resource> one).busy() for one in list(self.dependants)))
+        # Itself last: between that look and what the caller does next no other thread runs.
+        return self.live and (any([(<Resource> one).busy() for one in list(self.dependants)]) or self.inside > 0)
 
     cdef int release(self) noexcept:
-        """Gives the device's object back; an errno. Called once."""
+        """Gives the device's object back; an errno, and then the device has it still."""
         return 0
 
     cdef int drop(self) noexcept:
         """For __dealloc__: nothing depends on what nobody holds. A forked child leaves its parent's device alone."""
+        self.begun()
         if not self.live or self.forked_at != forks:
             return 0
         self.live = False
@@ -71,17 +84,24 @@ cdef class Resource:
         Raises
         ------
         RequestError
-            Another thread is using it or what depends on it; nothing was closed.
+            Another thread is using it or what depends on it; it was not closed.
+        DeviceError
+            The device does not give it up; it is open still, and so is its memory.
         """
-        cdef int rc
+        cdef int rc = 0
         if self.closed:
             return
         if self.busy():
             raise RequestError(f"{self!r} is in use by another thread: end its call first")
-        for one in sorted(self.dependants, key=lambda one: (<Resource> one).order):
-            one.close()
-        self.live = False
-        rc = self.release()
+        self.live = False  # nobody begins anything with it from here on
+        try:
+            for one in sorted(self.dependants, key=lambda one: (<Resource> one).order):
+                one.close()
+            rc = self.release()
+            self.live = rc != 0
+        except BaseException:
+            self.live = True
+            raise
         if rc:
             raise DeviceError(f"{self!r} cannot be closed: {_os.strerror(rc)}")
 
@@ -174,8 +194,8 @@ cdef class Device(Resource):
         if self.ctx == NULL:
             if why == NULL:
                 raise DeviceError(f"no RDMA device is called {name!r}: there are {verbs_devices()}")
-            raise DeviceError(f"cannot open {name}: {_os.strerror(rc)} (access to /dev/infiniband, and its driver: "
-                              "apt install ibverbs-providers)")
+            mend = " (access to /dev/infiniband, and its driver: apt install ibverbs-providers)"
+            raise DeviceError(f"cannot open {name}: {_os.strerror(rc)}{'' if name == 'sim' else mend}")
         self.opened()
         rc = self.verbs.query_port(self.ctx, <uint8_t> port, &self.attr)
         if rc:

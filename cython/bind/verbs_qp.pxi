@@ -78,7 +78,10 @@ cdef class QueuePair(Resource):
         self.drop()
 
     cdef int release(self) noexcept:
-        return self.verbs.destroy_qp(self.qp)
+        cdef int rc = self.verbs.destroy_qp(self.qp)
+        if not rc:
+            self.used.clear()
+        return rc
 
     cdef int modify(self, ibv_qp_attr *attr, int mask, str what) except -1:
         cdef int rc = self.verbs.modify_qp(self.qp, attr, mask)
@@ -139,25 +142,25 @@ cdef class QueuePair(Resource):
         attr.path_mtu = <ibv_mtu> (<int> (min(<int> mtu, device.mtu)).bit_length() - 8)
         attr.dest_qp_num, attr.rq_psn = num, psn
         attr.max_dest_rd_atomic = <uint8_t> self.reads()
-        attr.min_rnr_timer = VERBS_RNR_TIMER
+        attr.min_rnr_timer = HR_VERBS_RNR_TIMER
         attr.ah_attr.port_num, attr.ah_attr.dlid = <uint8_t> device.port, lid
         if device.attr.link_layer == IBV_LINK_LAYER_ETHERNET:
             attr.ah_attr.is_global = 1
             memcpy(attr.ah_attr.grh.dgid.raw, <const char *> raw, 16)
-            attr.ah_attr.grh.sgid_index, attr.ah_attr.grh.hop_limit = <uint8_t> device.gid_index, VERBS_HOPS
+            attr.ah_attr.grh.sgid_index, attr.ah_attr.grh.hop_limit = <uint8_t> device.gid_index, HR_VERBS_HOPS
             attr.ah_attr.grh.traffic_class = <uint8_t> (dscp << 2)
         self.modify(&attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER, f"finds no way to {gid}")
         memset(&attr, 0, sizeof(attr))
         attr.qp_state = IBV_QPS_RTS
-        attr.timeout, attr.retry_cnt, attr.rnr_retry = VERBS_ACK_TIMEOUT, VERBS_RETRIES, VERBS_RETRIES
+        attr.timeout, attr.retry_cnt, attr.rnr_retry = HR_VERBS_ACK_TIMEOUT, HR_VERBS_RETRIES, HR_VERBS_RETRIES
         attr.sq_psn, attr.max_rd_atomic = self.psn, <uint8_t> self.reads()
         self.modify(&attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                     IBV_QP_MAX_QP_RD_ATOMIC, "does not get ready to send")
 
     cdef int reads(self) except -1:
         """Under way at a time, in either direction."""
-        return max(1, min(VERBS_READS, <int> self.pd.device.limits()["reads"]))
+        return max(1, min(HR_VERBS_READS, <int> self.pd.device.limits()["reads"]))
 
     def post_send(self, what, *, wr_id=0, imm=None, bint signaled=True, bint inline=False):
         """Sends to the receives that the peer has posted, a message for each piece.
@@ -204,6 +207,7 @@ cdef class QueuePair(Resource):
         cdef Piece piece
         batch = [what] if isinstance(what, (MemoryRegion, Piece)) else list(what)
         batch = [Piece(one, 0, len(one)) if isinstance(one, MemoryRegion) else one for one in batch]
+        self.check()  # what made the sequence may have closed it
         for piece in batch:
             piece.region.check()
             if piece.region.pd is not self.pd:
@@ -212,6 +216,14 @@ cdef class QueuePair(Resource):
                 raise ValueError(f"a piece of {len(piece)} bytes: less than 4 GiB, and what Device.limits() says")
             self.used.add(piece.region)
         return batch
+
+    cdef int use(self, list batch, int more) except -1:
+        """Nobody closes it, or the regions, while the device is given work."""
+        cdef Piece piece
+        self.inside += more
+        for piece in batch:
+            piece.region.inside += more
+        return 0
 
     cdef int post(self, str name, what, ibv_wr_opcode opcode, remote, rkey, wr_id, imm, bint signaled,
                   bint inline) except -1:
@@ -222,7 +234,6 @@ cdef class QueuePair(Resource):
         cdef uint64_t at = remote, first = wr_id
         cdef uint32_t key = rkey, word = 0 if imm is None else imm
         cdef int i, rc, n
-        self.check()
         batch = self.pieces(what)
         n = <int> len(batch)
         if not n:
@@ -243,10 +254,10 @@ cdef class QueuePair(Resource):
             if opcode != IBV_WR_SEND and opcode != IBV_WR_SEND_WITH_IMM:
                 wrs[i].remote_addr, wrs[i].remote_key = at, key
                 at += sges[i].length
-        self.inside += 1
+        self.use(batch, 1)
         with nogil:
             rc = ibv_post_send(self.qp, wrs, &bad)
-        self.inside -= 1
+        self.use(batch, -1)
         i = <int> (bad - wrs) if bad != NULL else 0
         free(wrs)
         if rc:
@@ -261,7 +272,6 @@ cdef class QueuePair(Resource):
         cdef Piece piece
         cdef uint64_t first = wr_id
         cdef int i, rc, n
-        self.check()
         batch = self.pieces(what)
         n = <int> len(batch)
         if not n:
@@ -276,10 +286,10 @@ cdef class QueuePair(Resource):
             sges[i].length, sges[i].lkey = <uint32_t> (piece.end - piece.start), piece.region.mr.lkey
             wrs[i].wr_id, wrs[i].next = first + <uint64_t> i, &wrs[i + 1] if i + 1 < n else NULL
             wrs[i].sg_list, wrs[i].num_sge = &sges[i], 1 if sges[i].length else 0
-        self.inside += 1
+        self.use(batch, 1)
         with nogil:
             rc = ibv_post_recv(self.qp, wrs, &bad)
-        self.inside -= 1
+        self.use(batch, -1)
         i = <int> (bad - wrs) if bad != NULL else 0
         free(wrs)
         if rc:

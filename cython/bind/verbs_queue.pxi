@@ -1,7 +1,6 @@
 # verbs_queue.pxi - hrdma.verbs: completion queues and queue pairs, posting and polling without the GIL.
 from libc.stdlib cimport calloc, free
 from posix.fcntl cimport F_GETFL, F_SETFL, O_NONBLOCK, fcntl
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 import collections as _collections
 import secrets as _secrets
@@ -22,14 +21,6 @@ cdef enum:
     VERBS_SLICE = 100   # milliseconds of sleep between two looks at signals
     VERBS_POLL = 64     # completions in one call
 
-# Until the first retry 4.096 us * 2^14, then six more: half a second of silence. Soft-RoCE takes 7 for "without end".
-cdef enum:
-    VERBS_ACK_TIMEOUT = 14
-    VERBS_RETRIES = 6
-    VERBS_RNR_TIMER = 12
-    VERBS_HOPS = 64
-    VERBS_READS = 16
-
 VERBS_OPCODES = {
     <int> IBV_WC_SEND: "send",
     <int> IBV_WC_RDMA_WRITE: "write",
@@ -40,12 +31,6 @@ VERBS_OPCODES = {
 
 QueuePairAddress = _collections.namedtuple("QueuePairAddress", ["gid", "lid", "num", "psn", "mtu"])
 QueuePairAddress.__doc__ = "What a queue pair must know of its peer: GID as text, LID, number, first PSN, MTU in bytes."
-
-
-cdef int64_t verbs_now() noexcept nogil:
-    cdef timespec ts
-    clock_gettime(CLOCK_MONOTONIC, &ts)
-    return <int64_t> ts.tv_sec * 1000000000 + ts.tv_nsec
 
 
 cdef class Completion:
@@ -138,14 +123,16 @@ cdef class CompletionQueue(Resource):
 
     cdef int release(self) noexcept:
         cdef int rc = self.verbs.destroy_cq(self.cq)
-        return rc or self.verbs.destroy_comp_channel(self.channel)
+        if not rc:
+            self.verbs.destroy_comp_channel(self.channel)  # only its queue would keep it
+        return rc
 
     cdef int sleep(self, int64_t until) noexcept nogil:
         """Until something may have come, a slice is over or the time has come."""
         cdef pollfd waits
         cdef ibv_cq *cq
         cdef void *context
-        cdef int64_t left = (until - verbs_now()) // 1000000 + 1
+        cdef int64_t left = (until - hr_now()) // 1000000 + 1
         waits.fd, waits.events = self.channel.fd, <short> POLLIN
         poll(&waits, 1, <int> (VERBS_SLICE if left > VERBS_SLICE else left if left > 0 else 0))
         while self.verbs.get_cq_event(self.channel, &cq, &context) == 0:
@@ -184,21 +171,21 @@ cdef class CompletionQueue(Resource):
             raise ValueError(f"limit={limit}: 1 to {<int> VERBS_POLL}")
         if not 0 <= timeout <= 1e9:
             raise ValueError(f"timeout={timeout}: seconds, 0 or more")
-        until = verbs_now() + <int64_t> (timeout * 1e9)
+        until = hr_now() + <int64_t> (timeout * 1e9)
         self.inside += 1
         try:
             while True:
                 with nogil:
                     for turn in range(VERBS_SPINS):
                         n = ibv_poll_cq(self.cq, limit, found)
-                        if n or verbs_now() >= until:
+                        if n or hr_now() >= until:
                             break
-                    if not n and verbs_now() < until:  # armed, then looked again: what came in between would not wake
+                    if not n and hr_now() < until:  # armed, then looked again: what came in between would not wake
                         ibv_req_notify_cq(self.cq, 0)
                         n = ibv_poll_cq(self.cq, limit, found)
                         if not n:
                             self.sleep(until)
-                if n or verbs_now() >= until:
+                if n or hr_now() >= until:
                     break
                 PyErr_CheckSignals()
         finally:

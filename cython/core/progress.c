@@ -35,12 +35,6 @@
 #define SPIN_LEAST_NS 20000
 #define STEP_BACK_NS 200000
 
-int64_t hr_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 void hr_work_add(struct hr_engine *engine, struct hr_work *work, int priority) {
     work->priority = priority;
     hr_list_push(&engine->work[priority], &work->link);

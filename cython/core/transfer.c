@@ -11,8 +11,8 @@
  * dropped.
  *
  * A buffer is free for its owner as soon as its request is finished: pulled buffers after FIN, pushed ones when the
- * provider has let go of them; a receive buffer that peers could write is deregistered first (HR_CAP_REVOKE), or the
- * connection is cut.
+ * provider has let go of them; a receive buffer that the peer may be writing to when the provider says that it will be
+ * quiet (mem_quiet), or when the connection is cut.
  */
 
 #include <stdlib.h>

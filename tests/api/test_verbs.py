@@ -256,17 +256,64 @@ def test_what_nobody_holds_closes_itself_and_gives_memory_and_descriptors_back()
     assert (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))) == (files, threads)
 
 
+def test_a_closed_queue_pair_keeps_no_memory(pair):
+    array = bytearray(10)
+    pair.qps[0].post_recv(verbs.MemoryRegion(pair.pd, array))
+    pair.qps[0].close()
+    gc.collect()
+    array.append(1)
+
+
+@pytest.mark.parametrize("post", ["post_send", "post_recv"])
+def test_a_batch_whose_making_closes_the_queue_pair(pair, post):
+    def batch():
+        yield pair.regions[0]
+        pair.qps[0].close()
+
+    with pytest.raises(ValueError, match="is closed"):
+        getattr(pair.qps[0], post)(batch())
+
+
+def test_a_batch_whose_making_closes_a_region(pair):
+    def batch():
+        yield pair.regions[0][:10]
+        pair.regions[0].close()
+
+    with pytest.raises(ValueError, match="is closed"):
+        pair.qps[0].post_send(batch())
+
+
+def test_an_owner_is_not_closed_while_what_depends_on_it_is_made(pair):
+    class Tensor:
+        def __dlpack_device__(self):
+            return (1, 0)
+
+        def __dlpack__(self, **how):
+            for owner in (pair.pd, pair.device):
+                with pytest.raises(hrdma.RequestError, match="in use"):
+                    owner.close()
+            return np.zeros(10, "uint8").__dlpack__()
+
+    assert len(verbs.MemoryRegion(pair.pd, Tensor())) == 10
+    with pytest.raises(ValueError, match="empty"):
+        verbs.MemoryRegion(pair.pd, b"")
+    pair.pd.close()  # what failed to be made is not in the way
+    assert pair.pd.closed
+
+
 def test_a_forked_child_is_refused_and_does_no_harm(pair):
     child = os.fork()
     if child == 0:
-        signal.alarm(20)
+        code = 1
         try:
-            pair.qps[0].post_send(pair.regions[0])
-        except ValueError as error:
-            ok = "before fork" in str(error)
-        pair.device.close()
-        del pair
-        gc.collect()
-        os._exit(0 if ok else 1)
+            signal.alarm(20)
+            with pytest.raises(ValueError, match="before fork"):
+                pair.qps[0].post_send(pair.regions[0])
+            pair.device.close()
+            del pair
+            gc.collect()
+            code = 0
+        finally:  # whatever happens, it is no second pytest
+            os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     test_writes_and_reads(pair)

@@ -326,7 +326,7 @@ static void cut_by_quiet(struct window *window) {
         pthread_mutex_lock(&window->peer->side->lock);
         pthread_mutex_lock(&owner->side->lock);
     }
-    CHECK(status == HR_OK || status == HR_ERR_UNSUPPORTED);
+    CHECK(status == HR_OK || (status == HR_ERR_UNSUPPORTED && !settings.threads));
     if (status != HR_OK) end_abort(owner);
     cut_by_deregister(window);
 }

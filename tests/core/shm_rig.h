@@ -87,7 +87,7 @@ static void side_close(struct side *s) {
 }
 static void turn(struct side *s) { ops->progress(s->domain, 16, s->ep); }
 
-static double now(void) { return 1e-9 * (double)hr_shm_now(); }
+static double now(void) { return 1e-9 * (double)hr_now(); }
 #define UNTIL(seconds, cond, step)                 \
     do {                                           \
         double until_end = now() + (seconds);      \

@@ -1,7 +1,12 @@
 /* test_verbs_sim.c - the simulated device alone: states, order, missing receives, flushing, faults of access. */
 
 #include <errno.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -223,4 +228,100 @@ TEST(more_work_than_the_queue_holds) {
     CHECK_EQ(n, 8);
     end_close(&a);
     end_close(&b);
+}
+
+/* ---- where the system gives less ---- */
+
+/* Milliseconds that this process computed while nobody here did for a fifth of a second. */
+static double busy_ms(void) {
+    struct timespec from, to;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &from);
+    usleep(200000);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &to);
+    return (double)(to.tv_sec - from.tv_sec) * 1e3 + (double)(to.tv_nsec - from.tv_nsec) / 1e6;
+}
+
+TEST(the_thread_rests_although_a_forked_child_holds_copies) {
+    struct end a, b;
+    up(&a, &b, 7);
+    CHECK_EQ(post_recv(&b, 100), 0);
+    CHECK_EQ(post(&a, IBV_WR_SEND, 100, NULL, 0), 0);
+    CHECK_EQ(next(&a).status, IBV_WC_SUCCESS);
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;) pause();
+    }
+    REQUIRE(child > 0);
+    v->destroy_qp(a.qp);
+    v->destroy_qp(b.qp);
+    a.qp = b.qp = NULL;
+    CHECK(busy_ms() < 100);
+    kill(child, SIGKILL);
+    CHECK_EQ(waitpid(child, NULL, 0), child);
+    end_close(&a);
+    end_close(&b);
+}
+
+/* Only so many descriptors more. */
+static struct rlimit leave(rlim_t descriptors) {
+    struct rlimit before, now;
+    int lowest = dup(STDERR_FILENO);
+    REQUIRE(lowest >= 0 && getrlimit(RLIMIT_NOFILE, &before) == 0);
+    close(lowest);
+    now = before;
+    now.rlim_cur = (rlim_t)lowest + descriptors;
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &now), 0);
+    return before;
+}
+
+TEST(without_descriptors_a_queue_pair_gives_up_like_one_whose_peer_is_silent) {
+    struct end a, b;
+    end_open(&a);
+    end_open(&b);
+    struct rlimit before = leave(0);
+    CHECK_EQ(to_init(&a) | to_init(&b), 0);
+    CHECK_EQ(to_rtr(&a, &b) | to_rtr(&b, &a), 0);
+    CHECK_EQ(to_rts(&a, 7) | to_rts(&b, 7), 0);
+    CHECK(busy_ms() < 100); /* nothing is to be sent: there is time */
+    CHECK_EQ(post(&a, IBV_WR_SEND, 100, NULL, 0), 0);
+    CHECK(busy_ms() < 100);
+    CHECK_EQ(next(&a).status, IBV_WC_RETRY_EXC_ERR);
+    setrlimit(RLIMIT_NOFILE, &before);
+    CHECK_EQ(post_recv(&a, 100), 0); /* the other one still finds its way, to a peer that is broken */
+    CHECK_EQ(post(&b, IBV_WR_SEND, 100, NULL, 0), 0);
+    CHECK(next(&b).status != IBV_WC_SUCCESS);
+    end_close(&a);
+    end_close(&b);
+}
+
+TEST(callers_are_taken_when_there_are_descriptors_again) {
+    struct end a, b;
+    end_open(&a);
+    end_open(&b);
+    struct rlimit before = leave(2);
+    CHECK_EQ(to_init(&a) | to_init(&b), 0);
+    CHECK_EQ(to_rtr(&a, &b) | to_rtr(&b, &a), 0);
+    CHECK_EQ(to_rts(&a, 7) | to_rts(&b, 7), 0);
+    CHECK_EQ(post_recv(&b, 100), 0);
+    CHECK_EQ(post(&a, IBV_WR_SEND, 100, NULL, 0), 0);
+    CHECK(busy_ms() < 100);
+    setrlimit(RLIMIT_NOFILE, &before);
+    CHECK_EQ(next(&b).status, IBV_WC_SUCCESS);
+    CHECK_EQ(next(&a).status, IBV_WC_SUCCESS);
+    end_close(&a);
+    end_close(&b);
+}
+
+TEST(opening_says_what_was_missing) {
+    int n;
+    struct ibv_device **list = v->get_device_list(&n);
+    for (rlim_t descriptors = 0; descriptors < 4; descriptors++) {
+        struct rlimit before = leave(descriptors);
+        errno = 0;
+        CHECK(!v->open_device(list[0]));
+        CHECK_EQ(errno, EMFILE);
+        setrlimit(RLIMIT_NOFILE, &before);
+    }
+    v->free_device_list(list);
 }

@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "hr/auth.h"
+#include "hr/clock.h"
 #include "hr/program.h"
 #include "hr/provider.h"
 #include "hr/reduce.h"
@@ -165,7 +166,5 @@ struct hr_peer_stats {
     int connected, rails;
 };
 int hr_peer_stats(struct hr_engine *engine, uint64_t peer_id, struct hr_peer_stats *stats_p);
-
-int64_t hr_now(void);
 
 #endif

@@ -15,7 +15,8 @@
  *   rmem     a peer's memory, imported from a desc.
  *
  * Threads. Every call on one domain is made under the engine's lock: a provider needs no lock of its own against the
- * engine. event_fd's descriptor alone is polled without the lock. Providers start no threads.
+ * engine. event_fd's descriptor alone is polled without the lock. Providers start no threads; a device that is
+ * simulated may have one in place of its hardware, and guards what they share itself.
  *
  * Callbacks. The sink's functions are called only from inside progress(), never from post_*, ep_connect or ep_abort. A
  * callback may post on any endpoint of the domain; it never aborts or destroys one.
@@ -33,7 +34,7 @@
  *
  * Receive memory is the provider's own: a message is shown in place to sink->recv and is gone when that returns. (The
  * engine never posts receive buffers; bulk data moves by read, write or a run of messages into memory that the engine
- * names. A verbs provider posts its shared receive queue itself and keeps the credits that make RNR impossible.)
+ * names. A verbs provider posts the receives of its queue pairs itself and keeps the credits that make RNR impossible.)
  */
 
 #include <stddef.h>
@@ -56,7 +57,8 @@ enum {
     HR_CAP_ATOMIC = 1 << 2, /* post_atomic */
     HR_CAP_MAP = 1 << 3,    /* mem_import may give a CPU address (rmem.ptr): the peer's memory, read-only */
     HR_CAP_ANYMEM = 1 << 4, /* local side of reads and writes may be memory that was never registered */
-    HR_CAP_REVOKE = 1 << 5, /* mem_deregister of an exported region takes effect at once: late remote access fails */
+    HR_CAP_REVOKE = 1 << 5, /* mem_deregister of an exported region takes effect at once: late remote access fails; the
+                               engine does not count on it, but asks mem_quiet */
     HR_CAP_LOCAL = 1 << 6,  /* peers are on this host */
 };
 

@@ -4,14 +4,16 @@
  * What may happen to an operation (options as in "seed=7,drop=0.01,delay=0.05:2ms,ops=send+write"):
  *
  *   drop=P        a message or write vanishes though HR_OK was said; a read or atomic never ends; memory is called
- * quiet that is not delay=P:T     it leaves a time T later; what is posted after it on the endpoint waits behind it
+ *                 quiet that is not
+ *   delay=P:T     it leaves a time T later; what is posted after it on the endpoint waits behind it
  *   reorder=P     the next message or write on the endpoint leaves before this one
  *   truncate=P    only the first half of the bytes is moved
  *   error=P       HR_ERR_IO, returned by the call or by done, half of the time each
  *   kill=after:N  the endpoint of the operation after the N-th is aborted; kill=process:N sends SIGKILL
  *   stop=after:N  SIGSTOP
- *   ops=A+B       only these of send, write, read, atomic, quiet are hit and counted; all but quiet where nothing is
- * said budget=N      at most N faults by chance seed=N        another course of events
+ *   ops=A+B       only these of send, write, read, atomic, quiet are hit and counted; without it all but quiet
+ *   budget=N      at most N faults by chance
+ *   seed=N        another course of events
  *
  * Each endpoint has a generator of its own, so what hits its n-th operation depends on seed, ids and n, not on timing.
  * Faults are counted when they take effect (a reorder when something did overtake), see hr/fault.h.
@@ -307,8 +309,8 @@ static hr_status inject(struct fault_ep *ep, int kind, enum fault_op op, const v
     case FAULT_DROP:
         if (op & (FAULT_SEND | FAULT_WRITE)) return HR_OK;
         return hr_fault_hold(ep, op, args, HELD_NEVER, 0, 0);
-    case FAULT_DELAY: return hr_fault_hold(ep, op, args, HELD_ISSUE, hr_fault_now() + domain->plan.delay_ns, 0);
-    case FAULT_REORDER: return hr_fault_hold(ep, op, args, HELD_ISSUE, hr_fault_now() + overtake_ns, 1);
+    case FAULT_DELAY: return hr_fault_hold(ep, op, args, HELD_ISSUE, hr_now() + domain->plan.delay_ns, 0);
+    case FAULT_REORDER: return hr_fault_hold(ep, op, args, HELD_ISSUE, hr_now() + overtake_ns, 1);
     case FAULT_TRUNCATE: return cut(ep, op, args);
     case FAULT_ERROR:
         if (ep->draw & 1) return HR_ERR_IO;
@@ -419,7 +421,7 @@ static void fault_event_disarm(struct hr_domain *base) {
 static hr_status fault_event_arm(struct hr_domain *base) {
     struct fault_domain *domain = of_domain(base);
     hr_status status;
-    if (domain->pending && hr_fault_due(domain) <= hr_fault_now()) return HR_AGAIN;
+    if (domain->pending && hr_fault_due(domain) <= hr_now()) return HR_AGAIN;
     status = domain->inner->ops->event_arm(domain->inner);
     if (status != HR_OK) return status;
     domain->armed = 1;

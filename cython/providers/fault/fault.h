@@ -2,6 +2,7 @@
 #ifndef HR_FAULT_PRIVATE_H
 #define HR_FAULT_PRIVATE_H
 
+#include "hr/clock.h"
 #include "hr/fault.h"
 
 extern const struct hr_provider hr_provider_fault;
@@ -91,6 +92,5 @@ void hr_fault_forget(struct fault_ep *ep);                             /* all of
 int64_t hr_fault_due(const struct fault_domain *domain);               /* the earliest, INT64_MAX: none */
 void hr_fault_set_timer(struct fault_domain *domain);
 uint64_t hr_fault_bytes(const struct fault_ep *ep);
-int64_t hr_fault_now(void);
 
 #endif

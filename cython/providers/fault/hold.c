@@ -15,12 +15,6 @@
 
 enum { MAX_HELD = 64 }; /* on one endpoint; the engine keeps the rest */
 
-int64_t hr_fault_now(void) {
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
-}
-
 hr_status hr_fault_post(struct fault_ep *ep, enum fault_op op, const void *args) {
     const struct hr_provider *ops = ep->inner->domain->ops;
     switch (op) {
@@ -128,7 +122,7 @@ static int run_ep(struct fault_ep *ep, int budget, int64_t now) {
 }
 
 int hr_fault_run(struct fault_domain *domain, int budget) {
-    int64_t now = hr_fault_now();
+    int64_t now = hr_now();
     int n = 0;
     for (struct fault_ep *ep = domain->eps; ep && n < budget; ep = ep->next)
         if (ep->held) n += run_ep(ep, budget - n, now);

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hr/mix.h"
+
 const char *const hr_fault_names[HR_FAULT_KINDS] = {"drop", "delay", "reorder", "truncate", "error", "kill", "stop"};
 
 /* ---- options ---- */
@@ -147,12 +149,7 @@ uint64_t hr_fault_next(struct fault_random *random) {
     return result;
 }
 
-/* splitmix64 turns any seed, 0 too, into a state that is not all zero. */
+/* A state that is not all zero, whatever the seed. */
 void hr_fault_seed(struct fault_random *random, uint64_t seed) {
-    for (int i = 0; i < 4; i++) {
-        uint64_t z = seed += 0x9e3779b97f4a7c15u;
-        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-        z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-        random->s[i] = z ^ z >> 31;
-    }
+    for (int i = 0; i < 4; i++) random->s[i] = hr_mix(&seed);
 }

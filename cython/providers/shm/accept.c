@@ -53,7 +53,7 @@ void hr_shm_accept(struct shm_domain *dom) {
         }
         call->fd = fd;
         call->pid = pid;
-        call->deadline = hr_shm_now() + PROOF_NS;
+        call->deadline = hr_now() + PROOF_NS;
         hr_handshake_start(&call->handshake, dom->auth, 0, dom->self_id, 0);
         while (*tail) tail = &(*tail)->next;
         *tail = call;
@@ -79,7 +79,7 @@ static int call_step(struct shm_domain *dom, struct shm_call *call) {
     int want_write = 0;
     if (!call->proven) {
         hr_status status = hr_handshake_step(&call->handshake, call->fd, &want_write);
-        if (hr_is_error(status) || (status == HR_AGAIN && hr_shm_now() > call->deadline)) return 0;
+        if (hr_is_error(status) || (status == HR_AGAIN && hr_now() > call->deadline)) return 0;
         call->proven = status == HR_OK;
         if (call->proven) { /* what follows is for the endpoint that takes it; until then only its end matters */
             struct epoll_event event = {.events = EPOLLRDHUP, .data.ptr = &call->watch};

@@ -10,19 +10,12 @@
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "providers/shm/address.h"
 #include "providers/shm/shm.h"
 
 #define STAGE_BELOW ((uint64_t)4 << 20)
-
-int64_t hr_shm_now(void) {
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return ts.tv_sec * INT64_C(1000000000) + ts.tv_nsec;
-}
 
 int hr_shm_grow(void *array_p, uint32_t n, uint32_t *cap_p, size_t element) {
     void *array;

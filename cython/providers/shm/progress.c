@@ -121,7 +121,7 @@ int hr_shm_progress(struct hr_domain *domain, int budget, struct hr_ep *hint) {
     int due = dom->attend || (dom->idle && (dom->connecting || dom->armed));
 
     if (due || turn % CLOCK_EVERY == 0) {
-        int64_t now = hr_shm_now();
+        int64_t now = hr_now();
         if (due || now - dom->attended_at > ATTEND_NS) n = attend(dom, budget, now);
     }
     rings = n;

@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include "hr/auth.h"
+#include "hr/clock.h"
 #include "hr/provider.h"
 #include "providers/shm/ring.h"
 
@@ -155,7 +156,6 @@ static inline struct shm_domain *shm_domain(struct hr_domain *domain) { return (
 static inline struct shm_domain *shm_ep_domain(struct shm_ep *e) { return (struct shm_domain *)e->base.domain; }
 
 /* domain.c */
-int64_t hr_shm_now(void);
 /* Room for one more element: 0 when there is no memory. */
 int hr_shm_grow(void *array_p, uint32_t n, uint32_t *cap_p, size_t element);
 int hr_shm_watch(struct shm_domain *dom, int fd, struct shm_watch *watch, enum shm_source source, void *owner);

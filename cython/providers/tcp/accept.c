@@ -114,7 +114,7 @@ void hr_tcp_accept(struct hr_tcp_domain *d, struct hr_tcp_listener *listener) {
         }
         caller->source = (struct hr_tcp_source){.kind = HR_TCP_CALLER, .fd = fd};
         caller->from = from;
-        caller->deadline = hr_tcp_now() + PROVE_TIME;
+        caller->deadline = hr_now() + PROVE_TIME;
         hr_handshake_start(&caller->hs, d->auth, 0, d->self_id, 0);
         hr_tcp_link_push(&d->callers, &caller->link);
         d->half_open++;

@@ -118,7 +118,7 @@ static void try_next(struct hr_tcp_ep *ep) {
             dial->try_ns *= 2;
         }
         dial->step = CONNECTING;
-        dial->deadline = dial->n > 1 ? hr_tcp_now() + dial->try_ns : 0;
+        dial->deadline = dial->n > 1 ? hr_now() + dial->try_ns : 0;
         if (start(ep, &dial->list[dial->current].at, &what) == 0) return;
         note(dial, HR_ERR_UNREACHABLE, what, errno);
         cross_out(dial);

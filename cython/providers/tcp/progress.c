@@ -24,12 +24,6 @@
 #define ALL_EVERY 16
 #define TICK (50 * HR_TCP_MS)
 
-int64_t hr_tcp_now(void) {
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return ts.tv_sec * 1000000000LL + ts.tv_nsec;
-}
-
 int hr_tcp_watch(struct hr_tcp_domain *d, struct hr_tcp_source *source, uint32_t interest) {
     struct epoll_event event = {.events = interest, .data.ptr = source};
     if (source->watched && source->interest == interest) return 0;
@@ -74,7 +68,7 @@ void hr_tcp_timer_update(struct hr_tcp_domain *d) {
 static void tick(struct hr_tcp_domain *d) {
     uint64_t expired;
     if (read(d->timer.fd, &expired, sizeof expired) < 0) return;
-    int64_t now = hr_tcp_now();
+    int64_t now = hr_now();
     hr_tcp_callers_tick(d, now);
     if (!d->dialing) return;
     for (struct hr_tcp_link *l = d->eps.next; l != &d->eps; l = l->next)

@@ -19,6 +19,7 @@
 #include <sys/epoll.h>
 
 #include "hr/auth.h"
+#include "hr/clock.h"
 #include "hr/provider.h"
 #include "providers/tcp/ifaces.h"
 #include "providers/tcp/wire.h"
@@ -296,7 +297,6 @@ void hr_tcp_forget(struct hr_tcp_domain *d, struct hr_tcp_source *source);
 void hr_tcp_unwatch(struct hr_tcp_domain *d, struct hr_tcp_source *source);
 /* Turns the timer on when something has a deadline, off when nothing has. */
 void hr_tcp_timer_update(struct hr_tcp_domain *d);
-int64_t hr_tcp_now(void);
 #define HR_TCP_MS 1000000LL
 
 #endif

@@ -42,6 +42,16 @@ struct hr_verbs_backend {
 /* libibverbs, opened when first asked for and kept; NULL with a static text that says what is missing. Any thread. */
 const struct hr_verbs_backend *hr_verbs_lib(const char **why_p);
 
+/* What queue pairs are brought up with. 4.096 us * 2^14 until the first retry, then 6 more: half a second of silence.
+ * Soft-RoCE takes 7 for "without end". */
+enum {
+    HR_VERBS_ACK_TIMEOUT = 14,
+    HR_VERBS_RETRIES = 6,
+    HR_VERBS_RNR_TIMER = 12,
+    HR_VERBS_HOPS = 64,
+    HR_VERBS_READS = 16 /* reads under way at a time, in either direction */
+};
+
 /* Index of the wanted GID, or of the best where that is -1; -1: there is none. */
 int hr_verbs_gid_choose(const struct hr_verbs_backend *verbs, struct ibv_context *ctx, uint8_t port, int entries,
                         int wanted, union ibv_gid *gid_p);

@@ -125,7 +125,7 @@ static void try_from(struct hr_verbs_domain *d, struct hr_verbs_call *call, int 
     for (call->current = first; call->current < call->n; call->current++) {
         hr_verbs_unwatch(d, &call->source);
         call->step = HR_VERBS_CONNECTING;
-        call->deadline = call->current + 1 < call->n ? hr_verbs_now() + FIRST_TRY : 0;
+        call->deadline = call->current + 1 < call->n ? hr_now() + FIRST_TRY : 0;
         if (start(d, call) == 0) return;
         note(call, HR_ERR_UNREACHABLE, "cannot connect", errno);
     }
@@ -269,7 +269,7 @@ void hr_verbs_accept(struct hr_verbs_domain *d, struct hr_verbs_listener *listen
         }
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
         call->step = HR_VERBS_PROVING;
-        call->deadline = hr_verbs_now() + PROVE_TIME;
+        call->deadline = hr_now() + PROVE_TIME;
         hr_handshake_start(&call->hs, d->auth, 0, d->self_id, 0);
         if (hr_verbs_watch(d, &call->source, EPOLLIN)) hr_verbs_call_free(d, call);
     }

@@ -136,9 +136,8 @@ static int active_port(struct hr_verbs_domain *d, int wanted) {
 static int try_device(struct hr_verbs_domain *d, struct ibv_device *device, int port, int any, char detail[256]) {
     d->ctx = d->verbs->open_device(device);
     if (!d->ctx) {
-        snprintf(detail, 256,
-                 "cannot open %.60s: %s (access to /dev/infiniband, and its driver: apt install ibverbs-providers)",
-                 device->name, strerror(errno));
+        snprintf(detail, 256, "cannot open %.60s: %s%s", device->name, strerror(errno),
+                 d->is_sim ? "" : " (access to /dev/infiniband, and its driver: apt install ibverbs-providers)");
         return 0;
     }
     if (d->verbs->query_device(d->ctx, &d->attr))

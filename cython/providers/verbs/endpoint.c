@@ -77,7 +77,7 @@ void hr_verbs_ep_end(struct hr_verbs_ep *ep) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
     if (ep->state != HR_VERBS_UP) return;
     ep->state = HR_VERBS_ENDING;
-    ep->ended = hr_verbs_now();
+    ep->ended = hr_now();
     hr_verbs_link_push(&d->ending, &ep->end);
     hr_verbs_timer_update(d);
 }

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hr/mix.h"
+
 static const struct {
     const char *name;
     enum ibv_wc_status status;
@@ -49,23 +51,15 @@ int hr_verbs_inject_option(struct hr_verbs_inject *inject, const char *key, cons
     return bad(detail, key, value, "retry, rnr, access, flush, local or fatal");
 }
 
-/* splitmix64: any seed is good. */
-static uint64_t next(uint64_t *state) {
-    uint64_t x = *state += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
 void hr_verbs_inject_start(const struct hr_verbs_inject *inject, struct hr_verbs_inject_ep *ep, uint64_t self,
                            uint64_t peer, uint32_t stream) {
     ep->random = inject->seed + (self << 40) + (peer << 16) + stream;
-    next(&ep->random);
+    hr_mix(&ep->random);
 }
 
 static int strikes(struct hr_verbs_inject *inject, struct hr_verbs_inject_ep *ep, double probability) {
     if (probability <= 0 || inject->completions + inject->posts >= inject->budget) return 0;
-    return (double)(next(&ep->random) >> 11) * 0x1p-53 < probability;
+    return (double)(hr_mix(&ep->random) >> 11) * 0x1p-53 < probability;
 }
 
 int hr_verbs_inject_wc(struct hr_verbs_inject *inject, struct hr_verbs_inject_ep *ep, struct ibv_wc *wc) {

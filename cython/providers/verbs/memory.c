@@ -25,8 +25,9 @@ enum { ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE
 
 struct verbs_desc {
     uint64_t addr, len;
-    uint32_t rkey, access; /* access: HR_ACCESS_* in 8 bits, which registration in 24 */
-    uint64_t check;
+    uint32_t rkey, access;
+    uint32_t serial; /* which registration */
+    uint32_t check;
 };
 _Static_assert(sizeof(struct verbs_desc) == HR_DESC_BYTES, "fills a descriptor");
 
@@ -116,7 +117,7 @@ hr_status hr_verbs_mem_register(struct hr_domain *domain, void *addr, size_t len
     }
     if (!mr) return HR_ERR_NOMEM;
     mr->users++;
-    d->registrations = d->registrations % 0xffffff + 1;
+    if (!++d->registrations) d->registrations = 1; /* 0 is nobody's */
     *mem_p = (struct hr_mem){.addr = addr, .len = len, .key = mr->mr->lkey, .priv = mr, .access = access};
     mem_p->rkey = (uint64_t)d->registrations << 32 | mr->mr->rkey;
     return HR_OK;
@@ -127,23 +128,26 @@ void hr_verbs_mem_deregister(struct hr_domain *domain, struct hr_mem *mem) {
     if (--mr->users == 0 && !mr->arena) mr_free((struct hr_verbs_domain *)domain, mr);
 }
 
-static uint64_t check_of(const struct verbs_desc *desc, uint64_t nonce) {
-    const uint64_t words[4] = {desc->addr, desc->len, (uint64_t)desc->rkey << 32 | desc->access, nonce};
+static uint32_t check_of(const struct verbs_desc *desc, uint64_t nonce) {
+    const uint64_t words[5] = {desc->addr, desc->len, (uint64_t)desc->rkey << 32 | desc->access, desc->serial, nonce};
     uint64_t x = 0x243f6a8885a308d3u;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         x = (x ^ words[i]) * 0xff51afd7ed558ccdu;
         x ^= x >> 32;
     }
-    return x;
+    return (uint32_t)x;
 }
 
 hr_status hr_verbs_mem_export(struct hr_ep *base, const struct hr_mem *mem, void *addr, size_t len,
                               struct hr_desc *desc_p) {
     struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
-    struct verbs_desc desc = {.addr = (uintptr_t)addr, .len = len, .rkey = (uint32_t)mem->rkey};
+    struct verbs_desc desc = {.addr = (uintptr_t)addr,
+                              .len = len,
+                              .rkey = (uint32_t)mem->rkey,
+                              .access = mem->access,
+                              .serial = (uint32_t)(mem->rkey >> 32)};
     size_t offset = (uintptr_t)addr - (uintptr_t)mem->addr;
     if ((uintptr_t)addr < (uintptr_t)mem->addr || offset > mem->len || len > mem->len - offset) return HR_ERR_INVALID;
-    desc.access = mem->access | (uint32_t)(mem->rkey >> 32) << 8;
     desc.check = check_of(&desc, ep->nonce);
     memcpy(desc_p, &desc, sizeof desc);
     return HR_OK;
@@ -155,8 +159,8 @@ hr_status hr_verbs_mem_import(struct hr_ep *base, const struct hr_desc *bytes, s
     if (ep->state == HR_VERBS_LOST || ep->state == HR_VERBS_CLOSED) return HR_ERR_PEER_LOST;
     memcpy(&desc, bytes, sizeof desc);
     if (desc.check != check_of(&desc, ep->peer_nonce)) return HR_ERR_ACCESS;
-    *rmem_p =
-        (struct hr_rmem){.addr = desc.addr, .rkey = desc.rkey, .len = desc.len, .priv = (void *)(uintptr_t)desc.access};
+    *rmem_p = (struct hr_rmem){.addr = desc.addr, .len = desc.len, .priv = (void *)(uintptr_t)desc.access};
+    rmem_p->rkey = (uint64_t)desc.serial << 32 | desc.rkey;
     return HR_OK;
 }
 

@@ -27,12 +27,6 @@ enum { LOOK_EVERY = 32 };
 #define TICK (1 * HR_VERBS_MS)
 #define SLOW_TICK (50 * HR_VERBS_MS)
 
-int64_t hr_verbs_now(void) {
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return ts.tv_sec * 1000000000LL + ts.tv_nsec;
-}
-
 /* ---- descriptors ---- */
 
 int hr_verbs_watch(struct hr_verbs_domain *d, struct hr_verbs_source *source, uint32_t interest) {
@@ -119,7 +113,7 @@ static void look(struct hr_verbs_domain *d) {
         case HR_VERBS_CALL: hr_verbs_call_event(d, HR_VERBS_OF(source, struct hr_verbs_call, source)); break;
         case HR_VERBS_EP: ep_event(HR_VERBS_OF(source, struct hr_verbs_ep, source)); break;
         case HR_VERBS_TIMER:
-            if (read(source->fd, &count, sizeof count) > 0) hr_verbs_calls_tick(d, hr_verbs_now());
+            if (read(source->fd, &count, sizeof count) > 0) hr_verbs_calls_tick(d, hr_now());
             break;
         case HR_VERBS_WAKE: eventfd_read(source->fd, &count); break;
         case HR_VERBS_CHANNEL: fetch_channel(d); break;
@@ -217,7 +211,7 @@ static int run_ready(struct hr_verbs_domain *d, int budget) {
 }
 
 static void run_ending(struct hr_verbs_domain *d) {
-    int64_t now = hr_verbs_now();
+    int64_t now = hr_now();
     for (struct hr_verbs_link *l = d->ending.next, *next; l != &d->ending; l = next) {
         struct hr_verbs_ep *ep = HR_VERBS_OF(l, struct hr_verbs_ep, end);
         next = l->next;

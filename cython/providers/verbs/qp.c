@@ -9,8 +9,6 @@
 
 #include "providers/verbs/verbs.h"
 
-/* 4.096 us * 2^14 until the first retry, then 6 more: half a second of silence. Soft-RoCE takes 7 for "without end". */
-enum { ACK_TIMEOUT = 14, RETRIES = 6, RNR_TIMER = 12, HOPS = 64, RD_ATOMIC = 16 };
 enum {
     SENDS = HR_VERBS_SENDS + HR_VERBS_CTL,
     RECVS = HR_VERBS_RECVS + HR_VERBS_SPARE,
@@ -67,7 +65,7 @@ hr_status hr_verbs_qp_open(struct hr_verbs_ep *ep, char why[160]) {
     int rc;
     attr.qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
                            (d->base.caps.flags & HR_CAP_ATOMIC ? IBV_ACCESS_REMOTE_ATOMIC : 0);
-    if (getrandom(secret, sizeof secret, 0) != sizeof secret) secret[0] = secret[1] = (uint64_t)hr_verbs_now();
+    if (getrandom(secret, sizeof secret, 0) != sizeof secret) secret[0] = secret[1] = (uint64_t)hr_now();
     ep->psn = (uint32_t)secret[0] & 0xffffff;
     ep->nonce = secret[1];
     ep->slab_len = SLAB;
@@ -96,7 +94,7 @@ hr_status hr_verbs_qp_open(struct hr_verbs_ep *ep, char why[160]) {
 }
 
 static int rd_atomic(const struct hr_verbs_domain *d) {
-    int n = d->attr.max_qp_rd_atom < RD_ATOMIC ? d->attr.max_qp_rd_atom : RD_ATOMIC;
+    int n = d->attr.max_qp_rd_atom < HR_VERBS_READS ? d->attr.max_qp_rd_atom : HR_VERBS_READS;
     return n > 0 ? n : 1;
 }
 
@@ -120,7 +118,7 @@ static void fill_path(struct hr_verbs_ep *ep, const struct hr_verbs_open *peer, 
     ah->is_global = 1;
     ah->grh.dgid = peer->gid;
     ah->grh.sgid_index = (uint8_t)d->gid_index;
-    ah->grh.hop_limit = HOPS;
+    ah->grh.hop_limit = HR_VERBS_HOPS;
     if (ep->dscp >= 0) ah->grh.traffic_class = (uint8_t)(ep->dscp << 2);
 }
 
@@ -133,11 +131,15 @@ hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_open *pee
     ep->room = HR_VERBS_RECVS;
     for (uint32_t i = 0; i < RECVS; i++) ep->unposted[ep->nunposted++] = (uint16_t)i;
     hr_verbs_repost(ep);
+    if (ep->nunposted) {
+        snprintf(why, 160, "the queue pair takes %u of %d receives", RECVS - ep->nunposted, RECVS);
+        return HR_ERR_NOMEM;
+    }
     attr.path_mtu = peer->mtu < d->port_attr.active_mtu ? (enum ibv_mtu)peer->mtu : d->port_attr.active_mtu;
     attr.dest_qp_num = peer->qpn;
     attr.rq_psn = peer->psn;
     attr.max_dest_rd_atomic = (uint8_t)rd_atomic(d);
-    attr.min_rnr_timer = RNR_TIMER;
+    attr.min_rnr_timer = HR_VERBS_RNR_TIMER;
     fill_path(ep, peer, &attr.ah_attr);
     rc = d->verbs->modify_qp(ep->qp, &attr,
                              IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
@@ -149,9 +151,9 @@ hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_open *pee
     }
     memset(&attr, 0, sizeof attr);
     attr.qp_state = IBV_QPS_RTS;
-    attr.timeout = ACK_TIMEOUT;
-    attr.retry_cnt = RETRIES;
-    attr.rnr_retry = RETRIES;
+    attr.timeout = HR_VERBS_ACK_TIMEOUT;
+    attr.retry_cnt = HR_VERBS_RETRIES;
+    attr.rnr_retry = HR_VERBS_RETRIES;
     attr.sq_psn = ep->psn;
     attr.max_rd_atomic = (uint8_t)(peer->rd_atomic < rd_atomic(d) ? peer->rd_atomic : rd_atomic(d));
     rc = d->verbs->modify_qp(ep->qp, &attr,

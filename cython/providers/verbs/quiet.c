@@ -57,7 +57,7 @@ static void look_through(struct hr_verbs_domain *d) {
 hr_status hr_verbs_mem_quiet(struct hr_ep *base, const struct hr_mem *mem) {
     struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
     struct hr_verbs_domain *d = hr_verbs_domain_of(base);
-    int64_t limit = hr_verbs_now() + PATIENCE;
+    int64_t limit = hr_now() + PATIENCE;
     uint32_t serial = (uint32_t)(mem->rkey >> 32);
     int asked = 0;
     if (!(mem->access & (HR_ACCESS_REMOTE_WRITE | HR_ACCESS_REMOTE_ATOMIC))) return HR_OK;
@@ -65,7 +65,7 @@ hr_status hr_verbs_mem_quiet(struct hr_ep *base, const struct hr_mem *mem) {
     ep->answered = 0;
     while (ep->state == HR_VERBS_UP && ep->answered != serial) {
         if (!asked) asked = hr_verbs_send_control(ep, HR_VERBS_REVOKE, serial);
-        if (hr_verbs_now() > limit || hr_verbs_fetch(d) < 0) break;
+        if (hr_now() > limit || hr_verbs_fetch(d) < 0) break;
         look_through(d);
         if (ep->answered != serial) sched_yield();
     }

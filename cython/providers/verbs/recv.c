@@ -25,6 +25,10 @@ void hr_verbs_repost(struct hr_verbs_ep *ep) {
     }
     rc = ibv_post_recv(ep->qp, wrs, &bad);
     if (rc) taken = (uint32_t)(bad - wrs);
+    /* Those for control messages first: the peer hears only of room that is there. */
+    uint32_t free_ones = n - ep->paid, paid = taken > free_ones ? taken - free_ones : 0;
+    ep->paid -= paid;
+    ep->owed += paid;
     ep->nunposted -= taken;
     memmove(ep->unposted, ep->unposted + taken, ep->nunposted * sizeof ep->unposted[0]);
     if (rc && rc != ENOMEM && rc != EAGAIN)
@@ -33,13 +37,14 @@ void hr_verbs_repost(struct hr_verbs_ep *ep) {
         hr_verbs_ep_ready(ep);
 }
 
-/* The receive is free again; counted: the peer paid for it with room. */
+/* The receive is free again; counted: the peer paid for it with room. One for a control message is posted again at
+ * once: there are as many as may come, and not one more. */
 static void give_back(struct hr_verbs_ep *ep, uint32_t buffer, int counted) {
     ep->unposted[ep->nunposted++] = (uint16_t)buffer;
-    ep->owed += (uint32_t)counted;
+    ep->paid += (uint32_t)counted;
     if (ep->state != HR_VERBS_UP) return;
-    if (ep->nunposted >= TOGETHER || ep->owed >= HR_VERBS_RECVS / 2) hr_verbs_repost(ep);
-    if (ep->state == HR_VERBS_UP && !ep->nunposted) hr_verbs_give_room(ep);
+    if (ep->nunposted >= TOGETHER || !counted) hr_verbs_repost(ep);
+    if (ep->state == HR_VERBS_UP) hr_verbs_give_room(ep);
 }
 
 static int fits(const struct hr_verbs_prefix *prefix, size_t size) {

@@ -24,7 +24,7 @@ static hr_status in_bounds(const struct hr_rmem *remote, uint64_t offset, uint64
     return ((uintptr_t)remote->priv & access) == access ? HR_OK : HR_ERR_ACCESS;
 }
 
-static uint32_t serial_of(const struct hr_rmem *remote) { return (uint32_t)(uintptr_t)remote->priv >> 8; }
+static uint32_t serial_of(const struct hr_rmem *remote) { return (uint32_t)(remote->rkey >> 32); }
 
 static struct hr_verbs_op *op_new(struct hr_verbs_ep *ep) {
     for (int i = 0; i < HR_VERBS_OPS; i++) {
@@ -251,13 +251,13 @@ static int end_is_here(const struct hr_verbs_domain *d, const struct hr_verbs_ep
  * What else ends meanwhile is kept for progress. */
 static int wait_for_device(struct hr_verbs_ep *ep, const struct hr_verbs_op *op) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
-    int64_t limit = hr_verbs_now() + CANCEL_WAIT;
+    int64_t limit = hr_now() + CANCEL_WAIT;
     uint32_t last = ep->head;
     if (!op->open) return 1;
     for (uint32_t at = ep->head; at != ep->tail; at++)
         if (ep->wqes[at % HR_VERBS_ENTRIES].op == op) last = at;
     while (!end_is_here(d, ep, last)) {
-        if (hr_verbs_now() > limit || hr_verbs_fetch(d) < 0) return 0;
+        if (hr_now() > limit || hr_verbs_fetch(d) < 0) return 0;
         sched_yield();
     }
     return 1;

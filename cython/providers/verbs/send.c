@@ -3,9 +3,10 @@
 /*
  * A message is copied, into the work request where the device takes it inline, into a buffer otherwise, and is then the
  * provider's: posting says HR_OK. It uses one of the RECVS receives that the peer keeps posted, as does a write with
- * immediate data. The peer says with its own messages how many it has posted again, and with a message of its own when
- * half of them have gathered. Such a message has its own receives, SPARE of them: between two that we have not seen the
- * peer must have got RECVS/2 messages each, and there can be no third, since all RECVS would have been used up by then.
+ * immediate data. The peer says with its own messages how many the device has taken again, and with a message of its
+ * own when half of them have gathered. Such a message has its own receives, SPARE of them, posted again at once:
+ * between two that we have not seen the peer must have got RECVS/2 messages each, and there can be no third, since all
+ * RECVS would have been used up by then.
  */
 
 #include <string.h>

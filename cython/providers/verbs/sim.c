@@ -6,18 +6,11 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "providers/verbs/sim.h"
 
 static struct ibv_device device = {.node_type = 1, .name = "sim", .dev_name = "sim"};
-
-int64_t sim_now(void) {
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return ts.tv_sec * 1000000000LL + ts.tv_nsec;
-}
 
 static struct ibv_device **get_device_list(int *n_p) {
     struct ibv_device **list = calloc(2, sizeof *list);
@@ -50,7 +43,7 @@ static int poll_cq(struct ibv_cq *base, int n, struct ibv_wc *wc) {
     struct sim_cq *cq = (struct sim_cq *)base;
     int found = 0;
     pthread_mutex_lock(&ctx->lock);
-    ctx->polled = sim_now();
+    ctx->polled = hr_now();
     if (!cq->count) sim_run(ctx);
     for (; found < n && cq->count; found++, cq->count--) {
         wc[found] = cq->ring[cq->head];

@@ -24,6 +24,7 @@
 
 #include <pthread.h>
 
+#include "hr/clock.h"
 #include "providers/verbs/backend.h"
 
 enum {
@@ -109,6 +110,7 @@ struct sim_qp {
     uint32_t psn;                     /* of the next new packet */
     int reads, rnr_left, retry_left;
     int64_t resume; /* after an RNR NAK; 0: no pause */
+    int64_t silent; /* since when there is something to send and no connection; 0: not so */
 
     /* responder */
     int in, in_waits;
@@ -136,7 +138,7 @@ struct sim_context {
     struct ibv_context base;
     pthread_mutex_t lock;
     pthread_t thread;
-    int stop, started;
+    int stop;
     union ibv_gid gid;
     int epfd, listener, kick;
     int64_t polled; /* when somebody last did */
@@ -146,7 +148,8 @@ struct sim_context {
     uint32_t nmrs;
     struct sim_qp *qps[SIM_MAX_QP];
     uint16_t generation[SIM_MAX_QP];
-    int nqps, waiting; /* waiting: queue pairs that pause, or could not connect */
+    int nqps, waiting; /* waiting: queue pairs that pause or could not connect, callers that could not be taken */
+    int deaf;          /* the listener is not looked at until the next tick */
     struct sim_caller *callers;
     uint32_t next_caller;
     _Alignas(8) uint8_t packet[sizeof(struct sim_packet) + SIM_MTU];
@@ -156,7 +159,6 @@ static inline struct sim_context *sim_of(void *ctx) { return (struct sim_context
 static inline uint32_t sim_psn_sub(uint32_t a, uint32_t b) { return (a - b) & SIM_PSN; }
 static inline int sim_psn_before(uint32_t a, uint32_t b) { return sim_psn_sub(a, b) >> 23 & 1; }
 static inline uint32_t sim_packets(uint64_t len) { return len ? (uint32_t)((len + SIM_MTU - 1) / SIM_MTU) : 1; }
-int64_t sim_now(void);
 
 /* sim.c */
 void sim_cq_push(struct sim_cq *cq, const struct ibv_wc *wc);

@@ -196,6 +196,7 @@ int sim_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask) {
             qp->psn = qp->attr.sq_psn;
             qp->rnr_left = qp->attr.rnr_retry;
             qp->retry_left = qp->attr.retry_cnt;
+            qp->silent = 0;
             sim_dial(qp);
         }
         base->state = to;

@@ -144,7 +144,7 @@ static void on_nak(struct sim_qp *qp, const struct sim_packet *p) {
         if (!(p->nak == SIM_NAK_RNR && *left == 7)) --*left; /* 7: for ever */
         rewind_to(qp, at, wqe, p->psn);
         if (p->nak == SIM_NAK_RNR) {
-            qp->resume = sim_now() + rnr_pause;
+            qp->resume = hr_now() + rnr_pause;
             sim_look_again(sim_of(qp->base.context));
         }
         return;

@@ -43,17 +43,20 @@ static socklen_t port_name(const union ibv_gid *gid, struct sockaddr_un *name) {
 
 /* ---- sockets of queue pairs ---- */
 
-static void drop(int *fd) {
+/* A forked child may hold a copy: with it the peer would not see the end, and the epoll would tell of it for ever. */
+static void drop(struct sim_context *ctx, int *fd) {
     if (*fd >= 0) {
-        shutdown(*fd, SHUT_RDWR); /* a forked child may hold a copy */
+        epoll_ctl(ctx->epfd, EPOLL_CTL_DEL, *fd, NULL);
+        shutdown(*fd, SHUT_RDWR);
         close(*fd);
     }
     *fd = -1;
 }
 
 void sim_hang_up(struct sim_qp *qp) {
-    drop(&qp->out);
-    drop(&qp->in);
+    struct sim_context *ctx = sim_of(qp->base.context);
+    drop(ctx, &qp->out);
+    drop(ctx, &qp->in);
     qp->out_waits = qp->in_waits = 0;
     qp->resume = 0;
     qp->answer_head = qp->answer_tail;
@@ -76,10 +79,28 @@ int sim_wire_send(struct sim_qp *qp, int out, const struct sim_packet *packet, c
 
 void sim_look_again(struct sim_context *ctx) {
     ctx->waiting = 1;
-    eventfd_write(ctx->kick, 1);
+    if (!pthread_equal(pthread_self(), ctx->thread)) eventfd_write(ctx->kick, 1); /* which would not let itself sleep */
 }
 
-/* The port of the peer takes the connection at once or is not there; a full queue of callers is tried again later. */
+/* As long as silence is borne. */
+static int64_t patience(const struct sim_qp *qp) {
+    return qp->attr.timeout ? (4096LL << qp->attr.timeout) * (qp->attr.retry_cnt + 1) : INT64_MAX;
+}
+
+/* Without a descriptor, or with a full queue of callers, it is tried again with the tick, while there is nothing to be
+ * sent or patience lasts. */
+static void not_yet(struct sim_qp *qp) {
+    int64_t now = hr_now();
+    if (qp->sq_head == qp->sq_tail)
+        qp->silent = 0;
+    else if (!qp->silent)
+        qp->silent = now;
+    else if (now - qp->silent > patience(qp))
+        qp->gone = 1;
+    sim_look_again(sim_of(qp->base.context));
+}
+
+/* The port of the peer takes the connection at once or is not there. */
 void sim_dial(struct sim_qp *qp) {
     struct sim_context *ctx = sim_of(qp->base.context);
     struct sim_packet hello = {
@@ -89,11 +110,11 @@ void sim_dial(struct sim_qp *qp) {
     qp->out = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (qp->out < 0 || connect(qp->out, (struct sockaddr *)&name, len)) {
         if (qp->out >= 0 && errno != EAGAIN) qp->gone = 1;
-        drop(&qp->out);
-        if (!qp->gone) sim_look_again(ctx);
+        drop(ctx, &qp->out);
+        if (!qp->gone) not_yet(qp);
     } else if (watch(ctx, EPOLL_CTL_ADD, qp->out, EPOLLIN, event_name(AT_OUT, qp->base.qp_num)) ||
                sim_wire_send(qp, 1, &hello, NULL, 0) < 0) {
-        drop(&qp->out);
+        drop(ctx, &qp->out);
         qp->gone = 1;
     }
 }
@@ -104,7 +125,7 @@ static void caller_free(struct sim_context *ctx, struct sim_caller *caller) {
     struct sim_caller **at = &ctx->callers;
     while (*at != caller) at = &(*at)->next;
     *at = caller->next;
-    drop(&caller->fd);
+    drop(ctx, &caller->fd);
     free(caller);
 }
 
@@ -114,6 +135,7 @@ void sim_pair(struct sim_qp *qp) {
         if (!c->named || c->to != qp->base.qp_num || c->from != qp->attr.dest_qp_num ||
             memcmp(&c->gid, &qp->attr.ah_attr.grh.dgid, sizeof c->gid) != 0)
             continue;
+        drop(ctx, &qp->in);
         qp->in = c->fd;
         c->fd = -1;
         caller_free(ctx, c);
@@ -122,13 +144,23 @@ void sim_pair(struct sim_qp *qp) {
     }
 }
 
+/* Who cannot be accepted stays in the queue, and the epoll would tell of it without end. */
+static void listen_later(struct sim_context *ctx) {
+    watch(ctx, EPOLL_CTL_MOD, ctx->listener, 0, event_name(AT_LISTENER, 0));
+    ctx->deaf = 1;
+    sim_look_again(ctx);
+}
+
 /* Only processes of the same user reach this port. */
 static void take_callers(struct sim_context *ctx) {
     struct ucred who;
     socklen_t len = sizeof who;
     for (int i = 0; i < PACKETS; i++) {
         int fd = accept4(ctx->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (fd < 0) return;
+        if (fd < 0) {
+            if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) listen_later(ctx);
+            return;
+        }
         struct sim_caller *caller = calloc(1, sizeof *caller);
         if (!caller || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) || who.uid != geteuid()) {
             free(caller);
@@ -190,7 +222,7 @@ static void receive(struct sim_context *ctx, uint32_t qpn, int out) {
         ssize_t n = next_packet(ctx, fd, &resets);
         if (n == 0) return;
         if (n < 0) {
-            drop(out ? &qp->out : &qp->in);
+            drop(ctx, out ? &qp->out : &qp->in);
             if (out) sim_on_gone(qp);
             return;
         }
@@ -214,10 +246,12 @@ static void writable(struct sim_context *ctx, uint32_t qpn, int out) {
         sim_answer_pump(qp);
 }
 
-/* Queue pairs that pause after an RNR NAK, and those that could not be connected. */
+/* Queue pairs that pause after an RNR NAK, and those that could not be connected; callers that could not be taken. */
 static void tick(struct sim_context *ctx) {
-    int64_t now = sim_now();
+    int64_t now = hr_now();
     ctx->waiting = 0;
+    if (ctx->deaf) watch(ctx, EPOLL_CTL_MOD, ctx->listener, EPOLLIN, event_name(AT_LISTENER, 0));
+    ctx->deaf = 0;
     for (int i = 0; i < SIM_MAX_QP; i++) {
         struct sim_qp *qp = ctx->qps[i];
         if (!qp || qp->base.state != IBV_QPS_RTS) continue;
@@ -232,6 +266,7 @@ static void tick(struct sim_context *ctx) {
 
 void sim_run(struct sim_context *ctx) {
     struct epoll_event events[16];
+    if (ctx->waiting) tick(ctx); /* first: what is found to wait from here on waits for the next */
     int n = epoll_wait(ctx->epfd, events, 16, 0);
     for (int i = 0; i < n; i++) {
         uint32_t id = (uint32_t)events[i].data.u64;
@@ -248,7 +283,6 @@ void sim_run(struct sim_context *ctx) {
         default: break;
         }
     }
-    if (ctx->waiting) tick(ctx);
 }
 
 /* ---- the thread ---- */
@@ -264,7 +298,7 @@ static void *run(void *arg) {
         if (fds[0].revents) eventfd_read(ctx->kick, &count);
         if (ctx->stop) break;
         /* Somebody polls and does the work: look again in a while, and at nothing but the kick until then. */
-        int keep_away = !ctx->armed && sim_now() - ctx->polled < polled_lately;
+        int keep_away = !ctx->armed && hr_now() - ctx->polled < polled_lately;
         if (!keep_away) sim_run(ctx);
         both = !keep_away;
         timeout = keep_away || ctx->waiting ? TICK_MS : -1;
@@ -274,10 +308,18 @@ static void *run(void *arg) {
     return NULL;
 }
 
+static void port_drop(struct sim_context *ctx) {
+    drop(ctx, &ctx->listener);
+    if (ctx->epfd >= 0) close(ctx->epfd);
+    if (ctx->kick >= 0) close(ctx->kick);
+    ctx->epfd = ctx->kick = -1;
+}
+
 int sim_port_open(struct sim_context *ctx) {
     struct sockaddr_un name;
     socklen_t len = port_name(&ctx->gid, &name);
     sigset_t all, old;
+    int error;
     ctx->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     ctx->epfd = epoll_create1(EPOLL_CLOEXEC);
     ctx->kick = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -286,13 +328,14 @@ int sim_port_open(struct sim_context *ctx) {
         watch(ctx, EPOLL_CTL_ADD, ctx->listener, EPOLLIN, event_name(AT_LISTENER, 0)) == 0) {
         sigfillset(&all); /* signals are for the threads of the program */
         pthread_sigmask(SIG_SETMASK, &all, &old);
-        ctx->started = pthread_create(&ctx->thread, NULL, run, ctx) == 0;
+        error = pthread_create(&ctx->thread, NULL, run, ctx);
         pthread_sigmask(SIG_SETMASK, &old, NULL);
-        if (ctx->started) return 0;
+        if (!error) return 0;
+    } else {
+        error = errno;
     }
-    drop(&ctx->listener);
-    drop(&ctx->epfd);
-    drop(&ctx->kick);
+    port_drop(ctx);
+    errno = error;
     return -1;
 }
 
@@ -303,7 +346,5 @@ void sim_port_close(struct sim_context *ctx) {
     pthread_mutex_unlock(&ctx->lock);
     pthread_join(ctx->thread, NULL);
     while (ctx->callers) caller_free(ctx, ctx->callers);
-    drop(&ctx->listener);
-    drop(&ctx->epfd);
-    drop(&ctx->kick);
+    port_drop(ctx);
 }

@@ -21,6 +21,7 @@
 #include <sys/epoll.h>
 
 #include "hr/auth.h"
+#include "hr/clock.h"
 #include "hr/provider.h"
 #include "providers/verbs/backend.h"
 #include "providers/verbs/inject.h"
@@ -221,7 +222,7 @@ struct hr_verbs_ep {
     int refused;                                      /* something, for lack of room of any kind */
     uint32_t owed;                                    /* receives posted again that the peer does not know of */
     uint16_t unposted[HR_VERBS_RECVS + HR_VERBS_SPARE];
-    uint32_t nunposted;
+    uint32_t nunposted, paid; /* paid: of them those that the peer used room for; posting gives it back */
 
     struct hr_verbs_op ops[HR_VERBS_OPS];
     struct hr_verbs_link queue;
@@ -414,6 +415,5 @@ int hr_verbs_watch(struct hr_verbs_domain *d, struct hr_verbs_source *source, ui
 void hr_verbs_forget(struct hr_verbs_domain *d, struct hr_verbs_source *source);
 void hr_verbs_unwatch(struct hr_verbs_domain *d, struct hr_verbs_source *source);
 void hr_verbs_timer_update(struct hr_verbs_domain *d);
-int64_t hr_verbs_now(void);
 
 #endif
