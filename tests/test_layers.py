@@ -48,7 +48,7 @@ RULES = {
     "hrdma.world": Rule("hrdma.config"),
     "hrdma.control": Rule(f"{BASE} {SETTINGS}", "zmq"),
     # These two see both sides: one plans what the core runs, the other measures what the plans' cost model needs.
-    "hrdma.nics": Rule(),
+    "hrdma.nics": Rule("hrdma.topo"),
     "hrdma.planning": Rule(f"{BASE} hrdma.topo hrdma._core hrdma.communicator hrdma.discovery", "numpy"),
     "hrdma.discovery": Rule(f"{BASE} {SETTINGS} hrdma.communicator hrdma.nics hrdma.topo", "numpy"),
     "hrdma.calibration": Rule(f"{BASE} {SETTINGS} hrdma hrdma.planning hrdma.topo hrdma._core", "numpy"),

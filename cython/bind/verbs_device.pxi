@@ -370,7 +370,7 @@ cdef class MemoryRegion(Resource):
         return self.span.nbytes
 
     def __getitem__(self, place):
-        if not isinstance(place, slice) or place.step not in (None, 1):
+        if not isinstance(place, slice) or not (place.step is None or place.step == 1):
             raise TypeError("a piece of a region is region[start:end], in bytes")
         start, end, _ = place.indices(<Py_ssize_t> self.span.nbytes)
         return Piece(self, start, max(start, end))
