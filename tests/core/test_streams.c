@@ -216,13 +216,20 @@ TEST(the_end_of_a_stream_that_said_goodbye_is_no_loss) {
     CHECK_EQ(hr_irecv(to->comm, out, BYTES, 0, 3, &recv), HR_OK);
     CHECK_EQ(hr_isend(from->comm, buf, BYTES, 1, 3, &send), HR_OK);
     nap_us(50000);
-    CHECK_EQ(send.done, mapped != 0);
+    CHECK_EQ(__atomic_load_n(&send.done, __ATOMIC_ACQUIRE), mapped != 0);
     hr_engine_close(to->engine, hr_now() + SECONDS(2));
     to->comm = NULL;
     to->engine = NULL;
     CHECK_EQ(finish(from, &send, 5), HR_OK); /* what is withdrawn there is delivered as far as this side is concerned */
-    for (int64_t end = hr_now() + SECONDS(5); conn->state == HR_CONN_UP && hr_now() < end;) hr_progress(from->engine);
-    CHECK(conn->state == HR_CONN_CLOSED || conn->was_closed);
+    int up = 1, closed = 0;
+    for (int64_t end = hr_now() + SECONDS(5); up && hr_now() < end;) {
+        hr_progress(from->engine);
+        hr_lock(from->engine);
+        up = conn->state == HR_CONN_UP;
+        closed = conn->state == HR_CONN_CLOSED || conn->was_closed;
+        hr_unlock(from->engine);
+    }
+    CHECK(closed);
     struct hr_comm_state state;
     hr_comm_state(from->comm, &state);
     CHECK_EQ(state.status, HR_OK);

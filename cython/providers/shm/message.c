@@ -97,10 +97,10 @@ hr_status hr_shm_post_send(struct hr_ep *ep, const struct hr_msg *msg) {
     for (size_t i = 0; i < hdr_len; i += 8) memcpy(at + i, (const uint8_t *)msg->hdr + i, 8);
     if (len == 8)
         memcpy(at + hdr_len, msg->payload, 8);
-    else if (len < TAKE_FROM)
-        memcpy(at + hdr_len, msg->payload, len);
-    else
+    else if (len >= TAKE_FROM)
         copy_in(at + hdr_len, msg->payload, len);
+    else if (len)
+        memcpy(at + hdr_len, msg->payload, len);
     if (ring_tx_publish(&e->tx, ring_word(RING_MSG, hdr_len, len), n)) hr_shm_wake(e);
     return HR_OK;
 }
