@@ -61,6 +61,12 @@ def _job(value: str) -> str:
     return value
 
 
+def _controller(value: str) -> str:
+    if value.endswith("/"):
+        raise ValueError("expected a device, the path of a controller's socket (not of its folder), or off")
+    return value
+
+
 def _port(value: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", value) or not 0 < int(value) < 65536:
         raise ValueError("expected a port number, 1 to 65535")
@@ -135,7 +141,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("HRDMA_FAULT", _text, "", "inject faults into a provider, such as tcp:drop=0.01,seed=7"),
     Setting("HRDMA_JOB", _job, "", "registers the job under this name with the traffic controller of its host"),
     Setting("HRDMA_PRIORITY", _priority, 4, "of calls, and the job's wish to the controller: 0 (most urgent) to 7"),
-    Setting("HRDMA_QOS", _text, "", "the controller: of device eth0, at a socket's path, or off; unset: the only one"),
+    Setting(
+        "HRDMA_QOS", _controller, "", "the controller: of device eth0, at a socket's path, or off; unset: the only one"
+    ),
     Setting("HRDMA_CACHE_DIR", _text, "", "folder of measured cost parameters; unset: ~/.cache/hrdma"),
     Setting("HRDMA_STRICT", _flag, False, "test runs only: a skipped test that CI must not skip fails"),
 )

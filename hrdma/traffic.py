@@ -13,12 +13,11 @@ Without a controller nothing is stamped: the priority then orders what this libr
 from __future__ import annotations
 
 import logging
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from hrdma.errors import DeviceError, RefusedError, RequestError
-from hrdma.qos.client import DIRECTORY, Client, controlled
+from hrdma.errors import DeviceError, PolicyError, RefusedError, RequestError
+from hrdma.qos.client import Client, controlled
 
 if TYPE_CHECKING:
     from hrdma import _core
@@ -45,8 +44,8 @@ class Membership:
         Providers whose connections carry it.
     """
 
-    def __init__(self, client: Client, dev: str, job: str, priority: int | None) -> None:
-        self.job, self.dev = job, dev
+    def __init__(self, client: Client, job: str, priority: int | None) -> None:
+        self.job, self.dev = job, client.dev
         self._client = client
         lane = client.register(job, priority=priority)
         self.band: int = lane["band"]
@@ -92,17 +91,16 @@ def join(config: Config, *, deadline: float, tell: bool) -> Membership | None:
 
     Raises
     ------
-    RefusedError, PolicyError
+    RefusedError
         The controller does not let this job in.
     """
     if not config.job or config.qos == OFF:
         return None
     client = None
     try:
-        dev, directory = _place(config.qos)
-        client = Client(dev, directory, timeout=max(0.1, min(ANSWER_SECONDS, (deadline - time.monotonic()) / 2)))
+        client = Client(config.qos or _only(), timeout=max(0.1, min(ANSWER_SECONDS, (deadline - time.monotonic()) / 2)))
         given = config.origins.get("priority", "default") != "default"
-        return Membership(client, dev, config.job, config.priority if given else None)
+        return Membership(client, config.job, config.priority if given else None)
     except (RequestError, DeviceError, OSError) as error:
         if client is not None:
             client.close()
@@ -111,22 +109,19 @@ def join(config: Config, *, deadline: float, tell: bool) -> Membership | None:
         line = "job %s: priority %d acts inside the library only: %s"
         log.log(logging.WARNING if tell else logging.DEBUG, line, config.job, config.priority, error)
         return None
-    except BaseException:
+    except BaseException as error:
         if client is not None:
             client.close()
+        if isinstance(error, PolicyError):
+            raise RefusedError(f"the traffic controller does not let job {config.job} in: {error}") from None
         raise
 
 
-def _place(setting: str) -> tuple[str, str]:
-    """Device and folder of the controller that a setting means; RequestError where there is none, or no single one."""
-    if "/" in setting:
-        directory, name = os.path.split(setting)
-        return name.partition("@")[0], directory
-    if setting:
-        return setting, DIRECTORY
+def _only() -> str:
+    """The device of the only controller; RequestError where there is none, or more than one."""
     found = controlled()
     if not found:
         raise RequestError("no controller in this network namespace (`hrdma qos serve POLICY --dev DEV` is one)")
     if len(found) > 1:
         raise RequestError(f"controllers of {', '.join(found)}: name one by HRDMA_QOS")
-    return found[0], DIRECTORY
+    return found[0]

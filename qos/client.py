@@ -49,10 +49,11 @@ class Client:
     Parameters
     ----------
     dev : str
+        The device; with a slash in it, the path of the controller's socket (of a folder that another container mounts, say).
     directory : str, optional
         Where the controller keeps its records.
     timeout : float, optional
-        Seconds for each answer.
+        Seconds for the connection, and for each answer.
 
     Raises
     ------
@@ -63,12 +64,13 @@ class Client:
     """
 
     def __init__(self, dev: str, directory: str = DIRECTORY, timeout: float = 10.0) -> None:
-        path = socket_path(dev, directory)
+        path = dev if "/" in dev else socket_path(dev, directory)
+        dev = os.path.basename(path).partition("@")[0]
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._socket.settimeout(timeout)
-        self._dev, self._timeout, self._number, self._pid = dev, timeout, 0, os.getpid()
+        self.dev, self._timeout, self._number, self._pid = dev, timeout, 0, os.getpid()
         try:
-            self._socket.connect(path)
+            self._connect(path)
             hello = self._ask("hello", protocol=PROTOCOL)
         except TimeoutError:
             self._socket.close()
@@ -82,6 +84,18 @@ class Client:
             raise
         self.policy: str = hello["policy"]
         self.kind: str = hello["kind"]
+
+    def _connect(self, path: str) -> None:
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return self._socket.connect(path)
+            except BlockingIOError:  # as many wait already as may: the controller has not looked for a while
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"the controller of {self.dev} did not answer within {self._timeout:g} s"
+                    ) from None
+                time.sleep(0.02)
 
     def close(self) -> None:
         """Ends the registrations of this connection; in a forked child it only lets go of them."""
@@ -114,7 +128,7 @@ class Client:
                     )
                 answer = json.loads(data)
         except TimeoutError:
-            raise TimeoutError(f"the controller of {self._dev} did not answer within {self._timeout:g} s") from None
+            raise TimeoutError(f"the controller of {self.dev} did not answer within {self._timeout:g} s") from None
         if "error" in answer:
             raise _ERRORS.get(answer["error"], RequestError)(answer["message"])
         return {name: value for name, value in answer.items() if name != "number"}

@@ -162,6 +162,7 @@ def test_a_named_job_has_the_band_and_the_dscp_of_the_policy(net):
         ("HRDMA_JOB", "-x", "a letter or digit first"),
         ("HRDMA_PRIORITY", "8", "expected 0"),
         ("HRDMA_PRIORITY", "01", "0"),
+        ("HRDMA_QOS", "/run/hrdma-qos/", "not of its folder"),
     ],
 )
 def test_wrong_settings_are_named(name, value, expected):

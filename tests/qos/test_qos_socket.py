@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -41,6 +42,34 @@ def test_a_deeply_nested_message_is_refused_and_the_controller_goes_on(net):
             answer = json.loads(client._socket.recv(1 << 20))
             assert answer["error"] in ("RefusedError", "JSONDecodeError", "TypeError", "PolicyError"), answer
         assert registered(client) == []
+
+
+@lab.isolated
+def test_a_socket_is_found_by_its_path_from_another_namespace(net):
+    with lab.serving(net, POLICY):
+        path = socket_path("v0", net.directory)
+        with net.other(), Client(path) as client:
+            assert client.dev == "v0" and registered(client) == []
+            with pytest.raises(RequestError, match="does not run"):
+                Client("v0", net.directory)
+
+
+def test_a_controller_that_accepts_nobody_is_waited_for_until_the_deadline(tmp_path):
+    path = f"{tmp_path}/eth0@1.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen(0)
+        waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(8)]
+        for one in waiting:
+            one.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                one.connect(path)
+        begin = time.monotonic()
+        with pytest.raises(TimeoutError, match="the controller of eth0 did not answer within 0.3 s"):
+            Client(path, timeout=0.3)
+        assert 0.2 < time.monotonic() - begin < 5
+        for one in waiting:
+            one.close()
 
 
 def failing(controller: Controller, words: str):
