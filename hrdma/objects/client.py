@@ -76,11 +76,13 @@ class Client:
     def drop(self) -> None:
         """In a forked child: closes its copies of the descriptors. Views stay valid."""
         self._gone = self._gone or "this client is the parent's"
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
         self._sock.close()
-        try:
-            os.close(self._wake)
-        except OSError:
-            return
+        wake, self._wake = self._wake, -1  # once: the number may be somebody else's next
+        if wake >= 0:
+            os.close(wake)
 
     def _shake_hands(self, key: bytes, deadline: float) -> tuple[str, int]:
         caller = Caller(key, LIMIT, {"rank": 0, "purpose": "client"}, {"pid": self._pid})
@@ -416,8 +418,7 @@ class Client:
                 self._end(GONE)
                 break
             self._settle(decode(packet, limit=LIMIT)[1], descriptors[0] if descriptors else None)
-        self._sock.close()
-        os.close(self._wake)
+        self._close_descriptors()
 
     def _settle(self, answer: Body, descriptor: int | None) -> None:
         request, finish = self._pending.pop(answer["n"], (None, _nothing))

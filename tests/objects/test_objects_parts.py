@@ -282,6 +282,25 @@ def test_a_put_that_timed_out_gives_its_name_back(client):
     client.put(bytes(META["nbytes"]), id="x", timeout=5)
 
 
+def test_a_fork_after_the_end_of_a_client_closes_nobodys_descriptors(rig, client):
+    client.put(b"x")
+    client.close()
+    ends = [end for _ in range(8) for end in os.pipe()]  # some have the numbers that the client's had
+    child = os.fork()
+    if not child:
+        try:
+            for end in ends:
+                os.fstat(end)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    try:
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        for end in ends:
+            os.close(end)
+
+
 def test_a_forked_child_does_not_keep_a_connection_up(rig, client):
     other = rig.client("a")
     view = other.get(other.put(bytes(1 << 20), id="x"))
