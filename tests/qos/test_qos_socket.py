@@ -65,7 +65,7 @@ def test_a_controller_that_accepts_nobody_is_waited_for_until_the_deadline(tmp_p
             with contextlib.suppress(BlockingIOError):
                 one.connect(path)
         begin = time.monotonic()
-        with pytest.raises(TimeoutError, match="the controller of eth0 did not answer within 0.3 s"):
+        with pytest.raises(TimeoutError, match=r"the controller of eth0 did not answer within 0\.3 s"):
             Client(path, timeout=0.3)
         assert 0.2 < time.monotonic() - begin < 5
         for one in waiting:
