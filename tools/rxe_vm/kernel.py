@@ -54,7 +54,7 @@ def kernel(cache: Path) -> Kernel:
     Raises
     ------
     StageError
-        apt does not have the package, or cannot fetch it within `FETCH_SECONDS`.
+        apt does not have the package, or cannot fetch it within `FETCH_SECONDS`, or it is not packed as we know it.
     """
     home = cache / "kernel"
     cache.mkdir(parents=True, exist_ok=True)
@@ -78,6 +78,8 @@ def _fetch(home: Path) -> None:
     archive.unlink()
     if not (fresh / "lib").exists():  # newer packages put it where /lib points to
         (fresh / "lib").symlink_to("usr/lib")
+    if not (fresh / "lib" / "modules").is_dir():
+        raise StageError(f"{name} has no modules: this distribution packs its kernels in a way that is not known here")
     (release,) = os.listdir(fresh / "lib" / "modules")
     _output("depmod", "-b", str(fresh), release)
     packed = fresh / "boot" / f"vmlinuz-{release}"
