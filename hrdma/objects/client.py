@@ -69,20 +69,16 @@ class Client:
         self._gone: str | None = None
         self.job, self.capacity = self._shake_hands(key, deadline)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # With the client and not before: whoever still rings would ring at somebody else's descriptor.
+        weakref.finalize(self, os.close, self._wake).atexit = False
         self._thread = threading.Thread(target=self._receive, name="hrdma-objects", daemon=True)
         self._thread.start()
         _clients.add(self)
 
     def drop(self) -> None:
-        """In a forked child: closes its copies of the descriptors. Views stay valid."""
+        """In a forked child: closes its copy of the connection. Views stay valid."""
         self._gone = self._gone or "this client is the parent's"
-        self._close_descriptors()
-
-    def _close_descriptors(self) -> None:
         self._sock.close()
-        wake, self._wake = self._wake, -1  # once: the number may be somebody else's next
-        if wake >= 0:
-            os.close(wake)
 
     def _shake_hands(self, key: bytes, deadline: float) -> tuple[str, int]:
         caller = Caller(key, LIMIT, {"rank": 0, "purpose": "client"}, {"pid": self._pid})
@@ -418,7 +414,7 @@ class Client:
                 self._end(GONE)
                 break
             self._settle(decode(packet, limit=LIMIT)[1], descriptors[0] if descriptors else None)
-        self._close_descriptors()
+        self._sock.close()
 
     def _settle(self, answer: Body, descriptor: int | None) -> None:
         request, finish = self._pending.pop(answer["n"], (None, _nothing))

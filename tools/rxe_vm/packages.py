@@ -21,6 +21,8 @@ NEEDED = [
     "python3-pyverbs",
 ]
 
+INSTALL_SECONDS = 600
+
 
 class StageError(Exception):
     """The virtual machine cannot be had, or it broke; the text says why and what mends it."""
@@ -39,6 +41,10 @@ def missing() -> list[str]:
 def bring() -> None:
     """Installs what is missing, as root; otherwise raises `StageError` that names it."""
     if names := missing():
-        done = subprocess.run([ROOT / "tools" / "bootstrap", "packages", *names], stderr=subprocess.PIPE, text=True)
+        command = [ROOT / "tools" / "bootstrap", "packages", *names]
+        try:
+            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=INSTALL_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise StageError(f"apt did not install {' '.join(names)} within {INSTALL_SECONDS} s") from None
         if done.returncode:
             raise StageError(done.stderr.strip())
