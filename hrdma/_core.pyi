@@ -10,6 +10,7 @@ import numpy as np
 from hrdma.types import Op, Status
 
 Buffer = Any  # anything with the buffer protocol, or a CPU tensor with DLPack
+Given = Any  # a hrdma.topo.schedule.Schedule, the path of a file, or None
 _B = TypeVar("_B")
 _R = TypeVar("_R", bound=Resource)
 
@@ -144,7 +145,11 @@ class Planned(Messenger):
         root: int | None,
         in_place: bool,
         deterministic: bool,
+        schedule: int,
     ) -> Program: ...
+    def _give(self, schedule: Any, timeout: float | None) -> int: ...
+    def _told(self, mine: bytes, timeout: float | None) -> bytearray: ...
+    def _forget_given(self) -> None: ...
 
 class CommunicatorBase(Planned):
     @overload
@@ -158,6 +163,7 @@ class CommunicatorBase(Planned):
         priority: int | None = None,
         timeout: float | None = None,
         deterministic: bool | None = None,
+        schedule: Given = None,
     ) -> _B: ...
     @overload
     def allreduce(
@@ -170,6 +176,7 @@ class CommunicatorBase(Planned):
         priority: int | None = None,
         timeout: float | None = None,
         deterministic: bool | None = None,
+        schedule: Given = None,
     ) -> Any: ...
     def reduce(
         self,
@@ -182,6 +189,7 @@ class CommunicatorBase(Planned):
         priority: int | None = None,
         timeout: float | None = None,
         deterministic: bool | None = None,
+        schedule: Given = None,
     ) -> Any: ...
     def reduce_scatter(
         self,
@@ -194,6 +202,7 @@ class CommunicatorBase(Planned):
         priority: int | None = None,
         timeout: float | None = None,
         deterministic: bool | None = None,
+        schedule: Given = None,
     ) -> Any: ...
     def broadcast(
         self,
@@ -203,6 +212,7 @@ class CommunicatorBase(Planned):
         async_op: bool = False,
         priority: int | None = None,
         timeout: float | None = None,
+        schedule: Given = None,
     ) -> Any: ...
     def allgather(
         self,
@@ -213,6 +223,7 @@ class CommunicatorBase(Planned):
         async_op: bool = False,
         priority: int | None = None,
         timeout: float | None = None,
+        schedule: Given = None,
     ) -> Any: ...
     def gather(
         self,
@@ -224,6 +235,7 @@ class CommunicatorBase(Planned):
         async_op: bool = False,
         priority: int | None = None,
         timeout: float | None = None,
+        schedule: Given = None,
     ) -> Any: ...
     def scatter(
         self,
@@ -235,6 +247,7 @@ class CommunicatorBase(Planned):
         async_op: bool = False,
         priority: int | None = None,
         timeout: float | None = None,
+        schedule: Given = None,
     ) -> Any: ...
     def alltoall(
         self,
@@ -245,6 +258,7 @@ class CommunicatorBase(Planned):
         async_op: bool = False,
         priority: int | None = None,
         timeout: float | None = None,
+        schedule: Given = None,
     ) -> Any: ...
     def barrier(
         self, *, async_op: bool = False, priority: int | None = None, timeout: float | None = None

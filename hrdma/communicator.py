@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hrdma import _core
 from hrdma.errors import PeerError
+from hrdma.given import GivenSchedules
 from hrdma.types import DTYPES
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Communicator(_core.CommunicatorBase):
         self._members = members
         self._children = 0
         self._cost: Cost | None = None
+        self._given = GivenSchedules()
         self._sentenced = threading.Event()
         self._sentence_text = ""
         runtime.communicators[id] = self
@@ -258,10 +260,13 @@ class Communicator(_core.CommunicatorBase):
         root: int | None,
         in_place: bool,
         deterministic: bool,
+        schedule: int,
     ) -> _core.Program:
         from hrdma.planning import plan
 
         shown, signed = _describe(collective, counts, dtype, op, root, deterministic)
+        mark = self._given.mark(schedule)
+        shown, signed = shown + mark, signed + mark
         algorithm, parts = self._plan_override or (None, None)
         # of all ranks, in their order: a part of them has no fabric of its own
         network = self._runtime.network if self._members == tuple(range(self._runtime.size)) else None
@@ -281,6 +286,7 @@ class Communicator(_core.CommunicatorBase):
             algorithm=algorithm,
             parts=parts,
             on=network,
+            schedule=self._given.schedules.get(schedule),
         )
         self._runtime.log.info("%s", spec.explanation)
         if spec.choice is not None and spec.reason and spec.reason not in self._runtime.told:
@@ -299,6 +305,9 @@ class Communicator(_core.CommunicatorBase):
             signature=_hash64(signed),
             explanation=spec.explanation,
         )
+
+    def _give(self, schedule: Any, timeout: float | None) -> int:
+        return self._given.number(self, schedule, timeout)
 
     def _mapped(self) -> bool:
         """Whether every pair can read each other's registered memory in place; the same on all ranks."""

@@ -9,13 +9,14 @@ planned there is planned as for any network, and says so.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hrdma.errors import ScheduleError
 from hrdma.topo import fabric_file, plan_file
 from hrdma.topo.algorithms import ALGORITHMS
 from hrdma.topo.algorithms.on_fabric import lookup, refusal
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from hrdma.communicator import Communicator
     from hrdma.topo.fabric import Fabric
 
-__all__ = ["INSTR", "REF", "Cost", "Network", "Plan", "ProgramSpec", "cost_of", "discover", "lower", "network", "plan"]
+__all__ = [
+    "INSTR", "REF", "Cost", "Network", "Plan", "ProgramSpec", "Schedule", "cost_of", "discover", "given", "lower", "network", "plan",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +71,7 @@ class Network:
         """Equal on ranks that will plan alike."""
         if self.given is None:
             return self.fabric.digest()
-        schedule = self.given.schedule().to_json()
-        return f"{self.fabric.digest()} with plan {hashlib.sha256(f'{self.given.root} {schedule}'.encode()).hexdigest()[:16]}"
+        return f"{self.fabric.digest()} with plan {self.given.schedule().digest()}"
 
     def plan(
         self, collective: str, *, rank: int, counts, itemsize: int, root: int, in_place: bool, deterministic: bool, cost: Cost,
@@ -197,6 +199,7 @@ def plan(
     algorithm: str | None = None,
     parts: int | None = None,
     on: Network | None = None,
+    schedule: Schedule | None = None,
 ) -> Plan:
     """The program of one rank for a collective call.
 
@@ -228,6 +231,8 @@ def plan(
         Only so many; with `algorithm`.
     on : Network, optional
         What the ranks run on: planned for that where it can be, else as for any network, with the `reason`.
+    schedule : Schedule, optional
+        Only this one, as `given` returned it.
 
     Returns
     -------
@@ -239,6 +244,8 @@ def plan(
     ValueError
         An unknown collective, dtype or op, a rank or root out of range, counts of the wrong length, an algorithm that
         cannot do it.
+    ScheduleError
+        The schedule is of another collective, size or root, or not in rank order where that matters.
 
     Notes
     -----
@@ -265,6 +272,8 @@ def plan(
     else:
         nbytes = sum(block_counts(collective, size, rank, counts)) * itemsize
     rounded = deterministic and not dtype.startswith(("int", "uint"))
+    if schedule is not None:
+        return _of_given(schedule, collective, size, rank, counts, itemsize, root, in_place, rounded, nbytes)
     why = ""
     if on is not None:
         found = on.plan(
@@ -281,6 +290,58 @@ def plan(
     schedule = ALGORITHMS[choice.algorithm].build(collective, size, parts=choice.parts, root=root, rank=rank)
     spec = lower(schedule, rank, counts, itemsize, in_place=in_place)
     return Plan(**vars(spec), choice=choice, reason=why and f"not planned for {on.fabric.name}: {why}" if on else "")
+
+
+def given(what: Schedule | str | PathLike[str]) -> Schedule:
+    """The schedule that a call was given, proved.
+
+    Parameters
+    ----------
+    what : Schedule, str or path
+        Complete; or the file of a plan, a schedule (JSON) or an MSCCL program (XML).
+
+    Raises
+    ------
+    TypeError
+        Neither a schedule nor a path.
+    ScheduleError
+        Wrong, with rank and chunk; one rank's view; a file that holds none.
+    OSError
+        The file cannot be read.
+
+    Notes
+    -----
+    Cost: that of `Schedule.check`, about 1 us for each transfer and chunk.
+    """
+    if not isinstance(what, Schedule):
+        if not isinstance(what, (str, PathLike)):
+            raise TypeError(f"schedule={what!r}: a Schedule of hrdma.topo or the path of a file is wanted")
+        return plan_file.prove(fspath(what))
+    what.check()
+    return what
+
+
+def _of_given(
+    schedule: Schedule, collective: str, size: int, rank: int, counts, itemsize: int, root: int, in_place: bool,
+    ordered: bool, nbytes: int,
+) -> Plan:  # fmt: skip
+    """The program of one rank of a schedule that is proved, but perhaps not for this call."""
+    name = schedule.name or "the given schedule"
+    if schedule.collective != collective:
+        raise ScheduleError(f"schedule= is for {schedule.collective} ({name}), the call is {collective}")
+    if schedule.size != size:
+        raise ScheduleError(f"schedule= is for {schedule.size} ranks ({name}), the communicator has {size}")
+    if collective in ROOTED and schedule.root != root:
+        raise ScheduleError(f"schedule= has root {schedule.root} ({name}), the call root {root}")
+    if ordered:
+        try:
+            schedule.check(ordered=True, single=True)
+        except ScheduleError as error:
+            text = f"deterministic=True needs rank order, and {name} has another: {error}"
+            raise ScheduleError(text, rank=error.rank, chunk=error.chunk) from None
+    scratch = _of_one_round(schedule, rank, nbytes)
+    spec = lower(schedule, rank, counts, itemsize, in_place=in_place, scratch=scratch)
+    return Plan(**vars(spec), reason=f"{collective} on {size} ranks: {name}, as given")
 
 
 def cost_of(links: Collection[str], members: Sequence[Mapping[str, Any]], cards: Sequence[Mapping[str, Any]]) -> Cost:

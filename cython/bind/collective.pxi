@@ -11,7 +11,8 @@ cdef class CommunicatorBase(Planned):
 
     # Reductions.
 
-    def allreduce(self, x, op="sum", *, out=None, async_op=False, priority=None, timeout=None, deterministic=None):
+    def allreduce(self, x, op="sum", *, out=None, async_op=False, priority=None, timeout=None, deterministic=None,
+                  schedule=None):
         """Combines x of all ranks, element by element; every rank gets the result.
 
         Parameters
@@ -31,6 +32,10 @@ cdef class CommunicatorBase(Planned):
             Seconds; passing it breaks the communicator.
         deterministic : bool, optional
             One association: rank order, left to right, a 32-bit accumulator for 16-bit types. All ranks say the same.
+        schedule : hrdma.topo.schedule.Schedule, str or path, optional
+            Runs this one in place of what would be planned: a complete schedule for as many ranks, or the file of a
+            plan (``hrdma topo plan -o``), of a schedule (JSON) or of an MSCCL program (XML). A file is read when it is
+            first used on a communicator.
 
         Returns
         -------
@@ -41,11 +46,17 @@ cdef class CommunicatorBase(Planned):
         ------
         TimeoutError, PeerError, CollectiveMismatchError
             The communicator is broken; the result's contents are undefined.
+        ScheduleError
+            The schedule is wrong, with rank and chunk, or is for another call, or is another one on another rank, which
+            the message names. Nothing was moved, and the communicator goes on.
 
         Notes
         -----
         2 (n - 1) / n of the bytes leave each rank for large x. On one host with x from :func:`hrdma.empty` peers'
         memory is reduced in place.
+
+        A schedule is proved and compared with that of the other ranks (an allgather of 256 bytes, which blocks and has
+        a deadline of its own) when it is new to the communicator; later calls find its program, and cost nothing more.
         """
         cdef Span source, target
         cdef Key key
@@ -64,12 +75,14 @@ cdef class CommunicatorBase(Planned):
             else:
                 self.open_out(x, &source, out, &target, source.count)
                 self.set_alias(&key, &source, &target, 0, 0)
+            self.set_schedule(&key, schedule, timeout)
             return self.start(&key, None, &source, &target, out, timeout, priority, async_op)
         finally:
             span_close(&source)
             span_close(&target)
 
-    def reduce(self, x, root=0, op="sum", *, out=None, async_op=False, priority=None, timeout=None, deterministic=None):
+    def reduce(self, x, root=0, op="sum", *, out=None, async_op=False, priority=None, timeout=None, deterministic=None,
+               schedule=None):
         """Combines x of all ranks; the root gets the result.
 
         Parameters
@@ -77,7 +90,7 @@ cdef class CommunicatorBase(Planned):
         root : int
         out : array or buffer, optional
             On the root: where the result goes; None: x itself. Not looked at elsewhere, where x is only read.
-        x, op, async_op, priority, timeout, deterministic
+        x, op, async_op, priority, timeout, deterministic, schedule
             As in :meth:`allreduce`.
 
         Returns
@@ -106,13 +119,14 @@ cdef class CommunicatorBase(Planned):
             else:
                 self.open_out(x, &source, out, &target, source.count)
                 self.set_alias(&key, &source, &target, 0, 0)
+            self.set_schedule(&key, schedule, timeout)
             return self.start(&key, None, &source, &target, out, timeout, priority, async_op)
         finally:
             span_close(&source)
             span_close(&target)
 
     def reduce_scatter(self, x, op="sum", *, out=None, counts=None, async_op=False, priority=None, timeout=None,
-                       deterministic=None):
+                       deterministic=None, schedule=None):
         """Combines x of all ranks; every rank gets its share of the result.
 
         Parameters
@@ -124,7 +138,7 @@ cdef class CommunicatorBase(Planned):
             is a multiple of the ranks, else one-dimensional.
         counts : sequence of int, optional
             Elements of each share, the same on all ranks. None: all alike.
-        op, async_op, priority, timeout, deterministic
+        op, async_op, priority, timeout, deterministic, schedule
             As in :meth:`allreduce`.
 
         Returns
@@ -146,6 +160,7 @@ cdef class CommunicatorBase(Planned):
                 out = empty(self.cut_shape(x, &source, share, counts), array_dtype(x, &source))
             self.open_out(x, &source, out, &target, share)
             self.set_alias(&key, &source, &target, before * source.itemsize, 0)
+            self.set_schedule(&key, schedule, timeout)
             return self.start(&key, counts, &source, &target, out, timeout, priority, async_op)
         finally:
             span_close(&source)
@@ -153,7 +168,7 @@ cdef class CommunicatorBase(Planned):
 
     # Movement.
 
-    def broadcast(self, x, root=0, *, async_op=False, priority=None, timeout=None):
+    def broadcast(self, x, root=0, *, async_op=False, priority=None, timeout=None, schedule=None):
         """Gives every rank the root's x.
 
         Parameters
@@ -162,7 +177,7 @@ cdef class CommunicatorBase(Planned):
             C-contiguous, the same count and type on all ranks; any type of fixed size. Written on all ranks but the
             root.
         root : int
-        async_op, priority, timeout
+        async_op, priority, timeout, schedule
             As in :meth:`allreduce`.
 
         Returns
@@ -183,12 +198,13 @@ cdef class CommunicatorBase(Planned):
             key.flags = KEY_IN_PLACE
             target.ptr = source.ptr
             target.nbytes = source.nbytes
+            self.set_schedule(&key, schedule, timeout)
             return self.start(&key, None, &source, &target, x, timeout, priority, async_op)
         finally:
             span_close(&source)
             span_close(&target)
 
-    def allgather(self, x, out=None, *, counts=None, async_op=False, priority=None, timeout=None):
+    def allgather(self, x, out=None, *, counts=None, async_op=False, priority=None, timeout=None, schedule=None):
         """Gives every rank the x of all, one behind the other.
 
         Parameters
@@ -200,7 +216,7 @@ cdef class CommunicatorBase(Planned):
             first axis of x (one-dimensional with counts).
         counts : sequence of int, optional
             Elements that each rank brings, the same on all ranks. None: all alike.
-        async_op, priority, timeout
+        async_op, priority, timeout, schedule
             As in :meth:`allreduce`.
 
         Returns
@@ -221,12 +237,13 @@ cdef class CommunicatorBase(Planned):
                 out = empty(self.joined_shape(x, &source, total, counts), array_dtype(x, &source))
             self.open_out(x, &source, out, &target, total)
             self.set_alias(&key, &source, &target, 0, before * source.itemsize)
+            self.set_schedule(&key, schedule, timeout)
             return self.start(&key, counts, &source, &target, out, timeout, priority, async_op)
         finally:
             span_close(&source)
             span_close(&target)
 
-    def gather(self, x, root=0, *, out=None, counts=None, async_op=False, priority=None, timeout=None):
+    def gather(self, x, root=0, *, out=None, counts=None, async_op=False, priority=None, timeout=None, schedule=None):
         """Gives the root the x of all ranks, one behind the other.
 
         Parameters
@@ -234,7 +251,7 @@ cdef class CommunicatorBase(Planned):
         root : int
         out : array or buffer, optional
             On the root, as in :meth:`allgather`. Not looked at elsewhere.
-        x, counts, async_op, priority, timeout
+        x, counts, async_op, priority, timeout, schedule
             As in :meth:`allgather`.
 
         Returns
@@ -260,12 +277,14 @@ cdef class CommunicatorBase(Planned):
                     out = empty(self.joined_shape(x, &source, total, counts), array_dtype(x, &source))
                 self.open_out(x, &source, out, &target, total)
                 self.set_alias(&key, &source, &target, 0, before * source.itemsize)
+            self.set_schedule(&key, schedule, timeout)
             return self.start(&key, counts, &source, &target, out, timeout, priority, async_op)
         finally:
             span_close(&source)
             span_close(&target)
 
-    def scatter(self, x=None, root=0, *, out=None, counts=None, async_op=False, priority=None, timeout=None):
+    def scatter(self, x=None, root=0, *, out=None, counts=None, async_op=False, priority=None, timeout=None,
+                schedule=None):
         """Gives every rank its share of the root's x.
 
         Parameters
@@ -278,7 +297,7 @@ cdef class CommunicatorBase(Planned):
             it may be that very part of x, and None makes a new array as in :meth:`reduce_scatter`.
         counts : sequence of int, optional
             Elements of each share, the same on all ranks. None: all alike.
-        async_op, priority, timeout
+        async_op, priority, timeout, schedule
             As in :meth:`allreduce`.
 
         Returns
@@ -314,12 +333,13 @@ cdef class CommunicatorBase(Planned):
                 self.open_out(x, &source, out, &target, share)
                 self.set_alias(&key, &source, &target, before * source.itemsize, 0)
             self.set_root(&key, root)
+            self.set_schedule(&key, schedule, timeout)
             return self.start(&key, counts, &source, &target, out, timeout, priority, async_op)
         finally:
             span_close(&source)
             span_close(&target)
 
-    def alltoall(self, x, out=None, *, counts=None, async_op=False, priority=None, timeout=None):
+    def alltoall(self, x, out=None, *, counts=None, async_op=False, priority=None, timeout=None, schedule=None):
         """Sends a part of x to every rank and receives one from every rank.
 
         Parameters
@@ -331,7 +351,7 @@ cdef class CommunicatorBase(Planned):
             shape of x (one-dimensional with counts).
         counts : (sequence of int, sequence of int), optional
             Elements to send to and to receive from each rank. None: all alike.
-        async_op, priority, timeout
+        async_op, priority, timeout, schedule
             As in :meth:`allreduce`.
 
         Returns
@@ -367,6 +387,7 @@ cdef class CommunicatorBase(Planned):
                 out = empty(shape, array_dtype(x, &source))
             self.open_out(x, &source, out, &target, total)
             self.set_alias(&key, &source, &target, 0, 0)
+            self.set_schedule(&key, schedule, timeout)
             return self.start(&key, counts, &source, &target, out, timeout, priority, async_op)
         finally:
             span_close(&source)

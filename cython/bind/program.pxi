@@ -10,6 +10,7 @@ cdef struct Key:
     int16_t op
     int16_t flags
     int32_t root
+    int32_t schedule  # 0: planned here; else the number of one that was given, or AGREEMENT
 
 
 cdef class Program:
@@ -88,18 +89,19 @@ cdef enum:
     KEY_IN_PLACE = 1
     KEY_DETERMINISTIC = 2
     SLOTS = 64  # a power of two
+    AGREEMENT = -1  # what ranks say of a given schedule: no program of users is like it
     RECENT = 8  # calls told of when ranks disagree; RECENT in control/stalls.py
 
 
 cdef inline bint key_equal(const Key *a, const Key *b) noexcept:
     return (a.count == b.count and a.itemsize == b.itemsize and a.collective == b.collective and a.dtype == b.dtype
-            and a.op == b.op and a.flags == b.flags and a.root == b.root)
+            and a.op == b.op and a.flags == b.flags and a.root == b.root and a.schedule == b.schedule)
 
 
 cdef inline unsigned key_slot(const Key *key) noexcept:
     cdef uint64_t h = key.count * 0x9E3779B97F4A7C15ull
     h ^= (<uint64_t> (<uint32_t> key.root) << 32) + (<uint64_t> key.itemsize << 20)
-    h ^= <uint64_t> (<uint16_t> key.dtype) << 12
+    h ^= (<uint64_t> (<uint16_t> key.dtype) << 12) ^ (<uint64_t> (<uint32_t> key.schedule) << 48)
     h ^= (<uint64_t> key.collective << 8) + (<uint64_t> key.op << 4) + <uint64_t> key.flags
     h *= 0xD6E8FEB86659FD93ull
     return <unsigned> (h >> 40) & (SLOTS - 1)

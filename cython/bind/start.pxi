@@ -25,12 +25,14 @@ cdef class Planned(Messenger):
     """Runs planned collectives. The second part of CommunicatorBase."""
 
     cdef dict programs
+    cdef dict given              # schedules by identity, files by path: their numbers, and what must live as long
     cdef PyObject *slots[SLOTS]  # borrowed from programs
     cdef bint rank_order         # the default of deterministic=
     cdef PyObject *recent[RECENT]  # owned: programs of the collectives that were started last, by sequence number
 
     def __cinit__(self):
         self.programs = {}
+        self.given = {}
         memset(self.recent, 0, sizeof(self.recent))
 
     def __dealloc__(self):
@@ -46,9 +48,35 @@ cdef class Planned(Messenger):
     def deterministic(self, value):
         self.rank_order = bool(value)
 
-    def _plan(self, collective, counts, itemsize, dtype, op, root, in_place, deterministic):
+    def _plan(self, collective, counts, itemsize, dtype, op, root, in_place, deterministic, schedule):
         """Makes the :class:`Program` for a call; a subclass in Python does."""
         raise NotImplementedError
+
+    def _give(self, schedule, timeout):
+        """The number, from 1, of a schedule on which all ranks agree; a subclass in Python makes it so."""
+        raise NotImplementedError
+
+    def _told(self, bytes mine, timeout):
+        """What every rank says of its schedule, as many bytes each, one behind the other. Collective."""
+        cdef Span source, target
+        cdef Key key
+        self.check()
+        span_none(&source)
+        span_none(&target)
+        found = bytearray(len(mine) * self.size)
+        try:
+            span_open_typed(mine, False, &source)
+            self.set_key(&key, ALLGATHER, &source, source.count)
+            key.schedule = AGREEMENT
+            self.open_out(mine, &source, found, &target, len(found))
+            return self.start(&key, None, &source, &target, found, timeout, None, False)
+        finally:
+            span_close(&source)
+            span_close(&target)
+
+    def _forget_given(self):
+        """Schedules are looked up anew: numbers have ended."""
+        self.given.clear()
 
     def _recent(self):
         """``(sequence, signature, text)`` of the collectives that were started last, the newest at the end."""
@@ -76,6 +104,7 @@ cdef class Planned(Messenger):
         key.op = 0
         key.flags = 0
         key.root = 0
+        key.schedule = 0
         return 0
 
     cdef inline int set_op(self, Key *key, object op, object deterministic) except -1:
@@ -89,6 +118,19 @@ cdef class Planned(Messenger):
 
     cdef inline int set_root(self, Key *key, object root) except -1:
         key.root = self.rank_of("root", root, False)
+        return 0
+
+    cdef inline int set_schedule(self, Key *key, object schedule, object timeout) except -1:
+        if schedule is not None:
+            # Equal schedules may be many objects, whose hash reads all of them: an object is known by its address.
+            name = schedule if type(schedule) is str else id(schedule)
+            found = self.given.get(name)
+            if found is None:
+                found = self._give(schedule, timeout), schedule
+                if len(self.given) >= SLOTS:
+                    self.given.clear()
+                self.given[name] = found
+            key.schedule = found[0]
         return 0
 
     cdef int set_alias(self, Key *key, Span *source, Span *target, size_t source_shift, size_t target_shift) except -1:
@@ -112,14 +154,14 @@ cdef class Planned(Messenger):
         cdef Program program
         if counts is None:
             counts = key.count
-        name = (key.collective, counts, key.itemsize, key.dtype, key.op, key.root, key.flags)
+        name = (key.collective, counts, key.itemsize, key.dtype, key.op, key.root, key.flags, key.schedule)
         program = self.programs.get(name)
         if program is None:
             program = self._plan(
                 text_of(NAMES[key.collective]), counts, max(key.itemsize, 1), dtype_name(key.dtype, key.itemsize),
                 text_of(hr_redop_name(<hr_redop> key.op)) if self.reduces(key) else None,
                 key.root if key.collective in (REDUCE, BROADCAST, GATHER, SCATTER) else None,
-                bool(key.flags & KEY_IN_PLACE), bool(key.flags & KEY_DETERMINISTIC))
+                bool(key.flags & KEY_IN_PLACE), bool(key.flags & KEY_DETERMINISTIC), key.schedule)
             program.key = key[0]
             if len(self.programs) >= 4096:
                 # Bounded for callers whose sizes never repeat. Programs that run are held by their calls.
