@@ -121,7 +121,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("HRDMA_REQUIRE", _names, (), "providers without which init raises instead of falling back"),
     Setting("HRDMA_IFNAME", _text, "", "network interfaces: name, glob, ^exclude or CIDR, with commas between"),
     Setting(
-        "HRDMA_FABRIC", _text, "", "network of the job, for which collectives are planned: TOML file, or bcube:3,2"
+        "HRDMA_FABRIC",
+        _text,
+        "",
+        "network of the job, for which collectives are planned: TOML file, bcube:3,2, or discover",
     ),
     Setting("HRDMA_PLAN", _text, "", "file of `hrdma topo plan -o`: the schedule that its collective runs"),
     Setting("HRDMA_HOST_ID", _text, "", "overrides what tells hosts apart (boot id and network namespace)"),

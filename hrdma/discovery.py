@@ -1,4 +1,5 @@
-"""Measures the network under a running job: which NICs reach each other, how fast, how far. `hrdma.planning.discover` calls it.
+"""Measures the network under a running job: which NICs reach each other, how fast, how far. `hrdma.planning.discover` calls it,
+and `init` before the ranks are connected where ``HRDMA_FABRIC=discover`` says so.
 
     1. every rank tells its host and NICs, with a port at which each NIC is listening
     2. NICs of one subnet form a circle in which hosts take turns: each sends to the next one, so that every NIC sends and
@@ -22,7 +23,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from hrdma.communicator import Communicator
     from hrdma.topo.fabric import Fabric
 
-__all__ = ["Edge", "circles", "discover", "rounds"]
+__all__ = ["Edge", "Told", "circles", "discover", "over", "rounds"]
 
 SECONDS = 0.2  # of bulk between two NICs
 WARM_UP = 0.05  # of that, not counted: slow start, and buckets that are full at the beginning
@@ -47,6 +48,9 @@ _PING = 8
 _NONCE = 16
 
 
+Told = Callable[[str, dict[str, Any]], list[dict[str, Any]]]
+
+
 class Edge(NamedTuple):
     """One NIC sends to another of its subnet."""
 
@@ -55,40 +59,52 @@ class Edge(NamedTuple):
     dst: tuple[int, int]
 
 
-def discover(comm: Communicator) -> Fabric:
-    """See `hrdma.planning.discover`."""
-    runtime = comm._runtime
-    cards = [runtime.cards[rank] for rank in comm.members]
+def discover(rank: int, cards: Sequence[dict[str, Any]], ifname: str, told: Told) -> Fabric:
+    """See `hrdma.planning.discover`.
+
+    Parameters
+    ----------
+    rank : int
+        This one.
+    cards : sequence of dict
+        Of all ranks: `host`, `costs`.
+    ifname : str
+        Which NICs count, as ``HRDMA_IFNAME``.
+    told : callable
+        Exchanges what each rank has to say, by rank; waits for all of them. Its first argument names the exchange.
+    """
     hosts = list(dict.fromkeys(card["host"] for card in cards))
     first = [next(rank for rank, card in enumerate(cards) if card["host"] == host) for host in hosts]
-    mine = hosts.index(cards[comm.rank]["host"])
-    own = nics(runtime.config.ifname)
+    mine = hosts.index(cards[rank]["host"])
+    speaks = first[mine] == rank
+    own = nics(ifname)
     with contextlib.ExitStack() as stack:
         listeners = []
-        for nic in own if first[mine] == comm.rank else []:
+        for nic in own if speaks else []:
             listeners.append(stack.enter_context(_listen(nic.address)))
-        told = _shared(
-            comm,
+        said = told(
+            "nics",
             {
                 "nics": [list(nic) for nic in own],
                 "ports": [listener.getsockname()[1] for listener in listeners],
                 "nonce": secrets.token_hex(_NONCE),
             },
         )
-        by_host = [told[rank] for rank in first]
+        by_host = [said[rank] for rank in first]
         edges = circles([[Nic(name, subnet) for name, _, subnet in entry["nics"]] for entry in by_host])
         found: list[tuple[Edge, float, float]] = []
-        for together in rounds(edges):
-            comm.barrier()
-            if first[mine] == comm.rank:
+        for number, together in enumerate(rounds(edges)):
+            told(f"round {number}", {})
+            if speaks:
                 found += _round(together, mine, by_host, listeners)
-    measured = [tuple(entry) for entries in _shared(comm, [_plain(*entry) for entry in found]) for entry in entries]
+    heard = told("found", {"found": [_plain(*entry) for entry in found]})
+    measured = [tuple(entry) for entries in heard for entry in entries["found"]]
     good = {
         (subnet, tuple(src), tuple(dst)): (rate, latency) for subnet, src, dst, rate, latency in measured if rate > 0
     }
     apart = {edge.subnet for edge in edges if (edge.subnet, edge.src, edge.dst) not in good}
     for subnet in sorted(apart):
-        if comm.rank == 0:
+        if rank == 0:
             logger.warning("NICs of %s do not reach each other on all hosts: they are left out", subnet)
     samples = [
         Sample(first[src[0]], first[dst[0]], subnet, *numbers)
@@ -96,8 +112,8 @@ def discover(comm: Communicator) -> Fabric:
         if subnet not in apart
     ]
     ranks = [
-        Measured(cards[rank]["host"], tuple(Nic(n, s) for n, _, s in by_host[host]["nics"] if s not in apart))
-        for rank, host in enumerate(hosts.index(card["host"]) for card in cards)
+        Measured(card["host"], tuple(Nic(n, s) for n, _, s in by_host[host]["nics"] if s not in apart))
+        for card, host in ((card, hosts.index(card["host"])) for card in cards)
     ]
     return _named(infer(ranks, [*samples, *_memory(cards, first)]))
 
@@ -269,12 +285,16 @@ def _plain(edge: Edge, rate: float, latency: float) -> list[Any]:
     return [edge.subnet, list(edge.src), list(edge.dst), rate, latency]
 
 
-def _shared(comm: Communicator, value: Any) -> list[Any]:
-    """What every rank has to say, by rank. Collective."""
-    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    lengths = np.empty(comm.size, np.int64)
-    comm.allgather(np.array([len(data)], np.int64), lengths)
-    everything = np.empty(int(lengths.sum()), np.uint8)
-    comm.allgather(data, everything, counts=lengths.tolist())
-    ends = np.cumsum(lengths)
-    return [json.loads(everything[end - n : end].tobytes()) for end, n in zip(ends, lengths)]
+def over(comm: Communicator) -> Told:
+    """Exchanges by collectives of a communicator."""
+
+    def told(_: str, value: dict[str, Any]) -> list[dict[str, Any]]:
+        data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        lengths = np.empty(comm.size, np.int64)
+        comm.allgather(np.array([len(data)], np.int64), lengths)
+        everything = np.empty(int(lengths.sum()), np.uint8)
+        comm.allgather(data, everything, counts=lengths.tolist())
+        ends = np.cumsum(lengths)
+        return [json.loads(everything[end - n : end].tobytes()) for end, n in zip(ends, lengths)]
+
+    return told

@@ -9,7 +9,7 @@ planned there is planned as for any network, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hrdma.topo.fabric import Fabric
 
 __all__ = [
-    "INSTR", "REF", "Cost", "Network", "Plan", "ProgramSpec", "Schedule", "cost_of", "discover", "given", "lower", "network", "plan",
+    "INSTR", "REF", "Cost", "Network", "Plan", "ProgramSpec", "Schedule", "cost_of", "discover", "discovered", "given", "lower", "network", "plan",
 ]  # fmt: skip
 
 
@@ -403,5 +403,30 @@ def discover(comm: Communicator) -> Fabric:
     during which the network is full, and 2 s for a NIC that cannot be reached. ``HRDMA_IFNAME`` says which NICs count.
     """
     from hrdma.discovery import discover as measured
+    from hrdma.discovery import over
 
-    return measured(comm)
+    runtime = comm._runtime
+    return measured(comm.rank, [runtime.cards[rank] for rank in comm.members], runtime.config.ifname, over(comm))
+
+
+def discovered(
+    rank: int,
+    cards: Sequence[dict[str, Any]],
+    ifname: str,
+    told: Callable[[str, dict[str, Any]], list[dict[str, Any]]],
+) -> Network:
+    """What a job runs on, measured before its ranks are connected (``HRDMA_FABRIC=discover``).
+
+    Parameters
+    ----------
+    rank, cards, ifname, told
+        As in `hrdma.discovery.discover`.
+
+    Raises
+    ------
+    ValueError
+        As `discover`.
+    """
+    from hrdma.discovery import discover as measured
+
+    return Network(measured(rank, cards, ifname, told))

@@ -8,7 +8,6 @@ choice depends on, so each rank chooses for itself and all choose alike: the pro
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import functools
 import hashlib
 import os
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Runtime", "finalize", "init"]
 
 AUTOMATIC = ("shm", "verbs", "tcp")  # what is tried, best first, where HRDMA_TRANSPORT says nothing
+DISCOVER = "discover"  # of HRDMA_FABRIC: the network is measured before the ranks are connected
 RAILED = "tcp"  # the provider that is opened once for each NIC of a fabric
 CLOSE_SECONDS = 5.0
 BLAME_SECONDS = 0.3  # how long a failed init waits to learn which rank was lost first
@@ -69,6 +69,8 @@ class Runtime:
         self.engine = self._open(world)
         try:
             self._join(world)
+            if config.fabric == DISCOVER:
+                self._discover(world)
             self._register()
             self._connect()
         except BaseException:
@@ -137,7 +139,7 @@ class Runtime:
             "cpus": f"{mask:x}",
             "transport": [name for name in domains if name != "loop" and ":" not in name],
             "rails": self.rails,
-            "network": "" if self.network is None else self.network.digest(),
+            "network": self.network.digest() if self.network else DISCOVER * (self.config.fabric == DISCOVER),
             "addresses": {name: domain["address"].hex() for name, domain in domains.items()},
             "caps": {name: domain["caps"] for name, domain in domains.items()},
             "streams": self._streams(domains),
@@ -168,6 +170,10 @@ class Runtime:
         self.control = ControlPlane.join(world, self.config, card, deadline=self.deadline)
         self.cards = [member.card for member in sorted(self.control.members, key=lambda member: member.rank)]
         self.control.start(self._on_lost, self._on_verdict, on_ask=self._on_ask)
+        self._compare()
+
+    def _compare(self) -> None:
+        """Ranks that plan for different networks would wait for each other."""
         first = self.cards[0]["network"]
         for rank, other in enumerate(self.cards):
             if other["network"] != first:
@@ -175,6 +181,22 @@ class Runtime:
                     f"HRDMA_FABRIC and HRDMA_PLAN must mean the same on all ranks: rank 0 has {first or 'none'}, "
                     f"rank {rank} has {other['network'] or 'none'}"
                 )
+
+    def _discover(self, world: World) -> None:
+        """Measures the network; then the providers are opened anew, on the rails that it has."""
+        from hrdma.planning import discovered
+
+        if self.control is None:
+            return
+        tell = functools.partial(self.control.exchange, deadline=self.deadline)
+        self.network = discovered(
+            self.rank, self.cards, self.config.ifname, lambda key, said: tell(f"discover:{key}", said)
+        )
+        self.rails = self._rails()
+        before, self.engine = self.engine, self._open(world)
+        before.close(0.0)
+        self.cards = tell("discovered", self._card())
+        self._compare()
 
     def _register(self) -> None:
         """With the traffic controller of this host, where the job has a name."""
@@ -358,7 +380,11 @@ def _rail(number: int) -> str:
 
 
 def _network(config: Config, ranks: int) -> Network | None:
-    if not config.fabric and not config.plan:
+    if config.fabric == DISCOVER and config.plan:
+        raise ValueError(
+            f"HRDMA_PLAN={config.plan} is for a fabric that is known: HRDMA_FABRIC={DISCOVER} does not go with it"
+        )
+    if config.fabric in ("", DISCOVER) and not config.plan:
         return None
     from hrdma.planning import network
 
@@ -404,7 +430,7 @@ def init(
         Seconds for this call and default of all others.
     **settings
         Any other setting of :class:`hrdma.config.Config` by its name: ``fabric="cluster.toml"`` plans collectives for
-        that network and uses all of its NICs, ``plan="mine.json"`` runs a schedule of one's own;
+        that network and uses all of its NICs (``"discover"``: it is measured first), ``plan="mine.json"`` runs a schedule of one's own;
         ``job="resnet", priority=2`` registers with the traffic controller of each rank's host, where there is one, and
         stamps what the ranks send (`hrdma.traffic`).
 
@@ -434,6 +460,7 @@ def init(
     global _runtime, _world
     from hrdma.communicator import Communicator
     from hrdma.config import Config
+    from hrdma.world import world_of
 
     with _init_lock:
         if _runtime is not None and not _runtime.closed:
@@ -445,7 +472,7 @@ def init(
         config = Config.load(
             token=token, transport=None if transport is None else list(transport), timeout=timeout, **settings
         )
-        world = _world_of(config, rank, size, master)
+        world = world_of(config, rank, size, master)
         from hrdma.log import configure
 
         configure(config.log_level, world.rank if world.size > 1 else None)
@@ -466,29 +493,3 @@ def finalize(timeout: float = CLOSE_SECONDS) -> None:
     runtime, _runtime, _world = _runtime, None, None
     if runtime is not None:
         runtime.close(timeout)
-
-
-def _world_of(config: Config, rank: int | None, size: int | None, master: str | None) -> World:
-    from hrdma.world import World, world_from_env
-
-    if (rank is None) != (size is None):
-        raise ValueError("rank and size go together: pass both or neither")
-    changes: dict[str, Any] = {}
-    if master is not None:
-        address, colon, port = master.rpartition(":")
-        if not colon or not address or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"master={master!r}: 'address:port' is wanted")
-        changes = {"master_addr": address.strip("[]"), "master_port": int(port), "job": ""}
-    if rank is not None and size is not None:
-        environment = {} if master is not None else os.environ
-        world = World(
-            rank,
-            size,
-            master_addr=environment.get("MASTER_ADDR", "127.0.0.1" if size == 1 else ""),
-            master_port=config.port or int(environment.get("MASTER_PORT", "29500")),
-        )
-        if size > 1 and master is None and not world.master_addr:
-            raise ValueError("MASTER_ADDR is not set: pass master='address:port' or set it on all ranks")
-    else:
-        world = world_from_env(config)
-    return dataclasses.replace(world, **changes)

@@ -300,24 +300,29 @@ class ControlPlane:
             raise ValueError(pending.decision["error"])
         return {int(rank): item for rank, item in pending.decision["result"].items()}
 
-    def barrier(self, *, deadline: float) -> None:
-        """Waits until all ranks have called it as often.
+    def exchange(self, key: str, payload: dict[str, Any], *, deadline: float) -> list[dict[str, Any]]:
+        """What every rank of the job has to say, by rank; as `agree`, but all must come.
 
         Raises
         ------
-        TimeoutError
-            Not all came before the deadline.
+        TimeoutError, ValueError
+            As `agree`.
         PeerError
             A rank is gone; the others have come.
         """
-        with self._lock:
-            self._barriers += 1
-            key = f"barrier:{self._barriers}"
-        present = self.agree(key, range(self.size), {}, deadline=deadline)
+        present = self.agree(key, range(self.size), payload, deadline=deadline)
         for rank in range(self.size):
             if rank not in present:
                 reason = self.lost.get(rank, f"rank {rank} is gone")
-                raise PeerError(f"barrier: {reason}", rank=rank, operation="barrier", phase="match")
+                raise PeerError(f"{key.partition(':')[0]}: {reason}", rank=rank, operation="barrier", phase="match")
+        return [present[rank] for rank in range(self.size)]
+
+    def barrier(self, *, deadline: float) -> None:
+        """Waits until all ranks have called it as often; raises as `exchange`."""
+        with self._lock:
+            self._barriers += 1
+            key = f"barrier:{self._barriers}"
+        self.exchange(key, {}, deadline=deadline)
 
     def leave(self, *, deadline: float) -> None:
         """Leaves in good order: the others are told that this rank is not lost but done.

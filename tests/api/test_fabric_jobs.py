@@ -63,6 +63,19 @@ def test_ranks_that_mean_different_fabrics_are_told():
         assert "must mean the same on all ranks: rank 0 has" in one.text and "rank 2 has" in one.text
 
 
+def test_the_fabric_may_be_discovered_when_the_job_begins():
+    found = harness.outcomes(everything, 4, env={"HRDMA_FABRIC": "discover"})
+    assert [(one.status, one.value) for one in found] == [(0, "cluster:1,4,1")] * 4, found[0].output
+    for one in harness.outcomes(given, 2, init=False, fabrics=["discover", "ring:2"]):
+        assert one.error == "ValueError" and "rank 0 has discover, rank 1 has" in one.text
+    alone = harness.outcomes(given, 1, init=False, fabrics=["discover"])
+    assert [one.status for one in alone] == [0]
+    for one in harness.outcomes(given, 2, init=False, fabrics=["discover"] * 2, env={"HRDMA_PLAN": "mine.json"}):
+        assert (
+            one.text == "HRDMA_PLAN=mine.json is for a fabric that is known: HRDMA_FABRIC=discover does not go with it"
+        )
+
+
 def test_a_fabric_of_another_size_is_refused():
     found = harness.outcomes(given, 2, init=False, fabrics=["ring:3", "ring:3"])
     assert {(one.error, one.text) for one in found} == {

@@ -147,6 +147,12 @@ def test_a_job_discovers_its_fabric(lab, tmp_path):
     assert all(one["rails"] == ["nic0", "nic1"] for one in ran)
 
 
+def test_a_job_may_discover_its_fabric_when_it_begins(lab):
+    found, said = job(lab, "summed", HRDMA_FABRIC="discover", HRDMA_LOG_LEVEL="info")
+    assert all(one["rails"] == ["nic0", "nic1"] and one["each"] == [2] for one in found)
+    assert "INFO: allreduce of 1 MiB on torus:2x2, 4 ranks: " in said
+
+
 # --- measured beside predicted ---
 
 
