@@ -24,8 +24,9 @@ import json
 import os
 import sys
 
-from hrdma.bench.fabrics import Measurement, measure, payload, plain
+from hrdma.bench.fabrics import Measurement, calibrated, measure, payload, plain
 from hrdma.lab.lab import Lab
+from hrdma.topo.cost import Cost
 from hrdma.topo.fabric import Fabric
 from hrdma.topo.fabrics import parse
 from hrdma.topo.planner import Candidate, compare
@@ -40,9 +41,9 @@ PUBLISHED = {"bcube": "18.7 to 56.4 % (testbed), 37.5 to 61.9 % (simulation)", "
 MOST_BUSY = 0.7
 
 
-def predicted(fabric: Fabric, nbytes: int, names: tuple[str, ...]) -> list[Candidate]:
+def predicted(fabric: Fabric, cost: Cost, nbytes: int, names: tuple[str, ...]) -> list[Candidate]:
     """Of each algorithm its best number of parts, in the order of the names."""
-    found, refused = compare("allreduce", payload(fabric), nbytes, names=names, simulated=True)
+    found, refused = compare("allreduce", fabric, nbytes, cost, names=names, simulated=True)
     for name, why in refused:
         print(f"{name} is left out: {why}")
     best = {candidate.algorithm: candidate for candidate in reversed(found)}
@@ -83,9 +84,10 @@ def main() -> None:
     scaled = round(VGG * fabric.nic_rate / PUBLISHED_RATE) // 4 * 4
     sizes = [(f"allreduce of {size}", size_value(size) // 4 * 4) for size in options.sizes]
     sizes = sizes or [("LeNet-5", LENET), ("VGG-19, scaled", scaled)]
-    planned = [(label, nbytes, predicted(fabric, nbytes, names)) for label, nbytes in sizes]
     everything: list[Measurement] = []
     with Lab.up(fabric, name=f"hips-{os.getpid()}") as lab:
+        on, cost = calibrated(lab, fabric)
+        planned = [(label, nbytes, predicted(on, cost, nbytes, names)) for label, nbytes in sizes]
         for label, nbytes, candidates in planned:
             found = measure(lab, fabric, [(nbytes, candidate) for candidate in candidates], rounds=options.rounds)
             show(fabric, label, found)

@@ -352,8 +352,8 @@ def cost_of(links: Collection[str], members: Sequence[Mapping[str, Any]], cards:
     links : collection of str
         Providers between its ranks.
     members, cards : sequence of mapping
-        The cards of its ranks, and of all ranks of the job: `host`, `cpus` (mask in hexadecimal), `costs` (measured, by
-        provider).
+        The cards of its ranks, and of all ranks of the job: `host`, `machine` (hosts may share one: namespaces, containers),
+        `cpus` (mask in hexadecimal), `costs` (measured, by provider).
 
     Notes
     -----
@@ -366,7 +366,7 @@ def cost_of(links: Collection[str], members: Sequence[Mapping[str, Any]], cards:
         return next((Cost(**fields) for fields in found), DEFAULT_COST[name])
 
     cost = max(map(known, sorted(links) or ["loop"]), key=lambda cost: (cost.beta, cost.alpha))
-    if len({card["host"] for card in members}) > 1:
+    if len({card["machine"] for card in members}) > 1:
         if cost.offload:
             return cost
         # measured on one host: the network adds its own

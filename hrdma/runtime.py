@@ -129,12 +129,13 @@ class Runtime:
         return devices > 0
 
     def _card(self) -> dict[str, Any]:
-        from hrdma.world import host_identity
+        from hrdma.world import host_identity, machine_identity
 
         domains = self.engine.domains()
         mask = sum(1 << cpu for cpu in os.sched_getaffinity(0))
         return {
             "host": host_identity(self.config.host_id),
+            "machine": machine_identity(self.config.host_id),
             "pid": os.getpid(),
             "cpus": f"{mask:x}",
             "transport": [name for name in domains if name != "loop" and ":" not in name],

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from hrdma.config import Config
 
-__all__ = ["World", "host_identity", "world_from_env", "world_of"]
+__all__ = ["World", "host_identity", "machine_identity", "world_from_env", "world_of"]
 
 DEFAULT_PORT = 29500
 
@@ -265,8 +265,17 @@ def host_identity(override: str = "") -> str:
     if override:
         return override
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
-        return f"{boot}.{os.stat('/proc/self/ns/net').st_ino}"
+        return f"{machine_identity()}.{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:
         return f"{os.uname().nodename}.{os.getpid()}"  # no proc: nobody is known to be local
+
+
+def machine_identity(override: str = "") -> str:
+    """What ranks have in common whose hosts share a kernel, and so its cores: the boot id."""
+    if override:
+        return override
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return f"{os.uname().nodename}.{os.getpid()}"

@@ -65,7 +65,7 @@ RULES = {
     "hrdma.launch": Rule(f"{BASE} {SETTINGS} hrdma.places", "click rich"),
     "hrdma.lab": Rule(f"{BASE} hrdma.topo hrdma.launch hrdma.places hrdma.communicator", "numpy pyroute2"),
     "hrdma.bench": Rule(f"{BASE} {SETTINGS} {API} hrdma", "numpy ml_dtypes"),
-    "hrdma.bench.fabrics": Rule(f"{BASE} {API} hrdma hrdma.topo hrdma.lab", "numpy"),
+    "hrdma.bench.fabrics": Rule(f"{BASE} {API} hrdma hrdma.planning hrdma.topo hrdma.lab", "numpy"),
     "hrdma.cli": Rule(
         f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.topo hrdma.bench hrdma.bench.fabrics hrdma.launch hrdma.lab hrdma.planning",
         "click rich",

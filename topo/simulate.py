@@ -9,8 +9,12 @@ has no more); whenever one starts or ends, all rates are computed anew.
 
 A transfer starts when what it sends is there (`hrdma.topo.depend`), its sender's core has prepared it (`Cost.message`, one
 message after the other), and the latency has passed; its operands are reduced by the receiver's core, one result after the
-other (`Cost.gamma`). Bytes move without the cores, as `Cost.offload` says; `beta`, `switch` and `cores` are not used: links
-say what moving costs, and ranks do not share cores.
+other (`Cost.gamma`). Links say what moving costs; `beta` is the cores' part of it where `Cost.offload` does not say that
+they have none. `switch` and `pull` are not used.
+
+Where all ranks share cores (`Cost.cores`), as hosts made on one machine do, work of any rank waits for the core that is free
+first. There is no distance between such hosts: what is measured as latency between them is work of the same cores, the
+kernel's, and is counted as that.
 
 References
 ----------
@@ -19,6 +23,7 @@ Bertsekas, Gallager: Data Networks, 2nd edition, 1992, section 6.5 (max-min fair
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -189,6 +194,12 @@ class _Simulator:
         each = np.array([effort(n) for n in range(int(operands.max(initial=1)) + 2)])
         reducing = np.where(schedule.table[first, OP] == REDUCE, operands * each[operands + 1], 0.0)
         folding = cost.gamma * self.bytes[first] * reducing * burden[dst[first]]
+        self.pool = [0.0] * cost.cores if 0 < cost.cores < schedule.size else []  # when each shared core is done
+        if self.pool:
+            self.work += self.latency * burden[src]
+            self.latency = np.zeros(len(src))
+            if not cost.offload:
+                self.work += cost.beta * self.bytes * burden[src]
         # nodes in one order: transfers, results, fences
         fences = len(self.waits) - len(src) - len(first)
         self.rank = np.concatenate([src, dst[first], np.zeros(fences, src.dtype)])
@@ -264,7 +275,13 @@ class _Simulator:
         transfers = len(self.bytes)
         work = self.work[nodes]
         at = np.full(len(nodes), now)
-        if busy := np.flatnonzero(work > 0).tolist():
+        busy = np.flatnonzero(work > 0).tolist()
+        if self.pool:
+            for each in sorted(busy, key=lambda each: (nodes[each] < transfers, nodes[each])):
+                begins = max(heapq.heappop(self.pool), now)
+                at[each] = begins + work[each]
+                heapq.heappush(self.pool, at[each])
+        elif busy:
             # results before sends: what was received is handled first
             order = np.array(busy)[np.lexsort((nodes[busy], nodes[busy] < transfers, self.rank[nodes[busy]]))]
             ranks, total = self.rank[nodes[order]], np.cumsum(work[order])

@@ -1,10 +1,12 @@
 """Algorithms on a fabric, measured beside their predictions: the ranks' part, and the part that starts them in a lab.
 
-The prediction is made first: the links' rates as they are configured, less what headers take (`PAYLOAD`), simulated; no
-parameter comes from what is measured. Then one job runs every algorithm and size in interleaved rounds, so that what the
-machine does in a moment falls on all. Each result is checked, each NIC's bytes are counted by the kernel, and the job
-fails where shared memory carried anything between hosts. How busy the processors were is part of the result: a lab is
-one machine, and when that is full its links are not what limits.
+The prediction is made first: the links' rates as they are configured, less what headers take (`PAYLOAD`), simulated with
+what a message costs in this lab (`calibrated`): the core's part as any job measures it on loopback, and the kernel's way
+from host to host, of empty pings between neighbours. No parameter comes from what is measured afterwards. Then one job runs
+every algorithm and size in interleaved rounds, so that what the machine does in a moment falls on all; a round of short
+calls is as many, one after the other, as take a while. Each result is checked, each NIC's bytes are counted by the kernel,
+and the job fails where shared memory carried anything between hosts. How busy the processors were is part of the result: a
+lab is one machine, and when that is full its links are not what limits.
 """
 
 from __future__ import annotations
@@ -22,15 +24,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from hrdma.topo.cost import Cost
+
 if TYPE_CHECKING:
     from hrdma.communicator import Communicator
     from hrdma.lab.lab import Lab
     from hrdma.topo.fabric import Fabric
     from hrdma.topo.planner import Candidate
 
-__all__ = ["PAYLOAD", "Measurement", "measure", "payload", "plain"]
+__all__ = ["PAYLOAD", "Measurement", "calibrated", "measure", "payload", "plain"]
 
 PAYLOAD = 1448 / 1514  # of a full Ethernet frame that carries TCP
+ROUND_SECONDS = 0.1  # that short calls of a round take together, as predicted
 MODULUS = 1000  # of the test data: sums stay exact in float32
 
 
@@ -59,6 +64,7 @@ class _Case(NamedTuple):
     algorithm: str
     parts: int
     nbytes: int
+    calls: int = 1  #: in a round
 
 
 # -- outside the lab ----------------------------------------------------------------------------------------------------
@@ -68,6 +74,46 @@ def payload(fabric: Fabric) -> Fabric:
     """The fabric that payload sees: rates less headers."""
     links = tuple(link._replace(rate=link.rate * PAYLOAD) for link in fabric.links)
     return replace(fabric, links=links)
+
+
+def calibrated(lab: Lab, fabric: Fabric, *, timeout: float = 60.0) -> tuple[Fabric, Cost]:
+    """What predictions for a lab are made with, from a job that finds out what messages cost there.
+
+    Returns
+    -------
+    Fabric
+        Of the rates of payload, with the latency of links that neighbours' pings have.
+    Cost
+        Of the job's connections; of hosts that share this machine's cores.
+
+    Raises
+    ------
+    RuntimeError
+        The lab is of another fabric; the job failed, as it said on its error stream.
+    """
+    _require(lab, fabric)
+    found = _job(lab, {"calibrate": True}, dict(os.environ), timeout)
+    latency = found["way"] / (2 if fabric.switches else 1)
+    seen = payload(fabric)
+    return replace(seen, links=tuple(link._replace(latency=latency) for link in seen.links)), Cost(**found["cost"])
+
+
+def _require(lab: Lab, fabric: Fabric) -> None:
+    rates = sorted({nic["rate_bit_s"] for node in lab.nodes[: lab.hosts] for nic in node["nics"]})
+    wanted = sorted({fabric.links[way >> 1].rate for way in fabric.host_links()})
+    if (lab.fabric, rates) != (fabric.name, wanted):
+        raise RuntimeError(f"lab {lab.name} is {lab.fabric} of {rates} bit/s, not {fabric.name} of {wanted} bit/s")
+
+
+def _job(lab: Lab, wish: dict[str, Any], env: dict[str, str], timeout: float) -> Any:
+    """What rank 0 found out."""
+    with tempfile.TemporaryDirectory(prefix="hrdma-") as folder:
+        output = Path(folder, "found.json")
+        argv = [sys.executable, "-m", "hrdma.bench.fabrics", json.dumps({**wish, "output": str(output)})]
+        code = lab.run(argv, timeout=timeout, env=env)
+        if code:
+            raise RuntimeError(f"the job in lab {lab.name} ended with {code}")
+        return json.loads(output.read_text())
 
 
 def measure(
@@ -82,7 +128,7 @@ def measure(
     fabric : Fabric
         With the rates of its links; what is planned on is its `payload`.
     candidates : sequence of (int, Candidate)
-        Bytes, and what was predicted on the `payload` of the fabric.
+        Bytes, and what was predicted on what `calibrated` says.
     rounds : int
     timeout : float
         Seconds for all.
@@ -92,25 +138,17 @@ def measure(
     RuntimeError
         The lab is of another fabric; a rank failed, as it said on its error stream.
     """
-    rates = sorted({nic["rate_bit_s"] for node in lab.nodes[: lab.hosts] for nic in node["nics"]})
-    wanted = sorted({fabric.links[way >> 1].rate for way in fabric.host_links()})
-    if (lab.fabric, rates) != (fabric.name, wanted):
-        raise RuntimeError(f"lab {lab.name} is {lab.fabric} of {rates} bit/s, not {fabric.name} of {wanted} bit/s")
+    _require(lab, fabric)
     from hrdma.topo.fabric_file import dump
 
-    cases = [_Case(candidate.algorithm, candidate.parts, nbytes) for nbytes, candidate in candidates]
+    cases = [
+        _Case(candidate.algorithm, candidate.parts, nbytes, max(1, round(ROUND_SECONDS / candidate.seconds)))
+        for nbytes, candidate in candidates
+    ]
     with tempfile.TemporaryDirectory(prefix="hrdma-") as folder:
         dump(payload(fabric), f"{folder}/fabric.toml")
-        output = Path(folder, "found.json")
-        wish = {"cases": cases, "rounds": rounds, "output": str(output)}
-        code = lab.run(
-            [sys.executable, "-m", "hrdma.bench.fabrics", json.dumps(wish)],
-            timeout=timeout,
-            env={**os.environ, "HRDMA_FABRIC": f"{folder}/fabric.toml"},
-        )
-        if code:
-            raise RuntimeError(f"the job in lab {lab.name} ended with {code}")
-        found = json.loads(output.read_text())
+        env = {**os.environ, "HRDMA_FABRIC": f"{folder}/fabric.toml"}
+        found = _job(lab, {"cases": cases, "rounds": rounds}, env, timeout)
     return [
         Measurement(case.algorithm, case.parts, case.nbytes, c.seconds, per_nic=c.per_nic, **told)
         for case, (_, c), told in zip(cases, candidates, found)
@@ -145,32 +183,47 @@ class _Job:
             self.comms.append(own)
         count = max(case.nbytes for case in cases) // 4
         self.pattern = (np.arange(count, dtype=np.float32) % MODULUS).astype(np.float32)
-        self.x = np.empty(count, np.float32)
+        self.x, self.out = np.empty(count, np.float32), np.empty(count, np.float32)
         self.wrong = 0
 
     def run(self, number: int) -> tuple[float, float, float]:
         """Seconds of the slowest rank, bytes that left the busiest NIC of all, busy share of the processors."""
         size, count = self.comm.size, self.cases[number].nbytes // 4
-        x, pattern = self.x[:count], self.pattern[:count]
+        comm, calls = self.comms[number], self.cases[number].calls
+        x, out, pattern = self.x[:count], self.out[:count], self.pattern[:count]
         np.add(pattern, np.float32(self.comm.rank), out=x)
-        self.comm.barrier()
+        if calls == 1:
+            out = x  # in place, as large ones are
         sent, before = _sent(), _busy()
+        self.comm.barrier()
         begun = time.perf_counter()
-        self.comms[number].allreduce(x)
-        took = time.perf_counter() - begun
-        told = np.array([took, _sent() - sent], np.float64)
+        for _ in range(calls):
+            comm.allreduce(x, out=None if out is x else out)
+        took = (time.perf_counter() - begun) / calls
+        told = np.array([took, (_sent() - sent) / calls], np.float64)
         used, total = (b - a for a, b in zip(before, _busy()))
         self.comm.allreduce(told, "max")
-        self.wrong += int(np.count_nonzero(x != pattern * size + size * (size - 1) // 2))
+        self.wrong += int(np.count_nonzero(out != pattern * size + size * (size - 1) // 2))
         return float(told[0]), float(told[1]), used / total if total else 0.0
+
+
+def _way(found: Fabric) -> float:
+    """Seconds from a host to a neighbour."""
+    return statistics.median(link.latency for link in found.links) * (2 if found.switches else 1)
 
 
 def rank_main(wish: dict[str, Any]) -> None:
     """What every rank runs."""
     import hrdma
     from hrdma.lab.traffic import check_wires
+    from hrdma.planning import discover
 
     with hrdma.init() as comm:
+        if "calibrate" in wish:
+            told = {"cost": comm.info()["cost"], "way": _way(discover(comm))}
+            if comm.rank == 0:
+                Path(wish["output"]).write_text(json.dumps(told))
+            return
         job = _Job(comm, [_Case(*case) for case in wish["cases"]])
         for number in range(len(job.cases)):
             job.run(number)  # plans, and lets the windows find the rates

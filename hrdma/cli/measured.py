@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["like_lab", "show"]
 
+FLAT = ("server-1", "direct", "ring", "halving", "doubling", "exchange", "tree")  # they know nothing of the fabric
+
 
 def like_lab(name: str, text: str, rate: float | None, latency: float | None) -> tuple[float | None, float | None]:
     """Rate and latency of a fabric's links: the lab's, where neither the user nor a file says others."""
@@ -28,10 +30,10 @@ def like_lab(name: str, text: str, rate: float | None, latency: float | None) ->
 
 
 def show(
-    fabric: Fabric, name: str, collective: str, nbytes: float, cost: Cost, names: tuple[str, ...], rounds: int, as_json: bool,
+    fabric: Fabric, name: str, collective: str, nbytes: float, cost: Cost | None, names: tuple[str, ...], rounds: int, as_json: bool,
     progress: Callable[[str, int, int], None],
 ) -> None:  # fmt: skip
-    """Predicts, runs, and prints both.
+    """Predicts, runs, and prints both. Without a cost it is found out in the lab, before.
 
     Raises
     ------
@@ -40,7 +42,7 @@ def show(
     RuntimeError
         The lab is of another fabric, or the job in it failed.
     """
-    from hrdma.bench.fabrics import measure, payload, plain
+    from hrdma.bench.fabrics import calibrated, measure, plain
     from hrdma.lab.lab import Lab
     from hrdma.topo.planner import compare
     from hrdma.units import in_bytes, in_seconds
@@ -49,12 +51,14 @@ def show(
         raise ValueError(f"--measure runs allreduce, not {collective}")
     if nbytes < 4 or nbytes % 4:
         raise ValueError(f"--measure sums float32: {nbytes:g} bytes are no whole number of them")
+    lab = Lab.find(name)
+    on, found_cost = calibrated(lab, fabric)
     seen, refused = compare(
-        collective, payload(fabric), nbytes, cost, names=names or None, simulated=True, progress=progress
+        collective, on, nbytes, cost or found_cost, names=names or None, simulated=True, progress=progress
     )
     best = {candidate.algorithm: candidate for candidate in reversed(seen)}  # of each its best number of parts
     listed = sorted(best.values(), key=lambda candidate: candidate.seconds)
-    found = measure(Lab.find(name), fabric, [(int(nbytes), candidate) for candidate in listed], rounds=rounds)
+    found = measure(lab, fabric, [(int(nbytes), candidate) for candidate in listed], rounds=rounds)
     if as_json:
         document = {"fabric": fabric.name, "digest": fabric.digest(), "collective": collective, "nbytes": nbytes}
         click.echo(json.dumps(document | {"measurements": plain(found), "refused": refused}, indent=2))
@@ -65,6 +69,13 @@ def show(
         click.echo(
             f"{one.algorithm:14}{one.parts:6}{in_seconds(one.predicted):>11}{in_seconds(one.measured):>11}{one.off:+8.0%}"
             f"{in_bytes(one.sent):>12}{one.busy:7.0%}"
+        )
+    if (
+        flat := min((one for one in found if one.algorithm in FLAT), key=lambda one: one.measured, default=None)
+    ) is not None:
+        ratio = found[0].measured / flat.measured
+        click.echo(
+            f"planned: {found[0].algorithm}; it took {ratio:.2f} of the time of the best flat one, {flat.algorithm}"
         )
     click.echo("shared memory carried nothing between hosts; every result was right")
     for algorithm, why in refused:

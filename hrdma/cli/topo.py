@@ -211,7 +211,7 @@ def compare(
                 lab_name,
                 collective,
                 nbytes,
-                _cost(message),
+                None if message is None else _cost(message),
                 names,
                 rounds,
                 as_json,

@@ -195,13 +195,15 @@ class Wrong:
     def barrier(self):
         pass
 
-    def allreduce(self, x, op="sum"):
+    def allreduce(self, x, op="sum", out=None):
         if x.dtype == np.float32:
-            x[:] = x * 2 + 1
-            x[-1] += 1
+            out = x if out is None else out
+            out[:] = x * 2 + 1
+            out[-1] += 1
 
 
-def test_a_wrong_result_would_be_noticed():
-    job = measuring._Job(Wrong(), [measuring._Case("ring", 1, 400)])
+@pytest.mark.parametrize("calls", (1, 3))
+def test_a_wrong_result_would_be_noticed(calls):
+    job = measuring._Job(Wrong(), [measuring._Case("ring", 1, 400, calls)])
     job.run(0)
     assert job.wrong == 1

@@ -17,7 +17,7 @@ from topo_reference import ROOTED, counts_of, run
 from hrdma import _core, nics
 from hrdma.discovery import _answer, _listen, _measure, circles, rounds
 from hrdma.errors import ScheduleError
-from hrdma.planning import NETWORK, Network, lower, network, plan
+from hrdma.planning import NETWORK, Cost, Network, cost_of, lower, network, plan
 from hrdma.runtime import Runtime
 from hrdma.topo import plan_file
 from hrdma.topo import program as isa
@@ -120,6 +120,17 @@ def test_sizes_that_differ_little_share_a_plan() -> None:
     made = [BCUBE.plan("allreduce", rank=0, counts=n, itemsize=4, root=0, in_place=True, deterministic=False, cost=NETWORK)
             for n in (257, 300, 512, 513)]  # fmt: skip
     assert [one.reason.split(" on ")[0] for one in made] == ["allreduce of 2 KiB"] * 3 + ["allreduce of 4 KiB"]
+
+
+def test_hosts_of_one_machine_share_its_cores_and_have_no_network_between() -> None:
+    measured = {"tcp": Cost(9e-6, 5e-10, 2e-11, 1e-6).to_dict()}
+    here = [{"host": f"boot.{n}", "machine": "boot", "cpus": "3", "costs": measured} for n in range(3)]
+    cost = cost_of({"tcp"}, here, here)
+    assert (cost.cores, cost.offload, cost.latency, cost.alpha) == (2, False, 1e-6, 9e-6)
+    apart = [{**card, "machine": f"boot{n}"} for n, card in enumerate(here)]
+    cost = cost_of({"tcp"}, apart, apart)
+    assert (cost.cores, cost.offload, cost.latency) == (0, True, NETWORK.latency)
+    assert cost_of({"tcp"}, here[:2], apart).cores == 2
 
 
 # --- settings ---

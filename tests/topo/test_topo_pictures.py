@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,14 @@ def test_nodes_have_places_of_their_own(text: str) -> None:
     picture = ET.fromstring(draw(fabric))
     assert len(list(picture.iter(f"{SVG}circle"))) == fabric.hosts
     assert len(list(picture.iter(f"{SVG}path"))) == 2 * len(fabric.links)
+
+
+def test_the_picture_in_the_readme_is_what_is_drawn() -> None:
+    fabric = parse("bcube:3,2")
+    drawn = draw(fabric, lookup("bml").build("allreduce", fabric, 1, 0, None), 18 << 20)
+    assert (Path(__file__).parents[2] / "topo" / "bml.svg").read_text() == drawn
+    panels = list(ET.fromstring(drawn).iter(f"{SVG}g"))
+    assert len(panels) == 5 and all(len(set(widths(panel))) == 1 for panel in panels)  # all links, in all rounds alike
 
 
 def widths(panel: ET.Element) -> list[float]:

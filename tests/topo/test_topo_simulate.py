@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hrdma.errors import ScheduleError
 from hrdma.topo.algorithms.on_fabric import lookup
 from hrdma.topo.cost import Cost
 from hrdma.topo.fabrics import parse
+from hrdma.topo.planner import plan
 from hrdma.topo.schedule import Schedule, Transfer
 from hrdma.topo.simulate import WIRES, fair, simulate
 
@@ -186,3 +188,29 @@ def test_no_algorithm_beats_the_links(fabric: str) -> None:
         )
         assert found.utilisation.max() <= 1 + 1e-9
         assert found.seconds >= 2 * (1 - 1 / made.hosts) * NBYTES * 8 / made.rails / RATE / made.ranks_per_host
+
+
+def test_shared_cores_do_one_piece_of_work_at_a_time() -> None:
+    """12 messages at once: their work, and what else would be latency, is that of two cores."""
+    schedule, latency = lookup("direct").build("alltoall", parse("star:4"), 1, 0, None), 5e-6
+    star, cost = parse("star:4", latency=latency), Cost(1e-4, 0.0, 0.0, latency=2e-5, cores=2)
+    each = cost.alpha + cost.latency + 2 * latency
+    assert simulate(schedule, star, 0, cost).seconds == pytest.approx(12 * each / 2)
+    moving = replace(cost, beta=1e-9)
+    assert simulate(schedule, star, 4000, moving).seconds == pytest.approx(12 * (each + 1e-6) / 2, rel=0.01)
+    assert simulate(schedule, star, 0, replace(cost, cores=3)).seconds == pytest.approx(12 * each / 3)
+    alone = simulate(schedule, star, 0, replace(cost, cores=0)).seconds
+    assert alone == pytest.approx(3 * cost.alpha + cost.latency + 2 * latency)
+    assert simulate(schedule, star, 0, replace(cost, cores=4)).seconds == alone
+    twice = simulate(schedule, star, 0, cost, slow=dict.fromkeys(range(4), 2.0)).seconds
+    assert twice == pytest.approx(12 * 2 * each / 2)
+
+
+def test_on_shared_cores_few_messages_win() -> None:
+    """Of short vectors BML's 144 messages keep two cores longer than the links would: a plan for hosts of one machine has fewer."""
+    made, cost = parse("bcube:3,2", rate="50mbit", latency=6e-6), Cost(1e-5, 7e-10, 2e-11, cores=2)
+    alone, shared = (
+        plan("allreduce", made, 512, kind).schedule() for kind in (replace(cost, cores=0, offload=True), cost)
+    )
+    assert len(shared.table) < len(alone.table)
+    assert plan("allreduce", made, 32 << 20, cost).algorithm == "bml"
