@@ -52,7 +52,8 @@ class Measurement:
     most: float
     per_nic: float  #: bytes that were to leave the busiest NIC
     sent: float  #: bytes that left it, headers and answers included; median of the rounds
-    busy: float  #: share of this machine's processors
+    busy: float  #: share of this machine's processors, with whatever else it did
+    lab: float  #: the same for the job alone: its processes, and the kernel's handling of packets
 
     @property
     def off(self) -> float:
@@ -158,16 +159,35 @@ def measure(
 # -- in it, on every rank -----------------------------------------------------------------------------------------------
 
 
-def _busy() -> tuple[float, float]:
-    """Time of all processors: not idle, all."""
-    values = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return float(sum(values) - values[3] - values[4]), float(sum(values))
+class _Ticks(NamedTuple):
+    """Time of all processors since the machine's start, in ticks."""
+
+    busy: float  #: not idle
+    kernel: float  #: of that, packets (and other interrupts)
+    total: float
+
+
+def _ticks() -> _Ticks:
+    user, nice, system, idle, waiting, irq, softirq, steal = map(
+        float, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    )
+    busy = user + nice + system + irq + softirq + steal
+    return _Ticks(busy, irq + softirq, busy + idle + waiting)
 
 
 def _sent() -> float:
     """Bytes that have left the busiest NIC of this host."""
     rows = [line.split(":") for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
     return float(max((int(row[1].split()[8]) for row in rows if row[0].strip() != "lo"), default=0))
+
+
+class _Round(NamedTuple):
+    """What a round of a case found, for one call."""
+
+    seconds: float  #: of the slowest rank
+    sent: float  #: bytes that left the busiest NIC of all
+    busy: float
+    lab: float
 
 
 class _Job:
@@ -186,25 +206,28 @@ class _Job:
         self.x, self.out = np.empty(count, np.float32), np.empty(count, np.float32)
         self.wrong = 0
 
-    def run(self, number: int) -> tuple[float, float, float]:
-        """Seconds of the slowest rank, bytes that left the busiest NIC of all, busy share of the processors."""
+    def run(self, number: int) -> _Round:
         size, count = self.comm.size, self.cases[number].nbytes // 4
         comm, calls = self.comms[number], self.cases[number].calls
         x, out, pattern = self.x[:count], self.out[:count], self.pattern[:count]
         np.add(pattern, np.float32(self.comm.rank), out=x)
         if calls == 1:
             out = x  # in place, as large ones are
-        sent, before = _sent(), _busy()
+        sent, before, own = _sent(), _ticks(), time.process_time()
         self.comm.barrier()
         begun = time.perf_counter()
         for _ in range(calls):
             comm.allreduce(x, out=None if out is x else out)
         took = (time.perf_counter() - begun) / calls
-        told = np.array([took, (_sent() - sent) / calls], np.float64)
-        used, total = (b - a for a, b in zip(before, _busy()))
-        self.comm.allreduce(told, "max")
+        slowest = np.array([took, (_sent() - sent) / calls], np.float64)
+        spent = np.array([time.process_time() - own], np.float64)
+        busy, kernel, total = (b - a for a, b in zip(before, _ticks()))
+        self.comm.allreduce(slowest, "max")
+        self.comm.allreduce(spent)
         self.wrong += int(np.count_nonzero(out != pattern * size + size * (size - 1) // 2))
-        return float(told[0]), float(told[1]), used / total if total else 0.0
+        used = kernel + float(spent[0]) * os.sysconf("SC_CLK_TCK")
+        total = max(total, 1.0)
+        return _Round(float(slowest[0]), float(slowest[1]), busy / total, used / total)
 
 
 def _way(found: Fabric) -> float:
@@ -235,11 +258,13 @@ def rank_main(wish: dict[str, Any]) -> None:
             raise RuntimeError(f"{wrong[0]} elements of the results are wrong")
         if comm.rank == 0:
             found = []
-            for times, sent, busy in (zip(*(row[number] for row in rows)) for number in range(len(job.cases))):
+            for number in range(len(job.cases)):
+                times, sent, busy, lab = zip(*(row[number] for row in rows))
+                middle = {"measured": times, "sent": sent, "busy": busy, "lab": lab}
                 found.append(
-                    {"measured": statistics.median(times), "least": min(times), "most": max(times),
-                     "sent": statistics.median(sent), "busy": statistics.median(busy)}
-                )  # fmt: skip
+                    {name: statistics.median(values) for name, values in middle.items()}
+                    | {"least": min(times), "most": max(times)}
+                )
             Path(wish["output"]).write_text(json.dumps(found))
 
 

@@ -64,11 +64,13 @@ def show(
         click.echo(json.dumps(document | {"measurements": plain(found), "refused": refused}, indent=2))
         return
     click.echo(f"{collective} of {in_bytes(nbytes)} on {fabric}")
-    click.echo(f"{'algorithm':14}{'parts':>6}{'predicted':>11}{'measured':>11}{'off by':>8}{'per NIC':>12}{'busy':>7}")
+    click.echo(
+        f"{'algorithm':14}{'parts':>6}{'predicted':>11}{'measured':>11}{'off by':>8}{'per NIC':>12}{'lab':>6}{'busy':>6}"
+    )
     for one in found:
         click.echo(
             f"{one.algorithm:14}{one.parts:6}{in_seconds(one.predicted):>11}{in_seconds(one.measured):>11}{one.off:+8.0%}"
-            f"{in_bytes(one.sent):>12}{one.busy:7.0%}"
+            f"{in_bytes(one.sent):>12}{one.lab:6.0%}{one.busy:6.0%}"
         )
     if (
         flat := min((one for one in found if one.algorithm in FLAT), key=lambda one: one.measured, default=None)
@@ -77,6 +79,7 @@ def show(
         click.echo(
             f"planned: {found[0].algorithm}; it took {ratio:.2f} of the time of the best flat one, {flat.algorithm}"
         )
+    click.echo("lab: this job's share of the processors, busy: with whatever else they did")
     click.echo("shared memory carried nothing between hosts; every result was right")
     for algorithm, why in refused:
         click.echo(f"{algorithm}: {why}", err=bool(names))
