@@ -83,7 +83,7 @@ class Client(Connection):
 
     def _put(self, ref: ObjectRef, meta: Body, data: memoryview, timeout: float) -> ObjectRef:
         deadline = time.monotonic() + timeout
-        body = {"id": ref.id, "meta": meta}
+        body = {"id": ref.id, "meta": meta, "own": self._owner}
         if meta["nbytes"] <= INLINE:
             body["inline"] = base64.b64encode(data).decode()
         answer, descriptor = self._call("put", body, timeout, lambda answer, descriptor: (answer, descriptor)).wait()
@@ -226,7 +226,8 @@ class Client(Connection):
             raise ValueError(f"object {twice!r} is given twice")
         kernels.check(op, "uint8" if op.startswith("b") else "float32")
         result = ObjectRef(self.job, check_id(id))
-        body = {"id": result.id, "op": op, "refs": names, "count": number}
+        # A name means that others may have asked for the same: it is nobody's own.
+        body = {"id": result.id, "op": op, "refs": names, "count": number, "own": self._owner and id is None}
         self._call("reduce", body, self._seconds(timeout), nothing).wait()
         return result
 

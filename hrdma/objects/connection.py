@@ -59,9 +59,14 @@ class Connection:
         Of the job token.
     timeout, deadline : float
         Default of calls in seconds; when the handshake has to be over.
+    owner : bool
+        What this connection makes goes with it.
     """
 
-    def __init__(self, sock: socket.socket, key: bytes, timeout: float, deadline: float) -> None:
+    def __init__(
+        self, sock: socket.socket, key: bytes, timeout: float, deadline: float, *, owner: bool = False
+    ) -> None:
+        self._owner = owner
         self._sock = sock
         self._timeout = timeout
         self._pid = os.getpid()
