@@ -97,6 +97,11 @@ class Connection:
         self._gone = self._gone or "this client is the parent's"
         self._sock.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it can be used no more: closed here, by the node's end, or by a fork."""
+        return self._gone is not None
+
     def close(self) -> None:
         """Ends the connection. Objects stay; arrays that were got stay valid."""
         if os.getpid() == self._pid:
