@@ -50,7 +50,7 @@ def measure(name: str, lab: Lab, cells: list[tuple[str, int]], options: argparse
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            group: Group = PEERS[name](lab, folder, print)
+            group = Group(name, lab, folder, print)
         except Unavailable as why:
             return {"left out": str(why)}
         try:
@@ -103,7 +103,7 @@ def main() -> int:
     parser.add_argument("--rate", default="100mbit")
     parser.add_argument("--sizes", nargs="+", default=["32M"])
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=list(OPERATIONS))
-    parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=["hrdma"])
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=["hrdma"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stagger", type=float, default=0.0, help="seconds between arrivals")
     parser.add_argument("--json", help="write all figures to this file")

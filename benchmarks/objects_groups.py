@@ -12,8 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from beside.environments import ROOT, Unavailable, environment
 
@@ -21,18 +22,17 @@ from hrdma.lab.lab import Lab
 
 __all__ = ["PEERS", "Group"]
 
+PACKAGES = {
+    "gloo": ["numpy", "torch==2.13.*"],
+    "mpich": ["numpy", "mpi4py>=4.1", "mpich"],
+    "ray": ["numpy", "ray==2.60.*"],
+    "dask": ["numpy", "distributed"],
+}
 Say = Callable[[str], None]
 PROGRAMS = ROOT / "benchmarks" / "peers"
 START = 120.0  # seconds to come up
 LIMIT = 120.0  # seconds of one operation
 AHEAD = 0.1  # seconds between the last word and the start
-
-
-class Group(Protocol):
-    def measure(self, operation: str, n: int, stagger: float) -> float:
-        """Seconds of one operation on n float32 a host; Unavailable when it fails or its result is wrong."""
-
-    def close(self) -> None: ...
 
 
 class Processes:
@@ -62,13 +62,12 @@ class Processes:
             process.wait()
 
 
-class Ranks:
-    """Gloo, MPI or hrdma: a process on each host, `peers/objects_rank.py`, all told the same."""
+class Group:
+    """Those who are told what to do: hrdma, Gloo and MPI on each host, `peers/objects_rank.py`; of Ray and Dask the driver."""
 
     def __init__(self, peer: str, lab: Lab, folder: str, say: Say) -> None:
         places = [(lab.namespace(host), lab.addresses(host)[0]) for host in range(lab.hosts)]
-        path = f"{folder}/socket"
-        arguments = [str(PROGRAMS / "objects_rank.py"), peer, path, json.dumps(places)]
+        path, where = f"{folder}/socket", json.dumps(places)
         self._processes = Processes(folder)
         self._lines: list[Any] = []
         with socket.socket(socket.AF_UNIX) as listener:
@@ -76,8 +75,7 @@ class Ranks:
             listener.listen(lab.hosts)
             listener.settimeout(START)
             try:
-                self._start(peer, lab.hosts, arguments, say)
-                for _ in range(lab.hosts):
+                for _ in range(self._start(peer, lab.hosts, folder, path, where, say)):
                     sock, _ = listener.accept()
                     sock.settimeout(LIMIT)
                     self._lines.append(sock.makefile("rw"))
@@ -89,10 +87,19 @@ class Ranks:
                     raise Unavailable(f"it did not come up: {said}") from None
                 raise
 
-    def _start(self, peer: str, hosts: int, arguments: list[str], say: Say) -> None:
-        plain = {"OMP_NUM_THREADS": "1", "HRDMA_SPIN_US": "0"}
+    def _start(self, peer: str, hosts: int, folder: str, path: str, where: str, say: Say) -> int:
+        """Starts the processes; how many of them will connect."""
+        here = peer == "hrdma" or (peer == "ray" and find_spec("ray"))
+        python = [sys.executable if here else str(environment(peer, PACKAGES[peer], say) / "bin" / "python")]
+        plain = {"OMP_NUM_THREADS": "1", "HRDMA_SPIN_US": "0", "PYTHONPATH": str(PROGRAMS), "RAY_AUTH_MODE": "disabled"}
+        if peer in ("ray", "dask"):
+            program = [*python, str(PROGRAMS / "objects_tasks.py"), peer]
+            for host in range(hosts):
+                self._processes.start([*program, "daemon", str(host), folder, where], plain)
+            self._processes.start([*program, path, where], plain)
+            return 1
+        program = [*python, str(PROGRAMS / "objects_rank.py"), peer, path, where]
         if peer == "mpich":
-            folder = environment("mpich", ["numpy", "mpi4py>=4.1", "mpich"], say)
             # A host of its own for each rank, as far as MPICH can see: no shared memory, TCP on the lab's interface.
             tcp = {
                 "MPIR_CVAR_NOLOCAL": "1",
@@ -100,14 +107,12 @@ class Ranks:
                 "FI_PROVIDER": "tcp",
                 "FI_TCP_IFACE": "nic0",
             }
-            python = [str(folder / "bin" / "mpiexec"), "-n", str(hosts), str(folder / "bin" / "python")]
-            self._processes.start([*python, *arguments], plain | tcp)
-            return
-        python = [sys.executable]
-        if peer == "gloo":
-            python = [str(environment("gloo", ["numpy", "torch==2.13.*"], say) / "bin" / "python")]
-        for rank in range(hosts):
-            self._processes.start([*python, *arguments], plain | {"RANK": str(rank)})
+            mpiexec = str(Path(python[0]).with_name("mpiexec"))
+            self._processes.start([mpiexec, "-n", str(hosts), *program], plain | tcp)
+        else:
+            for rank in range(hosts):
+                self._processes.start(program, plain | {"RANK": str(rank)})
+        return hosts
 
     def measure(self, operation: str, n: int, stagger: float) -> float:
         try:
@@ -134,6 +139,4 @@ class Ranks:
         self._processes.end()
 
 
-PEERS: dict[str, Callable[[Lab, str, Say], Group]] = {
-    name: (lambda lab, folder, say, name=name: Ranks(name, lab, folder, say)) for name in ("hrdma", "gloo", "mpich")
-}
+PEERS = ("hrdma", *PACKAGES)
