@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -83,7 +84,7 @@ def table(all_: dict[str, dict[str, Any]], cells: list[tuple[str, int]], options
         medians = {
             name: statistics.median(times) for name in names if (times := all_[name].get(f"{operation} {nbytes}"))
         }
-        first = medians.get(names[0])
+        first = medians.get(names[0]) if names else None
         for name in names:
             if name not in medians:
                 row.append("failed")
@@ -108,6 +109,7 @@ def main() -> int:
     parser.add_argument("--stagger", type=float, default=0.0, help="seconds between arrivals")
     parser.add_argument("--json", help="write all figures to this file")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that labs and processes end on the way out
     cells = [(operation, bytes_of(size)) for operation in options.operations for size in options.sizes]
     found: dict[str, dict[str, Any]] = {}
     fabric = parse(f"star:{options.hosts}", rate=options.rate, latency=0)

@@ -92,6 +92,7 @@ class Group:
         here = peer == "hrdma" or (peer == "ray" and find_spec("ray"))
         python = [sys.executable if here else str(environment(peer, PACKAGES[peer], say) / "bin" / "python")]
         plain = {"OMP_NUM_THREADS": "1", "HRDMA_SPIN_US": "0", "PYTHONPATH": str(PROGRAMS), "RAY_AUTH_MODE": "disabled"}
+        plain["RAY_raylet_start_wait_time_s"] = str(START)
         if peer in ("ray", "dask"):
             program = [*python, str(PROGRAMS / "objects_tasks.py"), peer]
             for host in range(hosts):

@@ -37,6 +37,7 @@ def daemon(name: str, host: int, folder: str, addresses: list[str]) -> None:
             command += ["--head", f"--port={RAY_PORT}", "--include-dashboard=false", f"--temp-dir={folder}/r"]
         else:
             wait_for(head, RAY_PORT)
+            time.sleep(2 * host)  # those that start at once on one machine get in each other's way
             command += [f"--address={head}:{RAY_PORT}"]
     elif host == 0 and os.fork():
         command = [str(scripts / "dask"), "scheduler", f"--host={head}", f"--port={DASK_PORT}", "--no-dashboard"]
