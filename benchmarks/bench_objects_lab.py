@@ -107,6 +107,7 @@ def main() -> int:
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=["hrdma"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stagger", type=float, default=0.0, help="seconds between arrivals")
+    parser.add_argument("--name", default=f"objects-{os.getpid()}", help="of the lab")
     parser.add_argument("--json", help="write all figures to this file")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that labs and processes end on the way out
@@ -114,7 +115,7 @@ def main() -> int:
     found: dict[str, dict[str, Any]] = {}
     fabric = parse(f"star:{options.hosts}", rate=options.rate, latency=0)
     for name in options.peers:  # a lab each: what one leaves is gone
-        with Lab.up(fabric, name=f"objects-{os.getpid()}") as lab:
+        with Lab.up(fabric, name=options.name) as lab:
             found[name] = measure(name, lab, cells, options)
     print("\n" + table(found, cells, options))
     busy = {name: f"{one['busy']:.0%}" for name, one in found.items() if "busy" in one}

@@ -56,8 +56,8 @@ class Objects:
             time.sleep(0.05)
 
     def prepare(self, operation: str, key: str, mine: np.ndarray, staggered: bool) -> None:
-        self.puts = operation != "broadcast" or self.rank == 0
-        if self.puts and not (staggered and operation != "broadcast"):
+        self.late = staggered and operation != "broadcast"
+        if not self.late and (operation != "broadcast" or self.rank == 0):
             self.client.put(mine, id=f"{key}.{self.rank}")
 
     def run(self, operation: str, key: str, mine: np.ndarray, start: float, mine_at: float) -> list[np.ndarray]:
@@ -66,7 +66,7 @@ class Objects:
         if operation == "broadcast":
             until(mine_at)
             return [client.get(refs[0])] if self.rank else []
-        if mine_at > start:
+        if self.late:
             threading.Thread(target=lambda: (until(mine_at), client.put(mine, id=refs[self.rank].id))).start()
         until(start)
         if self.rank == 0 and operation == "gather":
