@@ -30,7 +30,7 @@ $(STAMPS)/hrdma: $(EXTENSION) setup.py pyproject.toml $(PACKAGES) $(STAMPS)/buil
 		$(PY) setup.py -q build_ext --inplace --build-temp build/extension)
 	@touch $@
 
-.PHONY: build fast demo lab test test-rxe check san bench bench-quick bench-parts clean help
+.PHONY: build fast demo lab test test-rxe test-ray check san bench bench-quick bench-parts clean help
 build: $(STAMPS)/hrdma
 
 # --- what users call ---
@@ -54,6 +54,9 @@ test: build $(STAMPS)/test.pip $(STAMPS)/test.system ## every test that this mac
 
 test-rxe: build $(STAMPS)/test.pip ## soft-RoCE tests in virtual machines; results in build/rxe_vm (part of make test)
 	HRDMA_STRICT=1 $(PY) -m pytest -s -v tests/rxe_stage/test_rxe_stage_in_guests.py --junitxml=build/rxe_vm/junit.xml
+
+test-ray: build $(STAMPS)/test.pip $(STAMPS)/ray.pip ## installs Ray, and tests hrdma inside it
+	HRDMA_STRICT=1 $(PY) -m pytest -v tests/integrations
 
 CHECKS := check-ruff check-format check-cython check-types check-c check-layers
 .PHONY: $(CHECKS)

@@ -36,13 +36,13 @@ from hrdma.objects import ObjectRef, connect
 client = connect(node=sys.argv[1], token="benchmark", timeout=60, start=False)
 ref = ObjectRef.parse(sys.argv[2])
 print("ready", flush=True)
-sys.stdin.readline()
-begin = time.perf_counter()
-view = client.get(ref)
-seconds = time.perf_counter() - begin
-assert view[-1] == view.size - 1
-print(seconds, flush=True)
-sys.stdin.readline()
+while sys.stdin.readline().strip() == "get":
+    begin = time.perf_counter()
+    view = client.get(ref)
+    seconds = time.perf_counter() - begin
+    assert view[-1] == view.size - 1
+    del view
+    print(seconds, flush=True)
 """
 
 
@@ -103,8 +103,11 @@ def store(client: Client, nbytes: int, repeat: int) -> dict[str, float]:
     return {"copy": statistics.median(copies), "put": statistics.median(puts), "get": statistics.median(gets)}
 
 
-def readers(nodes: Nodes, count: int) -> dict[str, Any]:
-    """Several processes get one object at the same time: seconds of each, and what the node moved for it."""
+def readers(nodes: Nodes, count: int, rounds: int) -> dict[str, Any]:
+    """Several processes get one object at the same time, round after round: seconds, and what the node moved for it.
+
+    The first round is each process's first get, and counts like the others.
+    """
     client = nodes.clients[0]
     ref = client.put(np.arange(READERS_SIZE // 4, dtype="uint32"))
     before = client.info()
@@ -112,26 +115,28 @@ def readers(nodes: Nodes, count: int) -> dict[str, Any]:
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
     ]
-    seconds = []
+    found: list[list[float]] = []
     try:
         for process in processes:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
-        for process in processes:
-            assert process.stdout is not None
-            seconds.append(float(process.stdout.readline()))
+        for _ in range(rounds):
+            for process in processes:
+                assert process.stdin is not None
+                process.stdin.write("get\n")
+                process.stdin.flush()
+            found.append([float(process.stdout.readline()) for process in processes if process.stdout is not None])
         after = client.info()
     finally:
         for process in processes:
             process.communicate("\n")
-    grown, moved = (
-        after["used"] - before["used"],
-        after["sent"] + after["received"] - before["sent"] - before["received"],
-    )
-    return {"seconds": seconds, "bytes_of_memory": grown, "bytes_moved": moved}
+    moved = sum(after[key] - before[key] for key in ("sent", "received"))
+    return {
+        "first": max(found[0]),
+        "median_of_slowest": statistics.median(map(max, found)),
+        "median": statistics.median(seconds for each in found for seconds in each),
+        "bytes_of_memory": after["used"] - before["used"],
+        "bytes_moved": moved,
+    }
 
 
 class Case:
@@ -212,7 +217,9 @@ def main() -> int:
     try:
         for nbytes in sizes:
             rows.append({"operation": "store", "bytes": nbytes, **store(nodes.clients[0], nbytes, options.repeat)})
-        rows.append({"operation": "readers", "bytes": READERS_SIZE, **readers(nodes, options.readers)})
+        rows.append(
+            {"operation": "readers", "bytes": READERS_SIZE, **readers(nodes, options.readers, 4 * options.repeat)}
+        )
         for operation in () if options.store else ("broadcast", "gather", "reduce", "allreduce"):
             for nbytes in sizes:
                 case = Case(nodes.clients, nbytes, options.stagger)

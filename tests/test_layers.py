@@ -71,8 +71,8 @@ RULES = {
         "click rich",
     ),
     "hrdma.__main__": Rule("hrdma.cli"),
-    "hrdma.examples": Rule(f"{BASE} hrdma", "numpy sklearn rich"),
-    "hrdma.integrations": Rule(f"{BASE} {API} hrdma hrdma.objects", "numpy torch ray dask distributed"),
+    "hrdma.examples": Rule(f"{BASE} hrdma hrdma.integrations", "numpy sklearn rich ray"),
+    "hrdma.integrations": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma.objects", "numpy torch ray dask distributed"),
     "hrdma": Rule(),
 }
 BINDING = "hrdma._core"  # the .pyx and .pxi of cython/ together

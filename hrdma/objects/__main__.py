@@ -19,6 +19,7 @@ from hrdma.log import configure
 from hrdma.objects.cluster import address_of, address_towards
 from hrdma.objects.node import Node
 from hrdma.objects.sessions import Sessions, local_name
+from hrdma.objects.store import usual_capacity
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -69,15 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--address", help="tcp://host:port of the first node; listened at where that is this host")
     parser.add_argument("--join", action="append", default=[], help="tcp://host:port of a node; may be repeated")
     parser.add_argument("--node", default="", help="name, where a host has several")
-    parser.add_argument("--capacity", type=int, default=_memory() * 3 // 10, help="bytes of the store")
+    parser.add_argument("--capacity", type=int, default=usual_capacity(), help="bytes of the store")
     parser.add_argument("--linger", type=float, help="end so many seconds after the last client went")
     parser.add_argument("--timeout", type=float, help="seconds to come up")
     parser.add_argument("--quiet-when-up", action="store_true", help="close the standard output when up")
     return parser
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _say(line: dict[str, object]) -> None:

@@ -1,55 +1,33 @@
-"""A process's connection to the node of its host: put, get, wait, reduce.
+"""What a process does with the objects of its job: put, get, wait, reduce.
 
-Whoever calls sends; one thread receives, and settles requests. A large object's memory comes as a descriptor: writable for a
-`put`, whose bytes are copied into it once, in the caller's thread and announced piece by piece so that they leave while the
-rest is copied; read-only for a `get`, which maps it and copies nothing.
+A large object's memory comes as a descriptor: writable for a `put`, whose bytes are copied into it once, in the caller's
+thread and announced piece by piece so that they leave while the rest is copied; read-only for a `get`, which maps it and
+copies nothing. How questions reach the node and answers come back: `connection.py`.
 """
 
 from __future__ import annotations
 
 import base64
-import errno
 import mmap
 import os
-import select
-import socket
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hrdma.control.trust import Caller, TokenError
-from hrdma.control.wire import FrameError, Kind, decode, encode
-from hrdma.errors import ObjectLost, ObjectStoreFull, PeerError, RequestError
 from hrdma.objects import kernels
 from hrdma.objects.asker import Body
+from hrdma.objects.connection import Connection, nothing
 from hrdma.objects.ref import INLINE, ObjectRef, check_id, describe, rebuild
 from hrdma.objects.request import Request
-from hrdma.objects.sessions import LIMIT
 
 __all__ = ["Client"]
 
 STEP = 1 << 21  # bytes of a put that are copied between two announcements
-GONE = "the node of this host is gone: its objects with no copy elsewhere are lost; connect again"
-
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
-def _forked() -> None:
-    # A child's copy of the socket would keep the connection up when the parent dies.
-    for client in list(_clients):
-        client.drop()
-
-
-os.register_at_fork(after_in_child=_forked)
-
-Finish = Callable[[Body, "int | None"], Any]
-
-
-class Client:
+class Client(Connection):
     """Objects of a job, as this process sees them. Made by :func:`hrdma.objects.connect`.
 
     Notes
@@ -57,52 +35,6 @@ class Client:
     All methods may be called from any thread. Every call takes ``timeout`` in seconds and raises TimeoutError when it has
     passed; the default is that of the connection. After a fork the child connects anew.
     """
-
-    def __init__(self, sock: socket.socket, key: bytes, timeout: float, deadline: float) -> None:
-        self._sock = sock
-        self._timeout = timeout
-        self._pid = os.getpid()
-        self._numbers = count(1)
-        self._pending: dict[int, tuple[Request, Finish]] = {}
-        self._released: deque[int] = deque()
-        self._lock = threading.Lock()
-        self._gone: str | None = None
-        self.job, self.capacity = self._shake_hands(key, deadline)
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # With the client and not before: whoever still rings would ring at somebody else's descriptor.
-        weakref.finalize(self, os.close, self._wake).atexit = False
-        self._thread = threading.Thread(target=self._receive, name="hrdma-objects", daemon=True)
-        self._thread.start()
-        _clients.add(self)
-
-    def drop(self) -> None:
-        """In a forked child: closes its copy of the connection. Views stay valid."""
-        self._gone = self._gone or "this client is the parent's"
-        self._sock.close()
-
-    def _shake_hands(self, key: bytes, deadline: float) -> tuple[str, int]:
-        caller = Caller(key, LIMIT, {"rank": 0, "purpose": "client"}, {"pid": self._pid})
-        packet = caller.hello
-        while True:
-            self._sock.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                self._sock.send(packet)
-                kind, body = decode(self._sock.recv(LIMIT), limit=LIMIT)
-            except TimeoutError:
-                raise TimeoutError("the node of this host does not answer; it may be stopped") from None
-            except (OSError, FrameError):
-                raise PeerError("the node of this host hung up", operation="connect", phase="connect") from None
-            if kind is Kind.WELCOME:
-                self._sock.settimeout(None)
-                return body["job"], body["capacity"]
-            if kind is not Kind.CHALLENGE:
-                raise PeerError(str(body.get("text")), operation="connect", phase="connect")
-            try:
-                packet = caller.answer(body)
-            except TokenError as error:
-                raise PeerError(f"the node does not hold our job token: {error}", operation="connect") from None
-
-    # objects
 
     def put(self, value: Any, id: str | None = None, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Makes an object of an array or of bytes.
@@ -138,7 +70,7 @@ class Client:
         ref = ObjectRef(self.job, check_id(id))
         if not async_op:
             return self._put(ref, meta, data, self._seconds(timeout))
-        request = Request(f"put {ref.id}", self._seconds(timeout), lambda _: None)
+        request = Request(f"put {ref.id}", self._seconds(timeout))
 
         def work() -> None:
             try:
@@ -151,7 +83,7 @@ class Client:
 
     def _put(self, ref: ObjectRef, meta: Body, data: memoryview, timeout: float) -> ObjectRef:
         deadline = time.monotonic() + timeout
-        body = {"id": ref.id, "meta": meta}
+        body = {"id": ref.id, "meta": meta, "own": self._owner}
         if meta["nbytes"] <= INLINE:
             body["inline"] = base64.b64encode(data).decode()
         answer, descriptor = self._call("put", body, timeout, lambda answer, descriptor: (answer, descriptor)).wait()
@@ -164,7 +96,7 @@ class Client:
                 self._write(ref, data, descriptor)
             finally:
                 os.close(descriptor)
-            self._call("commit", {"id": ref.id}, max(0.0, deadline - time.monotonic()), _nothing).wait()
+            self._call("commit", {"id": ref.id}, max(0.0, deadline - time.monotonic()), nothing).wait()
         return ref
 
     def _write(self, ref: ObjectRef, data: memoryview, descriptor: int) -> None:
@@ -210,12 +142,6 @@ class Client:
         weakref.finalize(view, self._release, answer["pin"]).atexit = False
         return rebuild(meta, view)
 
-    def _release(self, pin: int) -> None:
-        # Called wherever the last reference goes, so it takes no lock and sends nothing itself.
-        self._released.append(pin)
-        if self._gone is None and os.getpid() == self._pid:
-            os.eventfd_write(self._wake, 1)
-
     def wait(
         self, refs: Sequence[ObjectRef], count: int = 1, *, timeout: float | None = None
     ) -> tuple[list[ObjectRef], list[ObjectRef]]:
@@ -238,7 +164,7 @@ class Client:
             raise ValueError(f"count {count} of {len(refs)} references: between 1 and {len(refs)} work")
         seconds = self._seconds(timeout)
         enough = threading.Semaphore(0)
-        requests = [self._call("watch", {"id": self._id(ref)}, seconds + 1.0, _nothing) for ref in refs]
+        requests = [self._call("watch", {"id": self._id(ref)}, seconds + 1.0, nothing) for ref in refs]
         for request in requests:
             request.then(lambda: enough.release())
         deadline = time.monotonic() + seconds
@@ -252,7 +178,7 @@ class Client:
 
     def delete(self, ref: ObjectRef, *, timeout: float | None = None) -> None:
         """Frees an object everywhere. Arrays that were got from it stay valid; later gets raise `ObjectLost`."""
-        self._call("delete", {"id": self._id(ref)}, self._seconds(timeout), _nothing).wait()
+        self._call("delete", {"id": self._id(ref)}, self._seconds(timeout), nothing).wait()
 
     def reduce(
         self, refs: Iterable[ObjectRef], op: str = "sum", *, count: int | None = None, id: str | None = None,
@@ -300,8 +226,9 @@ class Client:
             raise ValueError(f"object {twice!r} is given twice")
         kernels.check(op, "uint8" if op.startswith("b") else "float32")
         result = ObjectRef(self.job, check_id(id))
-        body = {"id": result.id, "op": op, "refs": names, "count": number}
-        self._call("reduce", body, self._seconds(timeout), _nothing).wait()
+        # A name means that others may have asked for the same: it is nobody's own.
+        body = {"id": result.id, "op": op, "refs": names, "count": number, "own": self._owner and id is None}
+        self._call("reduce", body, self._seconds(timeout), nothing).wait()
         return result
 
     def contributors(self, ref: ObjectRef, *, timeout: float | None = None) -> list[ObjectRef]:
@@ -327,20 +254,11 @@ class Client:
         """The node of this host: its store, the nodes it knows, what it sent and received, measured latency and bandwidth."""
         return self._call("info", {}, self._seconds(timeout), lambda answer, _: answer["info"]).wait()
 
-    def close(self) -> None:
-        """Ends the connection. Objects stay; arrays that were got stay valid."""
-        if os.getpid() == self._pid:
-            self._end("this client is closed")
-            if self._thread is not threading.current_thread():
-                self._thread.join(5.0)
-
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # the connection
 
     def _seconds(self, timeout: float | None) -> float:
         if timeout is None:
@@ -355,108 +273,3 @@ class Client:
         if ref.job != self.job:
             raise ValueError(f"{ref} is of another job: this is job {self.job}")
         return ref.id
-
-    def _call(self, verb: str, body: Body, timeout: float, finish: Finish) -> Request:
-        if os.getpid() != self._pid:
-            raise ValueError("used after fork: call hrdma.objects.connect() in the child")
-        number = next(self._numbers)
-        request = Request(f"{verb} {body.get('id', '')}".strip(), timeout, lambda _: self._withdraw(number))
-        self._pending[number] = (request, finish)
-        if self._gone is not None:
-            self._pending.pop(number, None)
-            raise PeerError(self._gone, operation=verb)
-        self._give_back()
-        self._say({"verb": verb, "n": number, **body})
-        return request
-
-    def _give_back(self) -> None:
-        """Says which views are gone: before the next request, which may need the room."""
-        while True:
-            try:
-                pin = self._released.popleft()
-            except IndexError:
-                return
-            self._say({"verb": "release", "pin": pin})
-
-    def _withdraw(self, number: int) -> None:
-        if self._pending.pop(number, None) is not None and self._gone is None:
-            self._say({"verb": "cancel", "question": number})
-
-    def _say(self, body: Body) -> None:
-        frame = encode(Kind.OBJECT, body, limit=LIMIT)
-        try:
-            self._sock.send(frame)
-        except OSError as error:
-            if error.errno == errno.EMSGSIZE:
-                raise ValueError(
-                    f"a request of {len(frame)} bytes is too long: give fewer references at once"
-                ) from None
-            self._end(GONE)
-
-    def _receive(self) -> None:
-        poller = select.poll()
-        poller.register(self._sock, select.POLLIN)
-        poller.register(self._wake, select.POLLIN)
-        while self._gone is None:
-            poller.poll()
-            self._give_back()
-            try:
-                os.eventfd_read(self._wake)
-            except BlockingIOError:
-                pass
-            try:
-                packet, descriptors, _, _ = socket.recv_fds(self._sock, LIMIT, 1, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                continue
-            except OSError:
-                packet, descriptors = b"", []
-            if not packet:
-                self._end(GONE)
-                break
-            self._settle(decode(packet, limit=LIMIT)[1], descriptors[0] if descriptors else None)
-        self._sock.close()
-
-    def _settle(self, answer: Body, descriptor: int | None) -> None:
-        request, finish = self._pending.pop(answer["n"], (None, _nothing))
-        if request is None:  # it was withdrawn: what came with the answer goes back
-            if descriptor is not None:
-                os.close(descriptor)
-            if "pin" in answer:
-                self._say({"verb": "release", "pin": answer["pin"]})
-            if "writing" in answer:
-                self._say({"verb": "abandon", "id": answer["writing"]})
-            return
-        try:
-            if "error" in answer:
-                raise _error(*answer["error"])
-            value = finish(answer, descriptor)
-        except Exception as error:
-            request.settle(error=error)
-        else:
-            request.settle(value)
-
-    def _end(self, why: str) -> None:
-        with self._lock:
-            if self._gone is not None:
-                return
-            self._gone = why
-        try:
-            os.eventfd_write(self._wake, 1)
-            self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        for number in list(self._pending):
-            request, _ = self._pending.pop(number, (None, None))
-            if request is not None:
-                request.settle(error=PeerError(why, operation="objects", phase="transfer", transport="shm"))
-
-
-def _nothing(_answer: Body, _descriptor: int | None) -> None:
-    return None
-
-
-def _error(kind: str, text: str) -> Exception:
-    if kind == "lost":
-        return ObjectLost(text)
-    kinds: dict[str, type[Exception]] = {"full": ObjectStoreFull, "value": ValueError, "type": TypeError}
-    return kinds.get(kind, RequestError)(text)

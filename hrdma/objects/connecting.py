@@ -27,7 +27,7 @@ _children: list[subprocess.Popen[str]] = []
 
 def connect(
     address: str | None = None, *, node: str = "", capacity: int | None = None, token: str | None = None,
-    timeout: float | None = None, start: bool = True,
+    timeout: float | None = None, start: bool = True, owner: bool = False,
 ) -> Client:  # fmt: skip
     """Connects to the objects of a job, through the node of this host; starts that node where there is none.
 
@@ -46,6 +46,9 @@ def connect(
         Seconds that this call, and by default later ones, may take; None: ``HRDMA_TIMEOUT``.
     start : bool
         False: where there is no node, raise PeerError instead of starting one.
+    owner : bool
+        True: what this client puts, and reductions that it gives no name, are deleted when its connection ends, however it
+        ends; arrays that others got from them stay valid. False: they stay until they are deleted, or the last node ends.
 
     Returns
     -------
@@ -73,7 +76,7 @@ def connect(
         try:
             sock.settimeout(max(0.01, deadline - time.monotonic()))
             sock.connect(name)
-            return Client(sock, key, config.timeout, deadline)
+            return Client(sock, key, config.timeout, deadline, owner=owner)
         except ConnectionRefusedError:
             sock.close()
         except BaseException:

@@ -68,7 +68,8 @@ class Node:
         self.store = Store(capacity)
         self.asker = Asker(self.send)
         self.directory = Directory(self, self.cluster.me)
-        self.latency, self.bandwidth = 1e-4, 1e9
+        self.latency, self.bandwidth = 1e-4, 1e9  #: guesses, until the first measurement
+        self._guessed = {"latency", "bandwidth"}
         self.received = 0
         self._fetches: dict[str, Fetch] = {}
         self._sums: dict[tuple[str, int], Sum] = {}
@@ -187,7 +188,14 @@ class Node:
         """A stream moved so much in so long: what the shape of reductions is chosen by."""
         self.received += nbytes
         if nbytes >= 1 << 20 and seconds > 0:
-            self.bandwidth = 0.7 * self.bandwidth + 0.3 * nbytes / seconds
+            found = nbytes / seconds
+            self.bandwidth += (found - self.bandwidth) * self._weight("bandwidth", found > self.bandwidth)
+
+    def _weight(self, what: str, better: bool) -> float:
+        """Of a new measurement. A slow one may be a busy host's or a waiting sender's, a good one is the link's."""
+        first = what in self._guessed
+        self._guessed.discard(what)
+        return 1.0 if first or better else 0.2
 
     # views and messages
 
@@ -226,7 +234,8 @@ class Node:
         elif verb == "ping":
             self.send(node, {"verb": "pong", "time": body["time"]})
         elif verb == "pong":
-            self.latency = 0.7 * self.latency + 0.3 * (time.monotonic() - body["time"]) / 2
+            found = (time.monotonic() - body["time"]) / 2
+            self.latency += (found - self.latency) * self._weight("latency", found < self.latency)
         else:
             self.directory.heard(node, body)
 

@@ -17,11 +17,15 @@ class Request:
     The deadline is that of the call. When it passes, or on ``cancel()``, the node is told, and the result is dropped.
     """
 
-    def __init__(self, operation: str, timeout: float, withdraw: Callable[[Request], None]) -> None:
+    def __init__(
+        self, operation: str, timeout: float, withdraw: Callable[[], None] | None = None,
+        drive: Callable[[Request, float], None] | None = None,
+    ) -> None:  # fmt: skip
         self._operation = operation
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
-        self._withdraw = withdraw
+        self._withdraw = withdraw or (lambda: None)
+        self._drive = drive  # receives in the thread that waits, for so many seconds at most
         self._settled = threading.Event()
         self._lock = threading.Lock()
         self._value: Any = None
@@ -70,8 +74,10 @@ class Request:
         timeout : float, optional
             Seconds. When they have passed, TimeoutError is raised and the operation goes on. None: until its own deadline.
         """
-        left = max(0.0, self._deadline - time.monotonic())
-        if not self._settled.wait(left if timeout is None else min(left, timeout)):
+        until = self._deadline if timeout is None else min(self._deadline, time.monotonic() + timeout)
+        if self._drive is not None and not self.done:
+            self._drive(self, max(0.0, until - time.monotonic()))
+        if not self._settled.wait(max(0.0, until - time.monotonic())):
             if time.monotonic() < self._deadline:
                 raise TimeoutError(f"{self._operation} is not done after {timeout} s; it goes on")
             self._expire()
@@ -87,12 +93,12 @@ class Request:
         """Ends it now; False when it had ended before."""
         if not self.settle(error=asyncio.CancelledError()):
             return False
-        self._withdraw(self)
+        self._withdraw()
         return True
 
     def _expire(self) -> None:
         if self.settle(error=TimeoutError(f"{self._operation} is not done after {self._timeout:g} s")):
-            self._withdraw(self)
+            self._withdraw()
 
     def __await__(self) -> Generator[Any, None, Any]:
         if not self.done:

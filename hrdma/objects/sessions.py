@@ -141,6 +141,7 @@ class _Session:
         self._pinned: dict[int, Segment] = {}
         self._pins = count(1)
         self._writing: dict[str, Segment] = {}
+        self._owned: set[str] = set()
         self._cancels: dict[int, Callable[[], None]] = {}
         self._unsent: deque[tuple[bytes, int | None]] = deque()
 
@@ -226,7 +227,7 @@ class _Session:
         self.push(encode(Kind.OBJECT, body, limit=LIMIT), descriptor)
 
     def end(self) -> None:
-        """The client is gone: gives up what it wrote, waited for and viewed."""
+        """The client is gone: gives up what it wrote, waited for and viewed, and frees what it owned."""
         if self._over:
             return
         self._over = True
@@ -239,6 +240,8 @@ class _Session:
             self._node.unput(segment)
         for segment in self._pinned.values():
             self._node.store.unpin(segment)
+        for name in self._owned:
+            self._node.asker.ask("delete", name, lambda _: None)
         for _, descriptor in self._unsent:
             if descriptor is not None:
                 os.close(descriptor)
@@ -255,6 +258,8 @@ class _Session:
         n = body["n"]
 
         def then(answer: Body, segment: Segment | None) -> None:
+            if "ok" in answer:
+                self._own(body)
             if segment is None:
                 self._answer(n, answer)
             elif self._over:
@@ -264,6 +269,15 @@ class _Session:
                 self._answer(n, {"ok": True, "writing": segment.name}, segment.writer)
 
         self._node.put(body["id"], body["meta"], body.get("inline"), then)
+
+    def _own(self, body: Body) -> None:
+        """It was made by this client, and goes with it where it asked for that."""
+        if not body.get("own"):
+            return
+        if self._over:
+            self._node.asker.ask("delete", body["id"], lambda _: None)
+        else:
+            self._owned.add(body["id"])
 
     def _on_progress(self, body: Body) -> None:
         self._writing[body["id"]].advance(body["progress"])
@@ -299,12 +313,14 @@ class _Session:
         self._ask(body, "watch")
 
     def _on_delete(self, body: Body) -> None:
+        self._owned.discard(body["id"])
         self._ask(body, "delete")
 
     def _on_contributors(self, body: Body) -> None:
         self._ask(body, "contributors")
 
     def _on_reduce(self, body: Body) -> None:
+        self._own(body)
         self._ask(body, "reduce", op=body["op"], refs=body["refs"], count=body["count"])
 
     def _on_cancel(self, body: Body) -> None:

@@ -21,10 +21,15 @@ from collections.abc import Callable, Iterator
 from hrdma.errors import ObjectStoreFull
 from hrdma.objects.asker import Body
 
-__all__ = ["Segment", "Store"]
+__all__ = ["Segment", "Store", "usual_capacity"]
 
 F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
 SEAL_SHRINK, SEAL_GROW, SEAL_WRITE, SEAL_FUTURE_WRITE = 2, 4, 8, 16
+
+
+def usual_capacity() -> int:
+    """Bytes of a store where nobody said: three tenths of the memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 10
 
 
 class Segment:

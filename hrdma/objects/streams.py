@@ -29,9 +29,11 @@ from hrdma.control.link import is_loopback
 from hrdma.control.wire import HEADER, Kind, decode, encode, proof
 from hrdma.errors import HrdmaError
 
-__all__ = ["BLOCK", "Feeder", "Source", "Stream", "open_stream"]
+__all__ = ["BLOCK", "Feeder", "Source", "Stream", "block_of", "open_stream"]
 
-BLOCK = 1 << 18  # bytes moved at a time: what a hop of a chain adds to the time of the whole
+BLOCK = 1 << 18  # bytes moved at a time, at most
+LEAST_BLOCK = 1 << 14
+HOP = 2e-3  # seconds that a block may take: what each hop of a chain adds to the time of the whole
 LIMIT = 1 << 14  # bytes of a handshake frame
 HANDSHAKE = 5.0  # seconds
 
@@ -147,6 +149,11 @@ class Feeder:
 
 def _text(request: dict[str, Any]) -> str:
     return ",".join(f"{key}={request[key]}" for key in sorted(request))
+
+
+def block_of(bandwidth: float) -> int:
+    """Bytes that a hop should take in before it passes them on: few on slow links, where a block is long on its way."""
+    return max(LEAST_BLOCK, min(BLOCK, int(bandwidth * HOP) & ~(LEAST_BLOCK - 1)))
 
 
 class Stream:

@@ -27,7 +27,7 @@ from hrdma.objects.asker import Body
 from hrdma.objects.plan import Child, Order
 from hrdma.objects.shape import ROOT
 from hrdma.objects.store import Segment
-from hrdma.objects.streams import BLOCK, Stream
+from hrdma.objects.streams import BLOCK, Stream, block_of
 
 __all__ = ["Sum", "order_of"]
 
@@ -35,7 +35,9 @@ AGAIN = 0.02  # seconds before a stream is opened again
 
 
 class Host(Protocol):
-    """What a sum needs of its node; both may be called from any thread."""
+    """What a sum needs of its node; all of it from any thread."""
+
+    bandwidth: float
 
     def sum_stream(self, child: Child, request: Body) -> Stream: ...
     def local_sum(self, name: str, child: Child) -> Segment | None: ...
@@ -151,9 +153,10 @@ class Sum:
         assert self.out is not None
         out, nbytes, done = self.out.view, self.out.nbytes, 0
         source = _Source(self, child)
-        staging = memoryview(bytearray(min(BLOCK, nbytes)))
+        most = min(block_of(self._host.bandwidth), nbytes)
+        staging = memoryview(bytearray(most))
         while done < nbytes:
-            block = source.next(done, min(BLOCK, nbytes - done), staging)
+            block = source.next(done, min(most, nbytes - done), staging)
             if block is None:
                 return
             end = done + len(block)

@@ -153,8 +153,8 @@ class Rig:
         for node in self.nodes.values():
             _ = node.port
 
-    def client(self, name: str, timeout: float = TIMEOUT) -> Client:
-        client = connect(node=self._prefix + name, token="secret", timeout=timeout, start=False)
+    def client(self, name: str, timeout: float = TIMEOUT, *, owner: bool = False) -> Client:
+        client = connect(node=self._prefix + name, token="secret", timeout=timeout, start=False, owner=owner)
         self.clients.append(client)
         return client
 

@@ -315,3 +315,23 @@ def test_a_forked_child_does_not_keep_a_connection_up(rig, client):
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
+
+
+def test_blocks_are_short_on_slow_links():
+    assert streams.block_of(0.0) == streams.block_of(1e6) == streams.LEAST_BLOCK
+    assert streams.block_of(25e6) == 3 * streams.LEAST_BLOCK
+    assert streams.block_of(1e12) == streams.BLOCK
+
+
+def test_what_is_measured_takes_the_place_of_a_guess(rig, client):
+    """Then better values count at once, and worse ones little: they may be those of a busy host."""
+    node = rig.nodes["a"].node
+    guessed, size = node.bandwidth, 1 << 24
+    node.measured(size // 1024, 1.0)
+    assert node.bandwidth == guessed, "too short to tell"
+    node.measured(size, size / 12e6)
+    assert node.bandwidth == pytest.approx(12e6)
+    node.measured(size, size / 2e6)
+    assert node.bandwidth == pytest.approx(10e6)
+    node.measured(size, size / 20e6)
+    assert node.bandwidth == pytest.approx(20e6)

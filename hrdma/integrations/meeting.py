@@ -1,0 +1,95 @@
+"""How the nodes of a job meet on a board: a key-value store that a framework's cluster has anyway.
+
+    <job>/token          secret, made by whoever comes first
+    <job>/founder/<n>    the host that founds the cluster of nodes; n grows when that host is lost before others have joined
+    <job>/node/<host>    where the node of a host listens
+    <job>/group/<name>   where rank 0 of a collective group listens, while it gathers
+
+All that is asked of the board is that of two who put a key without overwriting, one is the first. Knows no framework.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from hrdma.errors import HrdmaError
+
+__all__ = ["AGAIN", "Board", "first", "leave", "list_node", "seeds", "token"]
+
+AGAIN = 0.05  # seconds before something on the board is looked at again
+
+
+class Board(Protocol):
+    """The key-value store. Any process of the cluster may call it."""
+
+    def put(self, key: str, value: str, *, overwrite: bool = True) -> None: ...
+    def get(self, key: str) -> str | None: ...
+    def delete(self, key: str) -> None: ...
+    def keys(self, prefix: str) -> list[str]: ...
+
+
+def first(board: Board, key: str, value: str) -> str:
+    """The value of whoever comes first, the same for all.
+
+    Raises
+    ------
+    HrdmaError
+        The board does not keep what is put there.
+    """
+    board.put(key, value, overwrite=False)
+    found = board.get(key)
+    if found is None:
+        raise HrdmaError(f"the cluster's key-value store has forgotten {key}: is the job over?")
+    return found
+
+
+def token(board: Board, job: str) -> str:
+    """The secret of a job."""
+    return first(board, f"{job}/token", secrets.token_hex(16))
+
+
+def list_node(board: Board, job: str, host: str, address: str, port: int) -> None:
+    """Says where the node of a host listens."""
+    board.put(f"{job}/node/{host}", f"{address} {port}")
+
+
+def leave(board: Board, job: str) -> None:
+    """Takes everything of a job off the board."""
+    for key in board.keys(f"{job}/"):
+        board.delete(key)
+
+
+def seeds(
+    board: Board, job: str, host: str, alive: Callable[[], set[str]], deadline: float
+) -> list[tuple[str, int]]:  # fmt: skip
+    """The nodes that the node of a host is to join: none for the one that founds the cluster.
+
+    Parameters
+    ----------
+    alive : callable
+        The hosts that the framework counts as alive.
+    deadline : float
+        On the monotonic clock.
+
+    Raises
+    ------
+    TimeoutError
+        The founder is alive and has not listed its node.
+    """
+    while True:
+        hosts = alive() | {host}
+        others = [key for key in board.keys(f"{job}/node/") if key.rpartition("/")[2] in hosts - {host}]
+        places = [place.split() for key in others if (place := board.get(key)) is not None]
+        if places:
+            return [(address, int(port)) for address, port in places]
+        number = 0
+        while (founder := first(board, f"{job}/founder/{number}", host)) not in hosts:
+            number += 1
+        if founder == host:
+            return []
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the node of host {founder}, which founds the cluster, does not come up")
+        time.sleep(AGAIN)

@@ -1,0 +1,286 @@
+"""A process's connection to the node of its host: questions out, answers in, and the descriptors that come with them.
+
+Whoever calls sends, and whoever waits for an answer receives: it takes the role, settles what comes, its own request among
+the rest, and returns without a change of threads. While nobody waits a thread has the role, for requests that are awaited or
+polled, and for the end of the node. The role is a lock; the thread sleeps on an epoll from which a waiter takes the socket.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import select
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import Any, TypeVar
+
+from hrdma.control.trust import Caller, TokenError
+from hrdma.control.wire import FrameError, Kind, decode, encode
+from hrdma.errors import ObjectLost, ObjectStoreFull, PeerError, RequestError
+from hrdma.objects.asker import Body
+from hrdma.objects.request import Request
+from hrdma.objects.sessions import LIMIT
+
+__all__ = ["Connection", "nothing"]
+
+DONTWAIT = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+GONE = "the node of this host is gone: its objects with no copy elsewhere are lost; connect again"
+
+Self = TypeVar("Self", bound="Connection")
+Finish = Callable[[Body, "int | None"], Any]
+
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    # A child's copy of the socket would keep the connection up when the parent dies.
+    for connection in list(_open):
+        connection.drop()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class Connection:
+    """The socket, what was asked and not answered, and the thread that receives while nobody waits.
+
+    Parameters
+    ----------
+    sock : socket
+        Connected to the node.
+    key : bytes
+        Of the job token.
+    timeout, deadline : float
+        Default of calls in seconds; when the handshake has to be over.
+    owner : bool
+        What this connection makes goes with it.
+    """
+
+    def __init__(
+        self, sock: socket.socket, key: bytes, timeout: float, deadline: float, *, owner: bool = False
+    ) -> None:
+        self._owner = owner
+        self._sock = sock
+        self._timeout = timeout
+        self._pid = os.getpid()
+        self._numbers = count(1)
+        self._pending: dict[int, tuple[Request, Finish]] = {}
+        self._released: deque[int] = deque()
+        self._lock = threading.Lock()
+        self._role = threading.Lock()
+        self._gone: str | None = None
+        self.job, self.capacity = self._shake_hands(key, deadline)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        for event in (self._wake, self._nudge):
+            # With the client and not before: whoever still rings would ring at somebody else's descriptor.
+            weakref.finalize(self, os.close, event).atexit = False
+        self._waiter = select.poll()
+        self._waiter.register(sock, select.POLLIN)
+        self._waiter.register(self._nudge, select.POLLIN)
+        self._epoll = select.epoll()
+        self._epoll.register(sock, select.EPOLLIN)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._receive, name="hrdma-objects", daemon=True)
+        self._thread.start()
+        _open.add(self)
+
+    def drop(self) -> None:
+        """In a forked child: closes its copy of the connection. Views stay valid."""
+        self._gone = self._gone or "this client is the parent's"
+        self._sock.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it can be used no more: closed here, by the node's end, or by a fork."""
+        return self._gone is not None
+
+    def close(self) -> None:
+        """Ends the connection. Objects stay; arrays that were got stay valid."""
+        if os.getpid() == self._pid:
+            self._end("this client is closed")
+            if self._thread is not threading.current_thread():
+                self._thread.join(5.0)
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _shake_hands(self, key: bytes, deadline: float) -> tuple[str, int]:
+        caller = Caller(key, LIMIT, {"rank": 0, "purpose": "client"}, {"pid": self._pid})
+        packet = caller.hello
+        while True:
+            self._sock.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                self._sock.send(packet)
+                kind, body = decode(self._sock.recv(LIMIT), limit=LIMIT)
+            except TimeoutError:
+                raise TimeoutError("the node of this host does not answer; it may be stopped") from None
+            except (OSError, FrameError):
+                raise PeerError("the node of this host hung up", operation="connect", phase="connect") from None
+            if kind is Kind.WELCOME:
+                self._sock.settimeout(None)
+                return body["job"], body["capacity"]
+            if kind is not Kind.CHALLENGE:
+                raise PeerError(str(body.get("text")), operation="connect", phase="connect")
+            try:
+                packet = caller.answer(body)
+            except TokenError as error:
+                raise PeerError(f"the node does not hold our job token: {error}", operation="connect") from None
+
+    # sending
+
+    def _call(self, verb: str, body: Body, timeout: float, finish: Finish) -> Request:
+        if os.getpid() != self._pid:
+            raise ValueError("used after fork: call hrdma.objects.connect() in the child")
+        number = next(self._numbers)
+        request = Request(f"{verb} {body.get('id', '')}".strip(), timeout, lambda: self._withdraw(number), self._drive)
+        self._pending[number] = (request, finish)
+        if self._gone is not None:
+            self._pending.pop(number, None)
+            raise PeerError(self._gone, operation=verb)
+        self._give_back()
+        self._say({"verb": verb, "n": number, **body})
+        return request
+
+    def _release(self, pin: int) -> None:
+        # Called wherever the last reference goes, so it takes no lock and sends nothing itself.
+        self._released.append(pin)
+        if self._gone is None and os.getpid() == self._pid:
+            os.eventfd_write(self._wake, 1)
+
+    def _give_back(self) -> None:
+        """Says which views are gone: before the next request, which may need the room."""
+        while True:
+            try:
+                pin = self._released.popleft()
+            except IndexError:
+                return
+            self._say({"verb": "release", "pin": pin})
+
+    def _withdraw(self, number: int) -> None:
+        if self._pending.pop(number, None) is not None and self._gone is None:
+            os.eventfd_write(self._nudge, 1)  # another thread may be waiting for it
+            self._say({"verb": "cancel", "question": number})
+
+    def _say(self, body: Body) -> None:
+        frame = encode(Kind.OBJECT, body, limit=LIMIT)
+        try:
+            self._sock.send(frame)
+        except OSError as error:
+            if error.errno == errno.EMSGSIZE:
+                raise ValueError(
+                    f"a request of {len(frame)} bytes is too long: give fewer references at once"
+                ) from None
+            self._end(GONE)
+
+    # receiving
+
+    def _drive(self, request: Request, seconds: float) -> None:
+        """Receives for all in the thread of one who waits, until its request is done or the time is over."""
+        if self._gone is not None or not self._role.acquire(blocking=False):
+            return  # another has the role, and will settle this request too
+        try:
+            if self._gone is not None:
+                return
+            deadline = time.monotonic() + seconds
+            _clear(self._nudge)  # what was cancelled before this is done already
+            self._epoll.unregister(self._sock)
+            try:
+                while not request.done and self._waiter.poll(math.ceil(max(0.0, deadline - time.monotonic()) * 1000)):
+                    _clear(self._nudge)
+                    self._take()
+            finally:
+                self._epoll.register(self._sock, select.EPOLLIN)
+        finally:
+            self._role.release()
+
+    def _receive(self) -> None:
+        while self._gone is None:
+            self._epoll.poll()
+            _clear(self._wake)
+            self._give_back()
+            if self._role.acquire(blocking=False):
+                try:
+                    self._take()
+                finally:
+                    self._role.release()
+        with self._role:
+            self._sock.close()
+            self._epoll.close()
+
+    def _take(self) -> None:
+        """One packet, where there is one. By whoever has the role."""
+        try:
+            # socket.recv_fds would ignore the flags.
+            packet, beside, _, _ = self._sock.recvmsg(LIMIT, socket.CMSG_LEN(4), DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet, beside = b"", []
+        if packet:
+            descriptor = struct.unpack("i", beside[0][2])[0] if beside else None
+            self._settle(decode(packet, limit=LIMIT)[1], descriptor)
+        else:
+            self._end(GONE)
+
+    def _settle(self, answer: Body, descriptor: int | None) -> None:
+        request, finish = self._pending.pop(answer["n"], (None, nothing))
+        if request is None:  # it was withdrawn: what came with the answer goes back
+            if descriptor is not None:
+                os.close(descriptor)
+            if "pin" in answer:
+                self._say({"verb": "release", "pin": answer["pin"]})
+            if "writing" in answer:
+                self._say({"verb": "abandon", "id": answer["writing"]})
+            return
+        try:
+            if "error" in answer:
+                raise _error(*answer["error"])
+            value = finish(answer, descriptor)
+        except Exception as error:
+            request.settle(error=error)
+        else:
+            request.settle(value)
+
+    def _end(self, why: str) -> None:
+        with self._lock:
+            if self._gone is not None:
+                return
+            self._gone = why
+        try:
+            os.eventfd_write(self._wake, 1)
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        for number in list(self._pending):
+            request, _ = self._pending.pop(number, (None, None))
+            if request is not None:
+                request.settle(error=PeerError(why, operation="objects", phase="transfer", transport="shm"))
+
+
+def _clear(event: int) -> None:
+    try:
+        os.eventfd_read(event)
+    except BlockingIOError:
+        pass
+
+
+def nothing(_answer: Body, _descriptor: int | None) -> None:
+    return None
+
+
+def _error(kind: str, text: str) -> Exception:
+    if kind == "lost":
+        return ObjectLost(text)
+    kinds: dict[str, type[Exception]] = {"full": ObjectStoreFull, "value": ValueError, "type": TypeError}
+    return kinds.get(kind, RequestError)(text)

@@ -1,0 +1,251 @@
+"""hrdma in a Ray cluster of two hosts: references through tasks and actors, who owns what, jobs that end, collective groups."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from hrdma.errors import ObjectLost, PeerError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+HOSTS = ("first", "second")
+N = 1 << 18  # elements: above what the directory keeps itself
+SECONDS = 30.0
+
+
+@pytest.fixture
+def objects(cluster):
+    from hrdma.integrations import ray as hrdma_ray
+
+    return hrdma_ray.connect(timeout=SECONDS, capacity=256 << 20)
+
+
+def eventually(check, what: str, seconds: float = SECONDS) -> None:
+    until = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < until, f"{what} did not come about within {seconds:g} s"
+        time.sleep(0.05)
+
+
+def lost(objects, ref) -> bool:
+    try:
+        objects.get(ref, timeout=SECONDS)
+    except ObjectLost:
+        return True
+    return False
+
+
+def remote(host: str):
+    """A decorator: Ray runs it on this host."""
+    import ray
+
+    return ray.remote(num_cpus=0, resources={host: 1})
+
+
+def workers(hosts):
+    """Actors that put, reduce, and take part in collective groups; one on each host of the list."""
+
+    class Worker:
+        def connect(self):
+            from hrdma.integrations import ray as hrdma_ray
+
+            return hrdma_ray.connect(timeout=SECONDS, capacity=256 << 20)
+
+        def put(self, value):
+            return self.connect().put(np.full(N, value, "float32"))
+
+        def total(self, refs):
+            objects = self.connect()
+            return float(objects.get(objects.reduce(refs))[-1])
+
+        def join(self, size, rank, group):
+            from ray.util import collective
+
+            from hrdma.integrations import ray as hrdma_ray
+
+            hrdma_ray.register()
+            hrdma_ray.register()
+            collective.init_collective_group(size, rank, backend="HRDMA", group_name=group)
+            self.rank, self.size, self.group = rank, size, group
+
+        def collectives(self):
+            from ray.util import collective
+            from ray.util.collective.types import ReduceOp
+
+            n, rank, name = self.size, self.rank, self.group
+            mine = np.arange(10) * n + rank
+            everybody = [np.arange(10) * n + other for other in range(n)]
+            x = mine.copy()
+            collective.allreduce(x, name)
+            assert np.array_equal(x, sum(everybody))
+            x = mine.copy()
+            collective.allreduce(x, name, ReduceOp.MAX)
+            assert np.array_equal(x, everybody[-1])
+            x = mine.copy()
+            collective.reduce(x, 1, name, ReduceOp.SUM)
+            assert np.array_equal(x, sum(everybody) if rank == 1 else mine)
+            x = mine.copy()
+            collective.broadcast(x, 1, name)
+            assert np.array_equal(x, everybody[1])
+            gathered = [np.zeros(10, mine.dtype) for _ in range(n)]
+            collective.allgather(gathered, mine, name)
+            assert np.array_equal(gathered, everybody)
+            share = np.zeros(10, mine.dtype)
+            collective.reducescatter(share, [mine + 100 * other for other in range(n)], name)
+            assert np.array_equal(share, sum(everybody) + 100 * n * rank)
+            if rank == 0:
+                collective.send(mine, 1, name)
+            elif rank == 1:
+                x = np.zeros(10, mine.dtype)
+                collective.recv(x, 0, name)
+                assert np.array_equal(x, everybody[0])
+            collective.barrier(name)
+            return rank
+
+        def allreduce(self, group):
+            from ray.util import collective
+
+            try:
+                collective.allreduce(np.ones(10), group)
+            except PeerError as error:
+                return error.rank
+            return None
+
+        def leave(self, group):
+            from ray.util import collective
+
+            collective.destroy_collective_group(group)
+
+    return [remote(host)(Worker).remote() for host in hosts]
+
+
+def test_references_go_through_tasks(objects):
+    import ray
+
+    def double(ref):
+        from hrdma.integrations import ray as hrdma_ray
+
+        inside = hrdma_ray.connect(timeout=SECONDS, capacity=256 << 20)
+        return {"here": inside.put(2 * inside.get(ref))}
+
+    ref = objects.put(np.arange(N, dtype="float32"))
+    found = [one["here"] for one in ray.get([remote(host)(double).remote(ref) for host in HOSTS], timeout=SECONDS)]
+    assert len(objects.info()["nodes"]) == 2, "a node on each host"
+    for each in found:
+        assert np.array_equal(objects.get(each), 2 * np.arange(N))
+    assert objects.get(objects.reduce(found))[-1] == 4 * (N - 1)
+    from hrdma.integrations import ray as hrdma_ray
+
+    assert hrdma_ray.connect() is objects
+
+
+def test_what_an_actor_made_goes_with_it(objects):
+    import ray
+
+    first, second = workers(HOSTS)
+    refs = ray.get([first.put.remote(1), second.put.remote(2)], timeout=SECONDS)
+    assert ray.get([first.total.remote(refs), second.total.remote(refs)], timeout=SECONDS) == [3, 3]
+    view = objects.get(refs[1])
+    ray.kill(second)
+    eventually(lambda: lost(objects, refs[1]), "the end of the actor's objects")
+    assert view[0] == 2 and objects.get(refs[0])[0] == 1
+
+
+def test_a_killed_node_is_made_anew(objects):
+    import ray
+    from ray.util import list_named_actors
+
+    def connect_and_kill(put):
+        from hrdma.integrations import ray as hrdma_ray
+
+        inside = hrdma_ray.connect(timeout=SECONDS, capacity=256 << 20)
+        ref = inside.put(put)
+        job, host = hrdma_ray._where()
+        ray.kill(ray.get_actor(f"node {job} {host}", namespace=hrdma_ray.NAMESPACE))
+        until = time.monotonic() + SECONDS
+        while not inside.closed and time.monotonic() < until:
+            time.sleep(0.01)
+        again = hrdma_ray.connect(timeout=SECONDS, capacity=256 << 20)
+        return again is not inside, ref, again.put(put)
+
+    function = remote("second")(connect_and_kill)
+    anew, gone, there = ray.get(function.remote(np.arange(N)), timeout=2 * SECONDS)
+    assert anew
+    assert lost(objects, gone)
+    assert objects.get(there)[-1] == N - 1
+    assert len([one for one in list_named_actors(True) if one["namespace"] == "hrdma"]) == 2
+
+
+DRIVER = """
+import sys
+import numpy as np, ray
+from hrdma.integrations import ray as hrdma_ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+objects = hrdma_ray.connect(timeout=30, capacity=1 << 26)
+print(hrdma_ray._where()[0], objects.put(np.arange(100000)), flush=True)
+"""
+
+
+def test_nodes_end_with_their_job(cluster, objects):
+    from ray.util import list_named_actors
+
+    from hrdma.integrations.ray import BOARD, NAMESPACE
+    from hrdma.objects import ObjectRef
+
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, cluster.address], capture_output=True, text=True, timeout=2 * SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    job, text = done.stdout.split()
+    with pytest.raises(ValueError, match="is of another job"):
+        objects.get(ObjectRef.parse(text))
+
+    def names():
+        found = [one["name"] for one in list_named_actors(True) if one["namespace"] == NAMESPACE]
+        return [name for name in found if name.startswith(f"node {job} ")]
+
+    eventually(lambda: not names() and not BOARD.keys(f"{job}/"), "the end of the other job's nodes")
+    assert objects.get(objects.put(np.arange(N)))[5] == 5, "those of this one go on"
+
+
+def test_collective_groups(cluster):
+    import ray
+    from ray.util import collective
+
+    from hrdma.integrations import ray as hrdma_ray
+
+    actors = workers(["first", "second", "first"])
+    for group, members in (("all", actors), ("two", actors[1:])):
+        ray.get([one.join.remote(len(members), i, group) for i, one in enumerate(members)], timeout=SECONDS)
+        assert ray.get([one.collectives.remote() for one in members], timeout=SECONDS) == list(range(len(members)))
+    hrdma_ray.register()
+    declared = workers(["first", "second"])
+    ray.get([one.join.remote(1, 0, f"alone {i}") for i, one in enumerate(declared)], timeout=SECONDS)
+    collective.create_collective_group(declared, 2, [1, 0], backend="HRDMA", group_name="declared")
+    assert ray.get([one.allreduce.remote("declared") for one in declared], timeout=SECONDS) == [None, None]
+    ray.get([one.leave.remote("declared") for one in declared], timeout=SECONDS)
+
+    ray.kill(actors[2])
+    assert ray.get([one.allreduce.remote("all") for one in actors[:2]], timeout=SECONDS) == [2, 2], "who is lost"
+
+
+def test_not_in_a_cluster():
+    pytest.importorskip("ray", reason="ray is not installed; make test-ray installs it")
+    text = "from hrdma.integrations import ray as r\ntry: r.connect()\nexcept RuntimeError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=SECONDS)
+    assert "call ray.init() first" in done.stdout, done.stderr
+
+
+def test_example_async_sgd(cluster):
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install hrdma[demo]")
+    command = [sys.executable, "-m", "hrdma.examples.async_sgd", "--address", cluster.address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"test accuracy 0\.9\d+ after 400 rounds, [\d.]+ a second, through hrdma", done.stdout)
+    done = subprocess.run([*command, "--rounds", "1"], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1, "too little training is a failure"
