@@ -137,8 +137,8 @@ static void connects_over(const char *ifname) {
 
 TEST(ipv4) { connects_over("127.0.0.1"); }
 TEST(ipv6) {
-    struct hr_tcp_addr *list;
-    int has = 0, n = hr_tcp_ifaces_scan(&list);
+    struct hr_iface *list;
+    int has = 0, n = hr_ifaces_scan(&list);
     for (int i = 0; i < n; i++) has |= list[i].at.sa.sa_family == AF_INET6 && list[i].loopback;
     if (n >= 0) free(list);
     if (!has) SKIP("this host has no IPv6");

@@ -9,7 +9,6 @@
  * which tells the caller that it is connected, is sent when the two meet.
  */
 
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,38 +22,32 @@
 #define MAX_HALF_OPEN 256
 #define MAX_PARKED 4096
 #define ACCEPTS 16 /* in one go */
-#define BACKLOG 4096
 
-static int listen_at(struct hr_tcp_domain *d, const struct hr_tcp_addr *addr, struct hr_tcp_listener *listener) {
-    int one = 1;
-    socklen_t len = sizeof listener->at;
-    *listener = (struct hr_tcp_listener){.source = {.kind = HR_TCP_LISTENER, .fd = -1}, .at = addr->at};
+static int listen_at(struct hr_tcp_domain *d, const struct hr_iface *addr, struct hr_listener *listener) {
+    *listener = (struct hr_listener){.source = {.kind = HR_TCP_LISTENER, .fd = -1}, .at = addr->at};
     memcpy(listener->name, addr->name, sizeof listener->name);
-    int fd = socket(addr->at.sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = hr_socket_open(addr->at.sa.sa_family);
     if (fd < 0) return -1;
     listener->source.fd = fd;
-    if (addr->at.sa.sa_family == AF_INET6 && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof one)) return -1;
     /* The window that a connection may offer is fixed when it is accepted: buffers are set on the listener. */
-    if (hr_tcp_socket_prepare(d, fd, 0)) return -1;
-    if (bind(fd, &addr->at.sa, hr_tcp_addr_len(&addr->at)) || listen(fd, BACKLOG)) return -1;
-    if (getsockname(fd, &listener->at.sa, &len)) return -1;
-    return hr_tcp_watch(d, &listener->source, EPOLLIN);
+    if (hr_tcp_socket_prepare(d, fd, 0) || hr_socket_listen(fd, &listener->at)) return -1;
+    return hr_poll_watch(&d->poll, &listener->source, EPOLLIN);
 }
 
 hr_status hr_tcp_listen(struct hr_tcp_domain *d, char detail[256]) {
-    char text[HR_TCP_TEXT];
+    char text[HR_SOCKADDR_TEXT];
     d->listeners = calloc((size_t)d->nifaces, sizeof *d->listeners);
     if (!d->listeners) return HR_ERR_NOMEM;
     snprintf(detail, 256, "no address to listen on");
     for (int i = 0; i < d->nifaces && d->nlisteners < HR_TCP_ADDRESSES; i++) {
-        struct hr_tcp_listener *listener = &d->listeners[d->nlisteners];
+        struct hr_listener *listener = &d->listeners[d->nlisteners];
         if (!d->ifaces[i].chosen) continue;
         if (listen_at(d, &d->ifaces[i], listener) == 0) {
             d->nlisteners++;
             continue;
         }
         /* An address may be there and not usable yet or any more (tentative, deprecated): the others will do. */
-        snprintf(detail, 256, "cannot listen on %s %s: %s", d->ifaces[i].name, hr_tcp_addr_text(&d->ifaces[i].at, text),
+        snprintf(detail, 256, "cannot listen on %s %s: %s", d->ifaces[i].name, hr_sockaddr_text(&d->ifaces[i].at, text),
                  strerror(errno));
         hr_tcp_unwatch(d, &listener->source);
     }
@@ -64,7 +57,7 @@ hr_status hr_tcp_listen(struct hr_tcp_domain *d, char detail[256]) {
 static void pause_accepting(struct hr_tcp_domain *d, int pause) {
     if (d->accept_paused == pause) return;
     d->accept_paused = pause;
-    for (int i = 0; i < d->nlisteners; i++) hr_tcp_watch(d, &d->listeners[i].source, pause ? 0 : EPOLLIN);
+    for (int i = 0; i < d->nlisteners; i++) hr_poll_watch(&d->poll, &d->listeners[i].source, pause ? 0 : EPOLLIN);
     hr_tcp_timer_update(d);
 }
 
@@ -73,7 +66,7 @@ static void caller_free(struct hr_tcp_domain *d, struct hr_tcp_caller *caller) {
         d->parked--;
     else
         d->half_open--;
-    hr_tcp_link_remove(&caller->link);
+    hr_list_remove(&caller->link);
     hr_tcp_unwatch(d, &caller->source);
     free(caller);
     if (d->half_open < MAX_HALF_OPEN) pause_accepting(d, 0);
@@ -81,12 +74,12 @@ static void caller_free(struct hr_tcp_domain *d, struct hr_tcp_caller *caller) {
 }
 
 void hr_tcp_callers_close(struct hr_tcp_domain *d) {
-    while (!hr_tcp_link_alone(&d->callers)) caller_free(d, HR_TCP_OF(d->callers.next, struct hr_tcp_caller, link));
+    while (!hr_list_empty(&d->callers)) caller_free(d, hr_container(d->callers.next, struct hr_tcp_caller, link));
 }
 
 void hr_tcp_callers_tick(struct hr_tcp_domain *d, int64_t now) {
-    for (struct hr_tcp_link *l = d->callers.next, *next; l != &d->callers; l = next) {
-        struct hr_tcp_caller *caller = HR_TCP_OF(l, struct hr_tcp_caller, link);
+    for (struct hr_link *l = d->callers.next, *next; l != &d->callers; l = next) {
+        struct hr_tcp_caller *caller = hr_container(l, struct hr_tcp_caller, link);
         next = l->next;
         if (caller->step != HR_TCP_PARKED && now >= caller->deadline) caller_free(d, caller);
     }
@@ -94,32 +87,30 @@ void hr_tcp_callers_tick(struct hr_tcp_domain *d, int64_t now) {
     if (d->half_open < MAX_HALF_OPEN) pause_accepting(d, 0);
 }
 
-void hr_tcp_accept(struct hr_tcp_domain *d, struct hr_tcp_listener *listener) {
+void hr_tcp_accept(struct hr_tcp_domain *d, struct hr_listener *listener) {
     for (int i = 0; i < ACCEPTS; i++) {
-        union hr_tcp_sockaddr from;
-        socklen_t len = sizeof from;
-        memset(&from, 0, sizeof from);
-        int fd = accept4(listener->source.fd, &from.sa, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        union hr_sockaddr from;
+        int fd = hr_socket_accept(listener->source.fd, &from);
         if (fd < 0) {
             /* Out of descriptors: look again at the next tick, or the listener would keep progress spinning. */
-            if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) pause_accepting(d, 1);
+            if (fd == -2) pause_accepting(d, 1);
             return;
         }
-        int local = hr_tcp_is_own_address(d, &from);
+        int local = hr_ifaces_own(d->ifaces, d->nifaces, &from);
         struct hr_tcp_caller *caller = NULL;
         if ((!local && !d->auth->have_token && !d->auth->insecure) || hr_tcp_socket_prepare(d, fd, local) ||
             !(caller = calloc(1, sizeof *caller))) {
             close(fd);
             continue;
         }
-        caller->source = (struct hr_tcp_source){.kind = HR_TCP_CALLER, .fd = fd};
+        caller->source = (struct hr_source){.kind = HR_TCP_CALLER, .fd = fd};
         caller->from = from;
         caller->deadline = hr_now() + PROVE_TIME;
         hr_handshake_start(&caller->hs, d->auth, 0, d->self_id, 0);
-        hr_tcp_link_push(&d->callers, &caller->link);
+        hr_list_push(&d->callers, &caller->link);
         d->half_open++;
         hr_tcp_timer_update(d);
-        if (hr_tcp_watch(d, &caller->source, EPOLLIN)) caller_free(d, caller);
+        if (hr_poll_watch(&d->poll, &caller->source, EPOLLIN)) caller_free(d, caller);
         if (d->half_open >= MAX_HALF_OPEN) {
             pause_accepting(d, 1);
             return;
@@ -135,15 +126,15 @@ static void give(struct hr_tcp_domain *d, struct hr_tcp_caller *caller, struct h
         caller_free(d, caller); /* the peer calls again, or the engine's deadline passes */
         return;
     }
-    hr_tcp_forget(d, &caller->source);
+    hr_poll_forget(&d->poll, &caller->source);
     caller->source.fd = -1;
     hr_tcp_ep_up(ep, fd, &caller->from);
     caller_free(d, caller);
 }
 
 int hr_tcp_pair(struct hr_tcp_domain *d, struct hr_tcp_ep *ep) {
-    for (struct hr_tcp_link *l = d->callers.next; l != &d->callers; l = l->next) {
-        struct hr_tcp_caller *caller = HR_TCP_OF(l, struct hr_tcp_caller, link);
+    for (struct hr_link *l = d->callers.next; l != &d->callers; l = l->next) {
+        struct hr_tcp_caller *caller = hr_container(l, struct hr_tcp_caller, link);
         if (caller->step != HR_TCP_PARKED || caller->hs.peer_id != ep->base.peer_id ||
             caller->open.stream != ep->stream)
             continue;
@@ -155,8 +146,8 @@ int hr_tcp_pair(struct hr_tcp_domain *d, struct hr_tcp_ep *ep) {
 
 /* An endpoint that waits for this caller takes it now. An older caller for the same stream was given up by the peer. */
 static void park(struct hr_tcp_domain *d, struct hr_tcp_caller *caller) {
-    for (struct hr_tcp_link *l = d->callers.next; l != &d->callers; l = l->next) {
-        struct hr_tcp_caller *old = HR_TCP_OF(l, struct hr_tcp_caller, link);
+    for (struct hr_link *l = d->callers.next; l != &d->callers; l = l->next) {
+        struct hr_tcp_caller *old = hr_container(l, struct hr_tcp_caller, link);
         if (old == caller || old->step != HR_TCP_PARKED || old->hs.peer_id != caller->hs.peer_id ||
             old->open.stream != caller->open.stream)
             continue;
@@ -172,8 +163,8 @@ static void park(struct hr_tcp_domain *d, struct hr_tcp_caller *caller) {
     d->parked++;
     if (d->half_open < MAX_HALF_OPEN) pause_accepting(d, 0);
     hr_tcp_timer_update(d);
-    for (struct hr_tcp_link *l = d->eps.next; l != &d->eps; l = l->next) {
-        struct hr_tcp_ep *ep = HR_TCP_OF(l, struct hr_tcp_ep, link);
+    for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next) {
+        struct hr_tcp_ep *ep = hr_container(l, struct hr_tcp_ep, link);
         if (ep->state != HR_TCP_WAITING || ep->base.peer_id != caller->hs.peer_id || ep->stream != caller->open.stream)
             continue;
         give(d, caller, ep);
@@ -186,13 +177,13 @@ void hr_tcp_caller_event(struct hr_tcp_domain *d, struct hr_tcp_caller *caller) 
         int want_write = 0;
         hr_status status = hr_handshake_step(&caller->hs, caller->source.fd, &want_write);
         if (status == HR_AGAIN)
-            hr_tcp_watch(d, &caller->source, want_write ? EPOLLOUT : EPOLLIN);
+            hr_poll_watch(&d->poll, &caller->source, want_write ? EPOLLOUT : EPOLLIN);
         else if (status != HR_OK)
             caller_free(d, caller);
         else
             caller->step = HR_TCP_OPENING;
         if (status != HR_OK) return;
-        hr_tcp_watch(d, &caller->source, EPOLLIN);
+        hr_poll_watch(&d->poll, &caller->source, EPOLLIN);
     }
     if (caller->step == HR_TCP_PARKED) {
         /* It says nothing until it is answered: whatever comes is its end. */

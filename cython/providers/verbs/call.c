@@ -15,7 +15,6 @@
  * What the peer's queue pair sends may be here before that one byte is: it is as good a sign.
  */
 
-#define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -28,7 +27,7 @@
 
 #define FIRST_TRY (1500 * HR_VERBS_MS) /* for an address, when there are others */
 #define PROVE_TIME (5000 * HR_VERBS_MS)
-enum { MAX_HALF_OPEN = 256, MAX_PARKED = 4096, ACCEPTS = 16, BACKLOG = 4096 };
+enum { MAX_HALF_OPEN = 256, MAX_PARKED = 4096, ACCEPTS = 16 };
 static const uint64_t magic = 0x6e65706f62767268u; /* "hrvbopen" */
 enum { VERSION = 1 };
 
@@ -42,7 +41,7 @@ void hr_verbs_call_free(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
     else
         d->half_open--;
     if (call->ep) call->ep->call = NULL;
-    hr_verbs_link_remove(&call->link);
+    hr_list_remove(&call->link);
     hr_verbs_unwatch(d, &call->source);
     free(call);
     hr_verbs_timer_update(d);
@@ -51,9 +50,9 @@ void hr_verbs_call_free(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
 static struct hr_verbs_call *call_new(struct hr_verbs_domain *d, int active, int fd) {
     struct hr_verbs_call *call = calloc(1, sizeof *call);
     if (!call) return NULL;
-    call->source = (struct hr_verbs_source){.kind = HR_VERBS_CALL, .fd = fd};
+    call->source = (struct hr_source){.kind = HR_VERBS_CALL, .fd = fd};
     call->active = active;
-    hr_verbs_link_push(&d->calls, &call->link);
+    hr_list_push(&d->calls, &call->link);
     *(active ? &d->calling : &d->half_open) += 1;
     hr_verbs_timer_update(d);
     return call;
@@ -85,12 +84,12 @@ static int good_open(const struct hr_verbs_open *open) {
 static void up(struct hr_verbs_ep *ep) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
     struct hr_verbs_call *call = ep->call;
-    hr_verbs_forget(d, &call->source);
+    hr_poll_forget(&d->poll, &call->source);
     ep->source.fd = call->source.fd;
     call->source.fd = -1;
     hr_verbs_call_free(d, call);
     ep->state = HR_VERBS_UP;
-    if (hr_verbs_watch(d, &ep->source, EPOLLIN | EPOLLRDHUP))
+    if (hr_poll_watch(&d->poll, &ep->source, EPOLLIN | EPOLLRDHUP))
         hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "cannot watch the connection", errno);
     else
         hr_verbs_ep_tell(ep, HR_OK);
@@ -103,21 +102,21 @@ void hr_verbs_heard(struct hr_verbs_ep *ep) {
 /* ---- the active side ---- */
 
 static void note(struct hr_verbs_call *call, hr_status status, const char *what, int error) {
-    char text[80];
+    char text[HR_SOCKADDR_TEXT];
     if (call->worst == HR_ERR_AUTH) return;
     call->worst = status;
-    snprintf(call->why, sizeof call->why, "%s: %s%s%s", hr_verbs_sockaddr_text(&call->list[call->current], text), what,
+    snprintf(call->why, sizeof call->why, "%s: %s%s%s", hr_sockaddr_text(&call->list[call->current], text), what,
              error ? ": " : "", error ? strerror(error) : "");
 }
 
 static int start(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
-    const union hr_verbs_sockaddr *at = &call->list[call->current];
+    const union hr_sockaddr *at = &call->list[call->current];
     int one = 1;
-    call->source.fd = socket(at->sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    call->source.fd = hr_socket_open(at->sa.sa_family);
     if (call->source.fd < 0) return -1;
     setsockopt(call->source.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    if (connect(call->source.fd, &at->sa, hr_verbs_sockaddr_len(at)) && errno != EINPROGRESS) return -1;
-    return hr_verbs_watch(d, &call->source, EPOLLOUT);
+    if (hr_socket_call(call->source.fd, at)) return -1;
+    return hr_poll_watch(&d->poll, &call->source, EPOLLOUT);
 }
 
 /* Tries the addresses in turn; ends the endpoint after the last. */
@@ -138,18 +137,8 @@ static void try_next(struct hr_verbs_domain *d, struct hr_verbs_call *call, hr_s
     try_from(d, call, call->current + 1);
 }
 
-/* A connect to a free port of this host may get that very port as its own: it is then connected to itself. */
-static int is_itself(int fd) {
-    union hr_verbs_sockaddr a, b;
-    socklen_t la = sizeof a, lb = sizeof b;
-    return getsockname(fd, &a.sa, &la) == 0 && getpeername(fd, &b.sa, &lb) == 0 && la == lb && memcmp(&a, &b, la) == 0;
-}
-
 static int connected(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
-    int error = 0;
-    socklen_t len = sizeof error;
-    if (getsockopt(call->source.fd, SOL_SOCKET, SO_ERROR, &error, &len)) error = errno;
-    if (!error && is_itself(call->source.fd)) error = ECONNREFUSED;
+    int error = hr_socket_called(call->source.fd);
     if (error) {
         try_next(d, call, HR_ERR_UNREACHABLE, "cannot connect", error);
         return 0;
@@ -162,23 +151,19 @@ static int connected(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
 static int active_proving(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
     int want_write = 0;
     hr_status status = hr_handshake_step(&call->hs, call->source.fd, &want_write);
-    switch (status) {
-    case HR_AGAIN: hr_verbs_watch(d, &call->source, want_write ? EPOLLOUT : EPOLLIN); return 0;
-    case HR_OK: break;
-    case HR_ERR_AUTH:
-        try_next(d, call, status, "the peer does not know the job token, or is not of this job", 0);
+    if (status == HR_AGAIN) {
+        hr_poll_watch(&d->poll, &call->source, want_write ? EPOLLOUT : EPOLLIN);
         return 0;
-    case HR_ERR_PROTOCOL:
-        try_next(d, call, HR_ERR_UNREACHABLE, "what listens there does not speak this protocol", 0);
-        return 0;
-    default:
-        try_next(d, call, HR_ERR_UNREACHABLE, "closed during the handshake (another job, or one without a token?)", 0);
+    }
+    if (status != HR_OK) {
+        const char *what = hr_prove_text(status, &status);
+        try_next(d, call, status, what, 0);
         return 0;
     }
     call->step = HR_VERBS_OPENING;
     call->deadline = 0;
     if (tell_open(call->ep, call->source.fd)) {
-        hr_verbs_watch(d, &call->source, EPOLLIN);
+        hr_poll_watch(&d->poll, &call->source, EPOLLIN);
         return 1;
     }
     hr_verbs_ep_fail(call->ep, HR_ERR_UNREACHABLE, "closed before the connection was open", 0);
@@ -209,17 +194,14 @@ static void active_opening(struct hr_verbs_call *call) {
 
 /* ---- the passive side ---- */
 
-static hr_status listen_at(struct hr_verbs_domain *d, const union hr_verbs_sockaddr *at, char detail[256]) {
-    struct hr_verbs_listener *listener = &d->listeners[d->nlisteners];
-    socklen_t len = sizeof listener->at;
-    char text[80];
-    int one = 1, fd;
-    *listener = (struct hr_verbs_listener){.source = {.kind = HR_VERBS_LISTENER, .fd = -1}, .at = *at};
-    fd = listener->source.fd = socket(at->sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0 || (at->sa.sa_family == AF_INET6 && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof one)) ||
-        bind(fd, &at->sa, hr_verbs_sockaddr_len(at)) || listen(fd, BACKLOG) ||
-        getsockname(fd, &listener->at.sa, &len) || hr_verbs_watch(d, &listener->source, EPOLLIN)) {
-        snprintf(detail, 256, "verbs: cannot listen on %s: %s", hr_verbs_sockaddr_text(at, text), strerror(errno));
+static hr_status listen_at(struct hr_verbs_domain *d, const union hr_sockaddr *at, char detail[256]) {
+    struct hr_listener *listener = &d->listeners[d->nlisteners];
+    char text[HR_SOCKADDR_TEXT];
+    *listener = (struct hr_listener){.source = {.kind = HR_VERBS_LISTENER, .fd = -1}, .at = *at};
+    listener->source.fd = hr_socket_open(at->sa.sa_family);
+    if (listener->source.fd < 0 || hr_socket_listen(listener->source.fd, &listener->at) ||
+        hr_poll_watch(&d->poll, &listener->source, EPOLLIN)) {
+        snprintf(detail, 256, "verbs: cannot listen on %s: %s", hr_sockaddr_text(at, text), strerror(errno));
         hr_verbs_unwatch(d, &listener->source);
         return HR_ERR_NO_DEVICE;
     }
@@ -228,7 +210,7 @@ static hr_status listen_at(struct hr_verbs_domain *d, const union hr_verbs_socka
 }
 
 hr_status hr_verbs_listen(struct hr_verbs_domain *d, char detail[256]) {
-    union hr_verbs_sockaddr list[HR_VERBS_ADDRESSES];
+    union hr_sockaddr list[HR_VERBS_ADDRESSES];
     int n = hr_verbs_call_addresses(d, list, HR_VERBS_ADDRESSES);
     d->listeners = calloc(HR_VERBS_ADDRESSES, sizeof *d->listeners);
     if (!d->listeners) return HR_ERR_NOMEM;
@@ -240,29 +222,27 @@ hr_status hr_verbs_listen(struct hr_verbs_domain *d, char detail[256]) {
 }
 
 static void pause_accepting(struct hr_verbs_domain *d, int pause) {
-    for (int i = 0; i < d->nlisteners; i++) hr_verbs_watch(d, &d->listeners[i].source, pause ? 0 : EPOLLIN);
+    for (int i = 0; i < d->nlisteners; i++) hr_poll_watch(&d->poll, &d->listeners[i].source, pause ? 0 : EPOLLIN);
 }
 
-void hr_verbs_accept(struct hr_verbs_domain *d, struct hr_verbs_listener *listener) {
+void hr_verbs_accept(struct hr_verbs_domain *d, struct hr_listener *listener) {
     for (int i = 0; i < ACCEPTS; i++) {
-        union hr_verbs_sockaddr from;
-        socklen_t len = sizeof from;
+        union hr_sockaddr from;
         int one = 1, fd;
-        memset(&from, 0, sizeof from);
         if (d->half_open >= MAX_HALF_OPEN) {
             pause_accepting(d, 1); /* until the next tick of the timer, which runs while there are callers */
             return;
         }
-        fd = accept4(listener->source.fd, &from.sa, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        fd = hr_socket_accept(listener->source.fd, &from);
+        if (fd == -1) return;
         if (fd < 0) {
-            if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS) return;
             pause_accepting(d, 1);
             d->starved = 1;
             hr_verbs_timer_update(d);
             return;
         }
         struct hr_verbs_call *call = NULL;
-        if ((!hr_verbs_is_own(d, &from) && !d->auth->have_token && !d->auth->insecure) ||
+        if ((!hr_ifaces_own(d->ifaces, d->nifaces, &from) && !d->auth->have_token && !d->auth->insecure) ||
             !(call = call_new(d, 0, fd))) {
             close(fd);
             continue;
@@ -271,7 +251,7 @@ void hr_verbs_accept(struct hr_verbs_domain *d, struct hr_verbs_listener *listen
         call->step = HR_VERBS_PROVING;
         call->deadline = hr_now() + PROVE_TIME;
         hr_handshake_start(&call->hs, d->auth, 0, d->self_id, 0);
-        if (hr_verbs_watch(d, &call->source, EPOLLIN)) hr_verbs_call_free(d, call);
+        if (hr_poll_watch(&d->poll, &call->source, EPOLLIN)) hr_verbs_call_free(d, call);
     }
 }
 
@@ -289,7 +269,7 @@ static void give(struct hr_verbs_domain *d, struct hr_verbs_call *call, struct h
     else if (ep->state == HR_VERBS_CALLING && !tell_open(ep, call->source.fd))
         hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "the caller left before the connection was open", 0);
     else
-        hr_verbs_watch(d, &call->source, EPOLLIN);
+        hr_poll_watch(&d->poll, &call->source, EPOLLIN);
 }
 
 static int meant(const struct hr_verbs_call *call, const struct hr_verbs_ep *ep) {
@@ -298,8 +278,8 @@ static int meant(const struct hr_verbs_call *call, const struct hr_verbs_ep *ep)
 
 /* An older caller for the same stream was given up by the peer. */
 static void park(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
-    for (struct hr_verbs_link *l = d->calls.next; l != &d->calls; l = l->next) {
-        struct hr_verbs_call *old = HR_VERBS_OF(l, struct hr_verbs_call, link);
+    for (struct hr_link *l = d->calls.next; l != &d->calls; l = l->next) {
+        struct hr_verbs_call *old = hr_container(l, struct hr_verbs_call, link);
         if (old->step != HR_VERBS_PARKED || old->hs.peer_id != call->hs.peer_id ||
             old->open.stream != call->open.stream)
             continue;
@@ -314,8 +294,8 @@ static void park(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
     d->half_open--;
     d->parked++;
     hr_verbs_timer_update(d);
-    for (struct hr_verbs_link *l = d->eps.next; l != &d->eps; l = l->next) {
-        struct hr_verbs_ep *ep = HR_VERBS_OF(l, struct hr_verbs_ep, link);
+    for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next) {
+        struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
         if (ep->state != HR_VERBS_WAITING || !meant(call, ep)) continue;
         give(d, call, ep);
         return;
@@ -328,12 +308,12 @@ static void passive_event(struct hr_verbs_domain *d, struct hr_verbs_call *call)
     if (call->step == HR_VERBS_PROVING) {
         hr_status status = hr_handshake_step(&call->hs, call->source.fd, &want_write);
         if (status == HR_AGAIN)
-            hr_verbs_watch(d, &call->source, want_write ? EPOLLOUT : EPOLLIN);
+            hr_poll_watch(&d->poll, &call->source, want_write ? EPOLLOUT : EPOLLIN);
         else if (status != HR_OK)
             hr_verbs_call_free(d, call);
         if (status != HR_OK) return;
         call->step = HR_VERBS_OPENING;
-        hr_verbs_watch(d, &call->source, EPOLLIN);
+        hr_poll_watch(&d->poll, &call->source, EPOLLIN);
     }
     if (call->step == HR_VERBS_OPENING) {
         heard = hear_open(call);
@@ -366,8 +346,8 @@ void hr_verbs_call_event(struct hr_verbs_domain *d, struct hr_verbs_call *call) 
 }
 
 void hr_verbs_calls_tick(struct hr_verbs_domain *d, int64_t now) {
-    for (struct hr_verbs_link *l = d->calls.next, *next; l != &d->calls; l = next) {
-        struct hr_verbs_call *call = HR_VERBS_OF(l, struct hr_verbs_call, link);
+    for (struct hr_link *l = d->calls.next, *next; l != &d->calls; l = next) {
+        struct hr_verbs_call *call = hr_container(l, struct hr_verbs_call, link);
         next = l->next;
         if (!call->deadline || now < call->deadline) continue;
         if (call->active)
@@ -384,8 +364,8 @@ void hr_verbs_calls_tick(struct hr_verbs_domain *d, int64_t now) {
 static uint32_t free_stream(struct hr_verbs_domain *d, const struct hr_verbs_ep *self, int active) {
     for (uint32_t stream = 0;; stream++) {
         int used = 0;
-        for (struct hr_verbs_link *l = d->eps.next; l != &d->eps && !used; l = l->next) {
-            struct hr_verbs_ep *ep = HR_VERBS_OF(l, struct hr_verbs_ep, link);
+        for (struct hr_link *l = d->eps.next; l != &d->eps && !used; l = l->next) {
+            struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
             int lives = ep->state != HR_VERBS_NEW && ep->state != HR_VERBS_LOST && ep->state != HR_VERBS_CLOSED;
             used = lives && ep->base.peer_id == self->base.peer_id && ep->active == active && ep->stream == stream;
         }
@@ -394,7 +374,7 @@ static uint32_t free_stream(struct hr_verbs_domain *d, const struct hr_verbs_ep 
 }
 
 static void dial(struct hr_verbs_domain *d, struct hr_verbs_ep *ep, struct hr_verbs_call *call,
-                 const union hr_verbs_sockaddr *list, int n) {
+                 const union hr_sockaddr *list, int n) {
     int any = d->auth->have_token || d->auth->insecure;
     char why[160];
     ep->call = call;
@@ -402,7 +382,7 @@ static void dial(struct hr_verbs_domain *d, struct hr_verbs_ep *ep, struct hr_ve
     call->ep = ep;
     call->worst = HR_ERR_UNREACHABLE;
     for (int i = 0; i < n; i++)
-        if (any || hr_verbs_is_own(d, &list[i])) call->list[call->n++] = list[i];
+        if (any || hr_ifaces_own(d->ifaces, d->nifaces, &list[i])) call->list[call->n++] = list[i];
     if (!call->n) {
         call->worst = HR_ERR_AUTH;
         snprintf(call->why, sizeof call->why,
@@ -417,7 +397,7 @@ static void dial(struct hr_verbs_domain *d, struct hr_verbs_ep *ep, struct hr_ve
 hr_status hr_verbs_ep_connect(struct hr_ep *base, const void *addr, size_t addr_len, int active) {
     struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
     struct hr_verbs_domain *d = hr_verbs_domain_of(base);
-    union hr_verbs_sockaddr list[HR_VERBS_ADDRESSES];
+    union hr_sockaddr list[HR_VERBS_ADDRESSES];
     if (ep->state != HR_VERBS_NEW) return HR_ERR_INVALID;
     int n = hr_verbs_address_read(addr, addr_len, list);
     if (n < 0) return HR_ERR_INVALID;
@@ -431,8 +411,8 @@ hr_status hr_verbs_ep_connect(struct hr_ep *base, const void *addr, size_t addr_
         return HR_OK;
     }
     ep->state = HR_VERBS_WAITING;
-    for (struct hr_verbs_link *l = d->calls.next; l != &d->calls; l = l->next) {
-        struct hr_verbs_call *call = HR_VERBS_OF(l, struct hr_verbs_call, link);
+    for (struct hr_link *l = d->calls.next; l != &d->calls; l = l->next) {
+        struct hr_verbs_call *call = hr_container(l, struct hr_verbs_call, link);
         if (call->step != HR_VERBS_PARKED || !meant(call, ep)) continue;
         give(d, call, ep);
         break;

@@ -155,7 +155,7 @@ int hr_verbs_sent(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
     if (ep->state == HR_VERBS_UP) hr_verbs_answer(ep);
     if (ep->state == HR_VERBS_UP) hr_verbs_give_room(ep);
     hr_verbs_room_again(ep);
-    if (!hr_verbs_link_alone(&ep->queue)) hr_verbs_ep_ready(ep);
+    if (!hr_list_empty(&ep->queue)) hr_verbs_ep_ready(ep);
     return n;
 }
 

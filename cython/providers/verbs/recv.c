@@ -106,6 +106,6 @@ int hr_verbs_received(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
     else
         n = deliver(ep, ep->slab + (size_t)buffer * HR_VERBS_STRIDE, wc->byte_len, &counted);
     if (ep->state == HR_VERBS_UP || ep->state == HR_VERBS_ENDING) give_back(ep, buffer, counted);
-    if (!hr_verbs_link_alone(&ep->queue)) hr_verbs_ep_ready(ep); /* there may be room for it now */
+    if (!hr_list_empty(&ep->queue)) hr_verbs_ep_ready(ep); /* there may be room for it now */
     return n;
 }

@@ -56,7 +56,7 @@ hr_status hr_verbs_post_send(struct hr_ep *base, const struct hr_msg *msg) {
     if (msg->hdr_len < 8 || msg->hdr_len > HR_MAX_HDR || msg->hdr_len % 8 || msg->len > HR_VERBS_MESSAGE)
         return HR_ERR_INVALID;
     if (status != HR_OK) return status;
-    if (!hr_verbs_link_alone(&ep->queue)) return hr_verbs_refuse(ep); /* what was posted before leaves first */
+    if (!hr_list_empty(&ep->queue)) return hr_verbs_refuse(ep); /* what was posted before leaves first */
     return send_one(ep, HR_VERBS_MSG, msg->hdr, msg->hdr_len, msg->payload, msg->len);
 }
 

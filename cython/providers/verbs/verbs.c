@@ -62,17 +62,17 @@ static hr_status parse_options(struct hr_verbs_domain *d, const char *text, char
 
 static void domain_close(struct hr_domain *domain) {
     struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
-    while (!hr_verbs_link_alone(&d->calls))
-        hr_verbs_call_free(d, HR_VERBS_OF(d->calls.next, struct hr_verbs_call, link));
+    while (!hr_list_empty(&d->calls)) hr_verbs_call_free(d, hr_container(d->calls.next, struct hr_verbs_call, link));
     for (int i = 0; i < d->nlisteners; i++) hr_verbs_unwatch(d, &d->listeners[i].source);
-    hr_verbs_forget(d, &d->comp); /* the device's own descriptors */
-    hr_verbs_forget(d, &d->async);
+    hr_poll_forget(&d->poll, &d->comp); /* the device's own descriptors */
+    hr_poll_forget(&d->poll, &d->async);
     hr_verbs_unwatch(d, &d->timer);
     hr_verbs_unwatch(d, &d->wake);
-    if (d->epfd >= 0) close(d->epfd);
+    if (d->poll.fd >= 0) close(d->poll.fd);
     hr_verbs_mem_close(d);
     hr_verbs_device_close(d);
     free(d->listeners);
+    free(d->ifaces);
     free(d->stash);
     free(d);
 }
@@ -80,16 +80,20 @@ static void domain_close(struct hr_domain *domain) {
 static hr_status open_parts(struct hr_verbs_domain *d, const struct hr_domain_params *params, char detail[256]) {
     hr_status status = parse_options(d, params->options, detail);
     if (!status) status = hr_verbs_device_open(d, params->device, detail);
-    if (!status) status = hr_verbs_own_addresses(d, detail);
     if (status) return status;
-    d->epfd = epoll_create1(EPOLL_CLOEXEC);
+    if ((d->nifaces = hr_ifaces_scan(&d->ifaces)) < 0) {
+        d->nifaces = 0;
+        snprintf(detail, 256, "cannot list network interfaces: %s", strerror(errno));
+        return HR_ERR_DEVICE;
+    }
+    d->poll.fd = epoll_create1(EPOLL_CLOEXEC);
     d->timer.fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     d->wake.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     d->comp.fd = d->channel->fd;
     d->async.fd = d->ctx->async_fd;
-    if (d->epfd < 0 || d->timer.fd < 0 || d->wake.fd < 0 || hr_verbs_watch(d, &d->timer, EPOLLIN) ||
-        hr_verbs_watch(d, &d->wake, EPOLLIN) || hr_verbs_watch(d, &d->comp, EPOLLIN) ||
-        hr_verbs_watch(d, &d->async, EPOLLIN)) {
+    if (d->poll.fd < 0 || d->timer.fd < 0 || d->wake.fd < 0 || hr_poll_watch(&d->poll, &d->timer, EPOLLIN) ||
+        hr_poll_watch(&d->poll, &d->wake, EPOLLIN) || hr_poll_watch(&d->poll, &d->comp, EPOLLIN) ||
+        hr_poll_watch(&d->poll, &d->async, EPOLLIN)) {
         snprintf(detail, 256, "cannot set up the verbs domain: %s (open files: ulimit -n)", strerror(errno));
         return HR_ERR_NOMEM;
     }
@@ -111,15 +115,15 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     d->gid_index = -1;
     d->pin = PIN;
     d->inject = (struct hr_verbs_inject){.status = IBV_WC_RETRY_EXC_ERR, .seed = 1, .budget = UINT64_MAX};
-    d->epfd = -1;
-    d->timer = (struct hr_verbs_source){.kind = HR_VERBS_TIMER, .fd = -1};
-    d->wake = (struct hr_verbs_source){.kind = HR_VERBS_WAKE, .fd = -1};
-    d->comp = (struct hr_verbs_source){.kind = HR_VERBS_CHANNEL, .fd = -1};
-    d->async = (struct hr_verbs_source){.kind = HR_VERBS_ASYNC, .fd = -1};
-    hr_verbs_link_init(&d->eps);
-    hr_verbs_link_init(&d->ready);
-    hr_verbs_link_init(&d->calls);
-    hr_verbs_link_init(&d->ending);
+    d->poll.fd = -1;
+    d->timer = (struct hr_source){.kind = HR_VERBS_TIMER, .fd = -1};
+    d->wake = (struct hr_source){.kind = HR_VERBS_WAKE, .fd = -1};
+    d->comp = (struct hr_source){.kind = HR_VERBS_CHANNEL, .fd = -1};
+    d->async = (struct hr_source){.kind = HR_VERBS_ASYNC, .fd = -1};
+    hr_list_init(&d->eps);
+    hr_list_init(&d->ready);
+    hr_list_init(&d->calls);
+    hr_list_init(&d->ending);
     status = open_parts(d, params, detail);
     if (status) {
         domain_close(&d->base);
@@ -142,10 +146,10 @@ static size_t domain_address(struct hr_domain *domain, void *addr) {
 
 static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
     struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
-    char gid[64], at[80];
+    char gid[64], at[HR_SOCKADDR_TEXT];
     hr_verbs_gid_text(&d->gid, gid);
     snprintf(text, size, "%s port %d, GID %d %s, MTU %d, called at %s", d->ctx->device->name, d->port, d->gid_index,
-             gid, 128 << d->port_attr.active_mtu, hr_verbs_sockaddr_text(&d->listeners[0].at, at));
+             gid, 128 << d->port_attr.active_mtu, hr_sockaddr_text(&d->listeners[0].at, at));
 }
 
 const struct hr_provider hr_provider_verbs = {

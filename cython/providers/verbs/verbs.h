@@ -16,38 +16,15 @@
  * the domain's ready list.
  */
 
-#include <netinet/in.h>
 #include <stdint.h>
-#include <sys/epoll.h>
 
 #include "hr/auth.h"
 #include "hr/clock.h"
+#include "hr/list.h"
+#include "hr/net.h"
 #include "hr/provider.h"
 #include "providers/verbs/backend.h"
 #include "providers/verbs/inject.h"
-
-struct hr_verbs_link {
-    struct hr_verbs_link *next, *prev;
-};
-#define HR_VERBS_OF(ptr, type, field) ((type *)((char *)(ptr) - offsetof(type, field)))
-
-static inline void hr_verbs_link_init(struct hr_verbs_link *l) { l->next = l->prev = l; }
-static inline int hr_verbs_link_alone(const struct hr_verbs_link *l) { return l->next == l; }
-static inline void hr_verbs_link_push(struct hr_verbs_link *head, struct hr_verbs_link *l) {
-    l->prev = head->prev, l->next = head;
-    head->prev->next = l, head->prev = l;
-}
-/* Removing twice is harmless. */
-static inline void hr_verbs_link_remove(struct hr_verbs_link *l) {
-    l->prev->next = l->next, l->next->prev = l->prev;
-    hr_verbs_link_init(l);
-}
-
-union hr_verbs_sockaddr {
-    struct sockaddr sa;
-    struct sockaddr_in v4;
-    struct sockaddr_in6 v6;
-};
 
 enum {
     HR_VERBS_ADDRESSES = 8,
@@ -65,7 +42,6 @@ enum {
     HR_VERBS_INLINE = 192,
     HR_VERBS_CTL_BYTES = 64,
     HR_VERBS_REVOCATIONS = 64, /* that an endpoint remembers: those before were told to the engine long ago */
-    HR_VERBS_EVENTS = 16,
     HR_VERBS_STRIDE = (HR_VERBS_MESSAGE + HR_MAX_HDR + HR_VERBS_PREFIX + 63) / 64 * 64,
     HR_VERBS_BATCH = 16
 };
@@ -82,7 +58,7 @@ struct hr_verbs_notice { /* header of NOTIFY */
     uint64_t value, nbytes;
 };
 
-/* What an epoll event points to; the first member of everything that has a descriptor there. */
+/* Kinds of source. */
 enum hr_verbs_source_kind {
     HR_VERBS_LISTENER,
     HR_VERBS_CALL,
@@ -92,18 +68,6 @@ enum hr_verbs_source_kind {
     HR_VERBS_CHANNEL,
     HR_VERBS_ASYNC
 };
-struct hr_verbs_source {
-    enum hr_verbs_source_kind kind;
-    int fd;
-    int watched;
-    uint32_t interest;
-};
-
-struct hr_verbs_listener {
-    struct hr_verbs_source source;
-    union hr_verbs_sockaddr at;
-};
-
 /* What both ends tell of themselves once the job key is proved. */
 struct hr_verbs_open {
     uint64_t magic;
@@ -120,16 +84,16 @@ struct hr_verbs_open {
 enum hr_verbs_step { HR_VERBS_CONNECTING, HR_VERBS_PROVING, HR_VERBS_OPENING, HR_VERBS_PARKED, HR_VERBS_READYING };
 struct hr_verbs_ep;
 struct hr_verbs_call {
-    struct hr_verbs_source source;
-    struct hr_verbs_link link; /* domain.calls */
-    struct hr_verbs_ep *ep;    /* NULL: a caller that has no endpoint yet */
+    struct hr_source source;
+    struct hr_link link;    /* domain.calls */
+    struct hr_verbs_ep *ep; /* NULL: a caller that has no endpoint yet */
     enum hr_verbs_step step;
     int active;
     struct hr_handshake hs;
     struct hr_verbs_open open; /* the peer's */
     uint32_t have;
     int64_t deadline; /* 0: none */
-    union hr_verbs_sockaddr list[HR_VERBS_ADDRESSES];
+    union hr_sockaddr list[HR_VERBS_ADDRESSES];
     int n, current;
     hr_status worst;
     char why[160];
@@ -163,7 +127,7 @@ struct hr_verbs_wqe {
 
 /* A read or write that returned HR_INPROGRESS. */
 struct hr_verbs_op {
-    struct hr_verbs_link link; /* ep.queue until it is posted in full */
+    struct hr_link link; /* ep.queue until it is posted in full */
     int is_read, notify, in_use, posted_all;
     uint8_t *local;
     uint64_t len, posted, open; /* open: work requests without an end */
@@ -187,9 +151,9 @@ enum hr_verbs_state {
 
 struct hr_verbs_ep {
     struct hr_ep base;
-    struct hr_verbs_source source; /* the socket of the exchange: its end is the peer's end */
+    struct hr_source source; /* the socket of the exchange: its end is the peer's end */
     enum hr_verbs_state state;
-    struct hr_verbs_link link, ready;
+    struct hr_link link, ready;
     uint32_t serial; /* in work request ids: index and generation */
     int active;
     uint32_t stream;
@@ -197,7 +161,7 @@ struct hr_verbs_ep {
     struct hr_verbs_call *call;
     int64_t ended;
 
-    struct hr_verbs_link end; /* domain.ending */
+    struct hr_link end; /* domain.ending */
     int told;
     hr_status tell;
     char detail[200];
@@ -225,7 +189,7 @@ struct hr_verbs_ep {
     uint32_t nunposted, paid; /* paid: of them those that the peer used room for; posting gives it back */
 
     struct hr_verbs_op ops[HR_VERBS_OPS];
-    struct hr_verbs_link queue;
+    struct hr_link queue;
 };
 
 struct hr_verbs_counts { /* since the domain was opened; for tests and for people */
@@ -254,23 +218,21 @@ struct hr_verbs_domain {
     uint32_t registrations; /* so far: names them to peers */
     uint64_t pin, pinned;   /* bytes outside arenas: option, now */
 
-    struct hr_verbs_listener *listeners;
+    struct hr_listener *listeners;
     int nlisteners;
-    union hr_verbs_sockaddr own[32]; /* addresses of this host */
-    int nown;
-    int epfd;
-    struct hr_verbs_source timer, wake, comp, async;
+    struct hr_iface *ifaces; /* addresses of this host */
+    int nifaces;
+    struct hr_poll poll;
+    struct hr_source timer, wake, comp, async;
     int64_t tick; /* of the timer; 0: off */
     int in_progress, look;
     int starved; /* accepting found no descriptor or memory */
     int room;    /* came back to an endpoint that had refused for lack of it: somebody may want to try again */
-    struct hr_verbs_link eps, ready, calls, ending;
+    struct hr_link eps, ready, calls, ending;
     int calling, half_open, parked;
     struct hr_verbs_ep *table[HR_VERBS_EPS];
     uint32_t generation[HR_VERBS_EPS];
     struct hr_verbs_mr *mrs;
-    struct epoll_event events[HR_VERBS_EVENTS];
-    int event_next, event_count;
     struct ibv_wc *stash; /* completions that were fetched and not looked at yet */
     int stashed, stash_at, stash_cap;
     unsigned turn;
@@ -289,19 +251,15 @@ void hr_verbs_device_close(struct hr_verbs_domain *d);
 void hr_verbs_gid_text(const union ibv_gid *gid, char text[64]);
 
 /* address.c */
-hr_status hr_verbs_own_addresses(struct hr_verbs_domain *d, char detail[256]);
 /* Where this domain is called: addresses of the device's network, at most n. */
-int hr_verbs_call_addresses(struct hr_verbs_domain *d, union hr_verbs_sockaddr *list, int n);
+int hr_verbs_call_addresses(struct hr_verbs_domain *d, union hr_sockaddr *list, int n);
 size_t hr_verbs_address_write(const struct hr_verbs_domain *d, void *bytes);
-int hr_verbs_address_read(const void *bytes, size_t len, union hr_verbs_sockaddr *list);
-int hr_verbs_is_own(const struct hr_verbs_domain *d, const union hr_verbs_sockaddr *a);
-socklen_t hr_verbs_sockaddr_len(const union hr_verbs_sockaddr *a);
-const char *hr_verbs_sockaddr_text(const union hr_verbs_sockaddr *a, char text[80]);
+int hr_verbs_address_read(const void *bytes, size_t len, union hr_sockaddr *list);
 
 /* call.c */
 hr_status hr_verbs_listen(struct hr_verbs_domain *d, char detail[256]);
 hr_status hr_verbs_ep_connect(struct hr_ep *base, const void *addr, size_t addr_len, int active);
-void hr_verbs_accept(struct hr_verbs_domain *d, struct hr_verbs_listener *listener);
+void hr_verbs_accept(struct hr_verbs_domain *d, struct hr_listener *listener);
 void hr_verbs_call_event(struct hr_verbs_domain *d, struct hr_verbs_call *call);
 void hr_verbs_calls_tick(struct hr_verbs_domain *d, int64_t now);
 void hr_verbs_call_free(struct hr_verbs_domain *d, struct hr_verbs_call *call);
@@ -410,10 +368,8 @@ int hr_verbs_event_fd(struct hr_domain *domain);
 hr_status hr_verbs_event_arm(struct hr_domain *domain);
 void hr_verbs_event_disarm(struct hr_domain *domain);
 void hr_verbs_ep_ready(struct hr_verbs_ep *ep);
-int hr_verbs_watch(struct hr_verbs_domain *d, struct hr_verbs_source *source, uint32_t interest);
-/* Out of the epoll; unwatch also closes the descriptor. */
-void hr_verbs_forget(struct hr_verbs_domain *d, struct hr_verbs_source *source);
-void hr_verbs_unwatch(struct hr_verbs_domain *d, struct hr_verbs_source *source);
+/* Out of the epoll, and closed; nothing when there is no descriptor. */
+void hr_verbs_unwatch(struct hr_verbs_domain *d, struct hr_source *source);
 void hr_verbs_timer_update(struct hr_verbs_domain *d);
 
 #endif
