@@ -18,22 +18,6 @@ static int same_host(const union hr_sockaddr *a, const union hr_sockaddr *b) {
     return hr_sockaddr_within(a, b, a->sa.sa_family == AF_INET ? 32 : 128);
 }
 
-/* The address that a GID is, or 0: link-local ones need an interface to go with them. */
-static int gid_address(const union ibv_gid *gid, union hr_sockaddr *a) {
-    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
-    static const uint8_t none[16];
-    memset(a, 0, sizeof *a);
-    if (memcmp(gid->raw, mapped, sizeof mapped) == 0) {
-        a->v4.sin_family = AF_INET;
-        memcpy(&a->v4.sin_addr, gid->raw + 12, 4);
-        return 1;
-    }
-    if (memcmp(gid->raw, none, sizeof none) == 0 || (gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80)) return 0;
-    a->v6.sin6_family = AF_INET6;
-    memcpy(&a->v6.sin6_addr, gid->raw, 16);
-    return 1;
-}
-
 static int add(union hr_sockaddr *list, int have, int most, const union hr_sockaddr *a) {
     for (int i = 0; i < have; i++)
         if (same_host(&list[i], a)) return have;
@@ -43,15 +27,13 @@ static int add(union hr_sockaddr *list, int have, int most, const union hr_socka
 
 int hr_verbs_call_addresses(struct hr_verbs_domain *d, union hr_sockaddr *list, int most) {
     union hr_sockaddr a = {.v4 = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}}};
-    union ibv_gid gid;
     int n = 0;
     if (d->is_sim) { /* its ports are this host's */
         list[0] = a;
         return 1;
     }
-    if (gid_address(&d->gid, &a) && hr_ifaces_own(d->ifaces, d->nifaces, &a)) n = add(list, n, most, &a);
-    for (int i = 0; i < d->port_attr.gid_tbl_len && d->port_attr.link_layer == IBV_LINK_LAYER_ETHERNET; i++)
-        if (!d->verbs->query_gid(d->ctx, d->port, i, &gid) && gid_address(&gid, &a) &&
+    for (int i = 0; i < d->paths.n; i++)
+        if (d->paths.list[i].ethernet && hr_verbs_gid_address(&d->paths.list[i].gid, &a) &&
             hr_ifaces_own(d->ifaces, d->nifaces, &a))
             n = add(list, n, most, &a);
     for (int i = 0, found = n; i < d->nifaces && !found; i++)

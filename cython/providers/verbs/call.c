@@ -5,14 +5,12 @@
  * the active one: something other than the queue pair has to carry them, both ways, after the job key was proved. A
  * domain's address is fixed before any queue pair exists, so it cannot. Hence a socket per connection:
  *
- *   active -> passive   handshake of hr/auth.h, then hr_verbs_open: its queue pair
- *   passive -> active   hr_verbs_open, once an endpoint is there for it and its queue pair can receive and send
- *   active -> passive   one byte, once its own can
+ *   active -> passive   handshake of hr/auth.h, then hr_verbs_open: its ports, GIDs, what goes into descriptors
+ *   passive -> active   hr_verbs_open, once an endpoint is there for it
+ *   both                words about queue pairs, until two of them work: try.c
  *
  * Then the socket stays open and silent. Its end is the end of the peer: a queue pair whose process was killed falls
  * silent without a word, and only who sends would find out, after seconds of retries.
- *
- * What the peer's queue pair sends may be here before that one byte is: it is as good a sign.
  */
 
 #include <errno.h>
@@ -20,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -29,17 +28,24 @@
 #define PROVE_TIME (5000 * HR_VERBS_MS)
 enum { MAX_HALF_OPEN = 256, MAX_PARKED = 4096, ACCEPTS = 16 };
 static const uint64_t magic = 0x6e65706f62767268u; /* "hrvbopen" */
-enum { VERSION = 1 };
+enum { VERSION = 2 };
 
 /* ---- both sides ---- */
 
+static int *count_of(struct hr_verbs_domain *d, const struct hr_verbs_call *call) {
+    if (call->active || call->step == HR_VERBS_TRYING) return &d->calling;
+    return call->step == HR_VERBS_PARKED ? &d->parked : &d->half_open;
+}
+
+static void set_step(struct hr_verbs_domain *d, struct hr_verbs_call *call, enum hr_verbs_step step) {
+    --*count_of(d, call);
+    call->step = step;
+    ++*count_of(d, call);
+    hr_verbs_timer_update(d);
+}
+
 void hr_verbs_call_free(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
-    if (call->active)
-        d->calling--;
-    else if (call->step == HR_VERBS_PARKED || call->step == HR_VERBS_READYING)
-        d->parked--;
-    else
-        d->half_open--;
+    --*count_of(d, call);
     if (call->ep) call->ep->call = NULL;
     hr_list_remove(&call->link);
     hr_verbs_unwatch(d, &call->source);
@@ -52,17 +58,30 @@ static struct hr_verbs_call *call_new(struct hr_verbs_domain *d, int active, int
     if (!call) return NULL;
     call->source = (struct hr_source){.kind = HR_VERBS_CALL, .fd = fd};
     call->active = active;
+    call->step = active ? HR_VERBS_CONNECTING : HR_VERBS_PROVING;
     hr_list_push(&d->calls, &call->link);
-    *(active ? &d->calling : &d->half_open) += 1;
+    ++*count_of(d, call);
     hr_verbs_timer_update(d);
     return call;
 }
 
 /* A few bytes into an empty socket: taken whole, or the connection is gone. */
-static int tell_open(struct hr_verbs_ep *ep, int fd) {
-    struct hr_verbs_open open = {.magic = magic, .version = VERSION, .stream = ep->stream, .message = HR_VERBS_MESSAGE};
-    hr_verbs_qp_describe(ep, &open);
-    return send(fd, &open, sizeof open, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof open;
+static int tell_open(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
+    struct hr_verbs_open *own = &call->own;
+    struct hr_verbs_ep *ep = call->ep;
+    if (getrandom(&ep->nonce, sizeof ep->nonce, 0) != sizeof ep->nonce) ep->nonce = (uint64_t)hr_now();
+    *own =
+        (struct hr_verbs_open){.magic = magic, .version = VERSION, .stream = ep->stream, .message = HR_VERBS_MESSAGE};
+    own->nonce = ep->nonce;
+    own->rd_atomic = (uint8_t)hr_verbs_rd_atomic(d);
+    own->fixed = d->wish.gid >= 0;
+    own->npaths = (uint8_t)d->paths.n;
+    call->paths = d->paths;
+    for (int i = 0; i < d->paths.n; i++) {
+        const struct hr_verbs_path *path = &d->paths.list[i];
+        own->paths[i] = (struct hr_verbs_end){.gid = path->gid, .lid = path->lid, .mtu = path->mtu, .kind = path->kind};
+    }
+    return send(call->source.fd, own, sizeof *own, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof *own;
 }
 
 /* 1: it is whole; 0: not yet; -1: closed. */
@@ -76,27 +95,25 @@ static int hear_open(struct hr_verbs_call *call) {
 }
 
 static int good_open(const struct hr_verbs_open *open) {
-    return open->magic == magic && open->version == VERSION && open->message == HR_VERBS_MESSAGE && open->mtu &&
-           open->mtu <= IBV_MTU_4096 && open->rd_atomic;
+    if (open->magic != magic || open->version != VERSION || open->message != HR_VERBS_MESSAGE || !open->rd_atomic ||
+        open->npaths > HR_VERBS_PATHS)
+        return 0;
+    for (int i = 0; i < open->npaths; i++)
+        if (!open->paths[i].mtu || open->paths[i].mtu > IBV_MTU_4096) return 0;
+    return 1;
 }
 
-/* The socket goes from the call to the endpoint, which is connected. */
-static void up(struct hr_verbs_ep *ep) {
-    struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
-    struct hr_verbs_call *call = ep->call;
-    hr_poll_forget(&d->poll, &call->source);
-    ep->source.fd = call->source.fd;
-    call->source.fd = -1;
-    hr_verbs_call_free(d, call);
-    ep->state = HR_VERBS_UP;
-    if (hr_poll_watch(&d->poll, &ep->source, EPOLLIN | EPOLLRDHUP))
-        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "cannot watch the connection", errno);
-    else
-        hr_verbs_ep_tell(ep, HR_OK);
-}
-
-void hr_verbs_heard(struct hr_verbs_ep *ep) {
-    if (ep->state == HR_VERBS_CALLING && ep->call && ep->call->step == HR_VERBS_READYING) up(ep);
+/* Both have told of themselves. */
+static void go_on(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
+    if (!call->own.npaths || !call->open.npaths) {
+        hr_verbs_ep_fail(call->ep, HR_ERR_UNREACHABLE,
+                         call->own.npaths ? "the peer's RDMA device has no active port"
+                                          : "the RDMA device has no active port any more: rdma link",
+                         0);
+        return;
+    }
+    set_step(d, call, HR_VERBS_TRYING);
+    hr_verbs_try(call);
 }
 
 /* ---- the active side ---- */
@@ -162,7 +179,7 @@ static int active_proving(struct hr_verbs_domain *d, struct hr_verbs_call *call)
     }
     call->step = HR_VERBS_OPENING;
     call->deadline = 0;
-    if (tell_open(call->ep, call->source.fd)) {
+    if (tell_open(d, call)) {
         hr_poll_watch(&d->poll, &call->source, EPOLLIN);
         return 1;
     }
@@ -170,26 +187,15 @@ static int active_proving(struct hr_verbs_domain *d, struct hr_verbs_call *call)
     return 0;
 }
 
-static void active_opening(struct hr_verbs_call *call) {
+static void active_opening(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
     struct hr_verbs_ep *ep = call->ep;
-    char why[160];
     int heard = hear_open(call);
-    if (heard == 0) return;
-    if (heard < 0) {
+    if (heard < 0)
         hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "closed before the connection was open", 0);
-        return;
-    }
-    if (!good_open(&call->open) || call->open.stream != ep->stream) {
+    else if (heard && (!good_open(&call->open) || call->open.stream != ep->stream))
         hr_verbs_ep_fail(ep, HR_ERR_PROTOCOL, "the peer opened another stream or speaks another version", 0);
-        return;
-    }
-    hr_status status = hr_verbs_qp_up(ep, &call->open, why);
-    if (status != HR_OK)
-        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, why, 0);
-    else if (send(call->source.fd, "R", 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1)
-        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "closed before the connection was open", errno);
-    else if (ep->state == HR_VERBS_CALLING)
-        up(ep);
+    else if (heard)
+        go_on(d, call);
 }
 
 /* ---- the passive side ---- */
@@ -248,7 +254,6 @@ void hr_verbs_accept(struct hr_verbs_domain *d, struct hr_listener *listener) {
             continue;
         }
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        call->step = HR_VERBS_PROVING;
         call->deadline = hr_now() + PROVE_TIME;
         hr_handshake_start(&call->hs, d->auth, 0, d->self_id, 0);
         if (hr_poll_watch(&d->poll, &call->source, EPOLLIN)) hr_verbs_call_free(d, call);
@@ -257,19 +262,14 @@ void hr_verbs_accept(struct hr_verbs_domain *d, struct hr_listener *listener) {
 
 /* A caller and the endpoint that it calls have met. */
 static void give(struct hr_verbs_domain *d, struct hr_verbs_call *call, struct hr_verbs_ep *ep) {
-    char why[160];
     call->ep = ep;
-    call->step = HR_VERBS_READYING;
     ep->call = call;
     ep->state = HR_VERBS_CALLING;
-    hr_status status = hr_verbs_qp_open(ep, why);
-    if (status == HR_OK) status = hr_verbs_qp_up(ep, &call->open, why);
-    if (status != HR_OK)
-        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, why, 0);
-    else if (ep->state == HR_VERBS_CALLING && !tell_open(ep, call->source.fd))
-        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "the caller left before the connection was open", 0);
+    hr_poll_watch(&d->poll, &call->source, EPOLLIN);
+    if (tell_open(d, call))
+        go_on(d, call);
     else
-        hr_poll_watch(&d->poll, &call->source, EPOLLIN);
+        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "the caller left before the connection was open", 0);
 }
 
 static int meant(const struct hr_verbs_call *call, const struct hr_verbs_ep *ep) {
@@ -290,10 +290,7 @@ static void park(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
         hr_verbs_call_free(d, call);
         return;
     }
-    call->step = HR_VERBS_PARKED;
-    d->half_open--;
-    d->parked++;
-    hr_verbs_timer_update(d);
+    set_step(d, call, HR_VERBS_PARKED);
     for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next) {
         struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
         if (ep->state != HR_VERBS_WAITING || !meant(call, ep)) continue;
@@ -323,26 +320,24 @@ static void passive_event(struct hr_verbs_domain *d, struct hr_verbs_call *call)
             hr_verbs_call_free(d, call);
         return;
     }
-    ssize_t n = recv(call->source.fd, &byte, 1, MSG_DONTWAIT);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (call->step == HR_VERBS_PARKED)
+    if (recv(call->source.fd, &byte, 1, MSG_DONTWAIT) >= 0 || (errno != EAGAIN && errno != EINTR))
         hr_verbs_call_free(d, call); /* it says nothing until it is answered: whatever comes is its end */
-    else if (n == 1 && byte == 'R')
-        up(call->ep);
-    else
-        hr_verbs_ep_fail(call->ep, HR_ERR_UNREACHABLE, "the caller left before the connection was open", 0);
 }
 
 /* ---- events, deadlines, the vtable's slot ---- */
 
 void hr_verbs_call_event(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
+    if (call->step == HR_VERBS_TRYING) {
+        hr_verbs_try_event(call);
+        return;
+    }
     if (!call->active) {
         passive_event(d, call);
         return;
     }
     if (call->step == HR_VERBS_CONNECTING && !connected(d, call)) return;
     if (call->step == HR_VERBS_PROVING && !active_proving(d, call)) return;
-    if (call->step == HR_VERBS_OPENING) active_opening(call);
+    if (call->step == HR_VERBS_OPENING) active_opening(d, call);
 }
 
 void hr_verbs_calls_tick(struct hr_verbs_domain *d, int64_t now) {
@@ -350,7 +345,9 @@ void hr_verbs_calls_tick(struct hr_verbs_domain *d, int64_t now) {
         struct hr_verbs_call *call = hr_container(l, struct hr_verbs_call, link);
         next = l->next;
         if (!call->deadline || now < call->deadline) continue;
-        if (call->active)
+        if (call->step == HR_VERBS_TRYING)
+            hr_verbs_try_late(call);
+        else if (call->active)
             try_next(d, call, HR_ERR_UNREACHABLE, "no answer", 0);
         else if (call->step == HR_VERBS_PROVING || call->step == HR_VERBS_OPENING)
             hr_verbs_call_free(d, call);
@@ -376,7 +373,6 @@ static uint32_t free_stream(struct hr_verbs_domain *d, const struct hr_verbs_ep 
 static void dial(struct hr_verbs_domain *d, struct hr_verbs_ep *ep, struct hr_verbs_call *call,
                  const union hr_sockaddr *list, int n) {
     int any = d->auth->have_token || d->auth->insecure;
-    char why[160];
     ep->call = call;
     ep->state = HR_VERBS_CALLING;
     call->ep = ep;
@@ -388,10 +384,7 @@ static void dial(struct hr_verbs_domain *d, struct hr_verbs_ep *ep, struct hr_ve
         snprintf(call->why, sizeof call->why,
                  "the peer is on another host and there is no job token: set HRDMA_TOKEN, or HRDMA_INSECURE=1");
     }
-    if (hr_verbs_qp_open(ep, why) != HR_OK)
-        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, why, 0);
-    else
-        try_from(d, call, 0);
+    try_from(d, call, 0);
 }
 
 hr_status hr_verbs_ep_connect(struct hr_ep *base, const void *addr, size_t addr_len, int active) {

@@ -8,6 +8,11 @@
 #include "providers/verbs/verbs.h"
 
 /* A serial number is index and generation, so that a completion that was late does not reach a successor. */
+void hr_verbs_ep_renew(struct hr_verbs_ep *ep) {
+    uint32_t i = ep->serial % HR_VERBS_EPS;
+    ep->serial = ++hr_verbs_domain_of(&ep->base)->generation[i] << 12 | i;
+}
+
 hr_status hr_verbs_ep_create(struct hr_domain *domain, uint64_t peer_id, void *ctx, struct hr_ep **ep_p) {
     struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
     struct hr_verbs_ep *ep;
@@ -17,8 +22,9 @@ hr_status hr_verbs_ep_create(struct hr_domain *domain, uint64_t peer_id, void *c
     ep->base = (struct hr_ep){.domain = domain, .ctx = ctx, .peer_id = peer_id};
     ep->source = (struct hr_source){.kind = HR_VERBS_EP, .fd = -1};
     ep->dscp = ep->priority = -1;
-    ep->serial = ++d->generation[i] << 12 | i;
+    ep->serial = i;
     d->table[i] = ep;
+    hr_verbs_ep_renew(ep);
     hr_list_init(&ep->ready);
     hr_list_init(&ep->end);
     hr_list_init(&ep->queue);
@@ -63,6 +69,20 @@ static void hang_up(struct hr_verbs_ep *ep) {
     hr_list_remove(&ep->end);
     hr_verbs_qp_break(ep);
     hr_verbs_timer_update(d);
+}
+
+void hr_verbs_ep_up(struct hr_verbs_ep *ep) {
+    struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
+    struct hr_verbs_call *call = ep->call;
+    hr_poll_forget(&d->poll, &call->source);
+    ep->source.fd = call->source.fd;
+    call->source.fd = -1;
+    hr_verbs_call_free(d, call);
+    ep->state = HR_VERBS_UP;
+    if (hr_poll_watch(&d->poll, &ep->source, EPOLLIN | EPOLLRDHUP))
+        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "cannot watch the connection", errno);
+    else
+        hr_verbs_ep_tell(ep, HR_OK);
 }
 
 void hr_verbs_ep_fail(struct hr_verbs_ep *ep, hr_status status, const char *what, int error) {

@@ -55,7 +55,7 @@ void hr_verbs_timer_update(struct hr_verbs_domain *d) {
     d->tick = tick;
 }
 
-/* Nothing is said on this socket any more, but for the byte that was overtaken by the first message. */
+/* Nothing is said on this socket any more, but for the word that was overtaken by the first message. */
 static void ep_event(struct hr_verbs_ep *ep) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
     char bytes[16];
@@ -67,10 +67,14 @@ static void ep_event(struct hr_verbs_ep *ep) {
 
 static void async_event(struct hr_verbs_domain *d) {
     struct ibv_async_event event;
+    char ignored[256];
     if (d->verbs->get_async_event(d->ctx, &event)) return;
-    int fatal = event.event_type == IBV_EVENT_DEVICE_FATAL;
+    enum ibv_event_type type = event.event_type;
     d->verbs->ack_async_event(&event);
-    if (!fatal) return; /* a queue pair's faults come as completions as well */
+    if (type == IBV_EVENT_PORT_ACTIVE || type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_LID_CHANGE ||
+        type == IBV_EVENT_GID_CHANGE) /* for connections to come: those that stand are judged by their packets */
+        hr_verbs_paths_scan(&d->wish, d->verbs, d->ctx, d->attr.phys_port_cnt, &d->paths, ignored);
+    if (type != IBV_EVENT_DEVICE_FATAL) return; /* a queue pair's faults come as completions as well */
     for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next) {
         struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
         if (ep->state != HR_VERBS_NEW) hr_verbs_ep_fail(ep, HR_ERR_PEER_LOST, "the device is gone", 0);
@@ -150,7 +154,10 @@ static int run_completions(struct hr_verbs_domain *d, int budget) {
     while (n < budget && refill(d)) {
         struct ibv_wc found = d->stash[d->stash_at], *wc = &found; /* a callback may fetch more */
         struct hr_verbs_ep *ep = hr_verbs_ep_find(d, wc->wr_id);
-        if (ep && wc->status == IBV_WC_SUCCESS) hr_verbs_heard(ep);
+        if (ep && ep->state == HR_VERBS_CALLING && hr_verbs_try_completion(ep, wc)) {
+            d->stash_at++;
+            continue;
+        }
         if (ep && ep->told && ep->tell == HR_OK) { /* first things first; the completion comes next */
             n += tell(ep);
             continue;
@@ -167,6 +174,7 @@ static int run_one_ready(struct hr_verbs_ep *ep, int budget) {
     int n = 0;
     hr_list_remove(&ep->ready);
     n += tell(ep);
+    if (ep->call && ep->call->step == HR_VERBS_TRYING) hr_verbs_try_greet(ep->call);
     if (ep->state != HR_VERBS_UP) return n;
     hr_verbs_repost(ep);
     if (ep->state == HR_VERBS_UP) hr_verbs_answer(ep);

@@ -86,6 +86,18 @@ int hr_verbs_send_control(struct hr_verbs_ep *ep, enum hr_verbs_kind kind, uint3
     return 1;
 }
 
+/* It needs no room of the peer's, as nothing else is under way yet. */
+int hr_verbs_send_hello(struct hr_verbs_ep *ep, uint32_t len) {
+    struct hr_verbs_prefix prefix = {.kind = HR_VERBS_HELLO, .len = len};
+    struct ibv_sge sge = {.length = (uint32_t)sizeof prefix + len, .lkey = ep->slab_mr->lkey};
+    struct ibv_send_wr wr = {.opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1};
+    struct hr_verbs_wqe wqe = {.work = HR_VERBS_W_COPY, .slots = 1, .ctl = 1};
+    uint8_t *slot = hr_verbs_slot(ep, ep->slot_tail);
+    memcpy(slot, &prefix, sizeof prefix);
+    sge.addr = (uintptr_t)slot;
+    return hr_verbs_post(ep, &wr, &wqe, 1) == 1;
+}
+
 void hr_verbs_give_room(struct hr_verbs_ep *ep) {
     if (ep->owed >= HR_VERBS_RECVS / 2) hr_verbs_send_control(ep, HR_VERBS_CREDIT, 0);
 }

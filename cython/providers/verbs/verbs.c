@@ -28,7 +28,7 @@ static hr_status parse_option(struct hr_verbs_domain *d, const char *key, const 
     int known = hr_verbs_inject_option(&d->inject, key, value, detail);
     if (known) return known > 0 ? HR_OK : HR_ERR_INVALID;
     if (strcmp(key, "gid") == 0 && size >= 0 && size < 256) {
-        d->gid_index = (int)size;
+        d->wish.gid = (int)size;
         return HR_OK;
     }
     if (strcmp(key, "pin") == 0 && size >= 0) {
@@ -40,7 +40,8 @@ static hr_status parse_option(struct hr_verbs_domain *d, const char *key, const 
                  *key == 'g' ? "an index of the port's GID table, 0 to 255" : "a size in bytes such as 64M");
     else
         snprintf(detail, 256,
-                 "verbs has no option '%.60s'; it has gid, pin, wc_error, wc_status, errno, fault_seed, fault_budget",
+                 "verbs has no option '%.60s'; it has gid, pin, wc_error, wc_status, errno, reg_errno, deaf, narrow, "
+                 "fault_seed, fault_budget",
                  key);
     return HR_ERR_INVALID;
 }
@@ -73,12 +74,14 @@ static void domain_close(struct hr_domain *domain) {
     hr_verbs_device_close(d);
     free(d->listeners);
     free(d->ifaces);
+    free(d->wish.ifname);
     free(d->stash);
     free(d);
 }
 
 static hr_status open_parts(struct hr_verbs_domain *d, const struct hr_domain_params *params, char detail[256]) {
     hr_status status = parse_options(d, params->options, detail);
+    if (!status && params->ifname && !(d->wish.ifname = strdup(params->ifname))) status = HR_ERR_NOMEM;
     if (!status) status = hr_verbs_device_open(d, params->device, detail);
     if (status) return status;
     if ((d->nifaces = hr_ifaces_scan(&d->ifaces)) < 0) {
@@ -112,7 +115,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     d->base = (struct hr_domain){.ops = self, .sink = params->sink, .owner = params->owner};
     d->auth = params->auth;
     d->self_id = params->self_id;
-    d->gid_index = -1;
+    d->wish.gid = -1;
     d->pin = PIN;
     d->inject = (struct hr_verbs_inject){.status = IBV_WC_RETRY_EXC_ERR, .seed = 1, .budget = UINT64_MAX};
     d->poll.fd = -1;
@@ -146,10 +149,10 @@ static size_t domain_address(struct hr_domain *domain, void *addr) {
 
 static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
     struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
-    char gid[64], at[HR_SOCKADDR_TEXT];
-    hr_verbs_gid_text(&d->gid, gid);
-    snprintf(text, size, "%s port %d, GID %d %s, MTU %d, called at %s", d->ctx->device->name, d->port, d->gid_index,
-             gid, 128 << d->port_attr.active_mtu, hr_sockaddr_text(&d->listeners[0].at, at));
+    char path[160] = "no active port", at[HR_SOCKADDR_TEXT];
+    if (d->used.port || d->paths.n) hr_verbs_path_text(d->used.port ? &d->used : &d->paths.list[0], path);
+    snprintf(text, size, "%.60s, %s: %s, of %d; called at %s%s%s", d->ctx->device->name, d->reason, path, d->paths.n,
+             hr_sockaddr_text(&d->listeners[0].at, at), *d->fallback ? "; left: " : "", d->fallback);
 }
 
 const struct hr_provider hr_provider_verbs = {
