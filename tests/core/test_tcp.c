@@ -185,7 +185,7 @@ TEST(silent_strangers_do_not_lock_out_a_peer) {
         REQUIRE(!connect(fds[i], (void *)&at, sizeof at));
     }
     rig_pump(&a, &b, 50);
-    CHECK_EQ(((struct hr_tcp_domain *)b.domain)->half_open, 256);
+    CHECK_EQ(((struct hr_tcp_domain *)b.domain)->door.half_open, 256);
     /* Full, it must not keep a sleeper awake. */
     struct pollfd pfd = {.fd = tcp->event_fd(b.domain), .events = POLLIN};
     int woken = 0;

@@ -39,8 +39,8 @@ size_t hr_tcp_address_write(const struct hr_tcp_domain *d, void *bytes) {
     p[0] = VERSION;
     p[1] = 0;
     memcpy(p + 2, &d->host_id, 8);
-    for (int i = 0; i < d->nlisteners; i++) {
-        const union hr_sockaddr *at = &d->listeners[i].at;
+    for (int i = 0; i < d->door.nlisteners; i++) {
+        const union hr_sockaddr *at = &d->door.listeners[i].at;
         if ((size_t)(e - p) + hr_sockaddr_size(at) > HR_MAX_ADDR) continue;
         e = hr_sockaddr_write(at, e);
         p[1]++;

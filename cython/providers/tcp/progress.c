@@ -39,7 +39,7 @@ void hr_tcp_ep_ready(struct hr_tcp_ep *ep) {
 }
 
 void hr_tcp_timer_update(struct hr_tcp_domain *d) {
-    int on = d->dialing || d->half_open || d->accept_paused;
+    int on = d->dialing || hr_door_busy(&d->door);
     if (on == d->timer_on) return;
     struct timespec tick = {.tv_nsec = on ? TICK : 0};
     struct itimerspec spec = {.it_interval = tick, .it_value = tick};
@@ -51,7 +51,7 @@ static void tick(struct hr_tcp_domain *d) {
     uint64_t expired;
     if (read(d->timer.fd, &expired, sizeof expired) < 0) return;
     int64_t now = hr_now();
-    hr_tcp_callers_tick(d, now);
+    hr_door_tick(&d->door, now);
     if (!d->dialing) return;
     for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next)
         hr_tcp_dial_tick(hr_container(l, struct hr_tcp_ep, link), now);
@@ -78,8 +78,8 @@ static int run_events(struct hr_tcp_domain *d, int budget) {
     while (n < budget && (source = hr_poll_next(&d->poll, &bits))) {
         switch (source->kind) {
         case HR_TCP_EP: n += ep_event(hr_container(source, struct hr_tcp_ep, source), bits, budget - n); break;
-        case HR_TCP_LISTENER: hr_tcp_accept(d, hr_container(source, struct hr_listener, source)); break;
-        case HR_TCP_CALLER: hr_tcp_caller_event(d, hr_container(source, struct hr_tcp_caller, source)); break;
+        case HR_TCP_LISTENER: hr_door_accept(&d->door, hr_container(source, struct hr_listener, source)); break;
+        case HR_TCP_CALLER: hr_door_event(&d->door, hr_container(source, struct hr_caller, source)); break;
         case HR_TCP_TIMER: tick(d); break;
         case HR_TCP_WAKE: eventfd_read(source->fd, &count); break;
         }

@@ -83,12 +83,10 @@ static hr_status parse_options(struct hr_tcp_options *opt, const char *text, cha
 
 static void domain_close(struct hr_domain *domain) {
     struct hr_tcp_domain *d = (struct hr_tcp_domain *)domain;
-    hr_tcp_callers_close(d);
-    for (int i = 0; i < d->nlisteners; i++) hr_tcp_unwatch(d, &d->listeners[i].source);
+    hr_door_close(&d->door);
     hr_tcp_unwatch(d, &d->timer);
     hr_tcp_unwatch(d, &d->wake);
     if (d->poll.fd >= 0) close(d->poll.fd);
-    free(d->listeners);
     free(d->ifaces);
     free(d->regions);
     free(d->scratch);
@@ -145,7 +143,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     d->wake = (struct hr_source){.kind = HR_TCP_WAKE, .fd = -1};
     hr_list_init(&d->eps);
     hr_list_init(&d->ready);
-    hr_list_init(&d->callers);
+    hr_list_init(&d->door.callers);
     detail[0] = 0;
     hr_status status = open_parts(d, params, detail);
     if (status) {
@@ -164,9 +162,9 @@ static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
     struct hr_tcp_domain *d = (struct hr_tcp_domain *)domain;
     char at[HR_SOCKADDR_TEXT];
     size_t used = 0;
-    for (int i = 0; i < d->nlisteners && used < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s%s %s", i ? ", " : "", d->listeners[i].name,
-                                 hr_sockaddr_text(&d->listeners[i].at, at));
+    for (int i = 0; i < d->door.nlisteners && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s %s", i ? ", " : "", d->door.listeners[i].name,
+                                 hr_sockaddr_text(&d->door.listeners[i].at, at));
     if (used < size)
         snprintf(text + used, size - used, "; congestion control: %s on this host, %s to others",
                  *d->cc_local ? d->cc_local : "system", *d->cc_remote ? d->cc_remote : "system");

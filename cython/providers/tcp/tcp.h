@@ -19,8 +19,7 @@
 
 #include "hr/auth.h"
 #include "hr/clock.h"
-#include "hr/list.h"
-#include "hr/net.h"
+#include "hr/door.h"
 #include "hr/provider.h"
 #include "providers/tcp/wire.h"
 
@@ -31,19 +30,6 @@ struct hr_tcp_options {
     char cc[16];           /* congestion control: "auto", "system", or a kernel name */
     int sndbuf, rcvbuf;    /* bytes; 0: the kernel tunes them */
     unsigned user_timeout; /* seconds without progress after which the kernel gives a connection up */
-};
-
-/* A caller that was accepted and has no endpoint yet. */
-enum hr_tcp_caller_step { HR_TCP_PROVING, HR_TCP_OPENING, HR_TCP_PARKED };
-struct hr_tcp_caller {
-    struct hr_source source;
-    struct hr_link link; /* domain.callers */
-    enum hr_tcp_caller_step step;
-    struct hr_handshake hs;
-    struct hr_tcp_open open;
-    uint32_t have;    /* bytes of open */
-    int64_t deadline; /* until parked */
-    union hr_sockaddr from;
 };
 
 /* Registered memory that peers may reach. A key is index and generation: it never comes back. */
@@ -69,17 +55,13 @@ struct hr_tcp_domain {
         host_id; /* boot and network namespace: the same where a loopback address reaches the same stack; 0 unknown */
     struct hr_iface *ifaces;
     int nifaces;
-    struct hr_listener *listeners;
-    int nlisteners;
     struct hr_poll poll;
     struct hr_source timer, wake; /* wake: an eventfd that tells a sleeper of the ready list */
     int in_progress;
     int timer_on;
-    struct hr_link eps, ready, callers;
-    int dialing;   /* endpoints on their way to being connected */
-    int half_open; /* callers that have not proved the key yet */
-    int parked;    /* callers that have, and wait for an endpoint */
-    int accept_paused;
+    struct hr_door door;
+    struct hr_link eps, ready;
+    int dialing; /* endpoints on their way to being connected */
     unsigned turn, misses;
     struct hr_tcp_region *regions;
     uint32_t nregions, free_region; /* free_region: index + 1, 0 none */
@@ -206,10 +188,6 @@ hr_status hr_tcp_cc_resolve(struct hr_tcp_domain *d, char detail[256]);
 
 /* accept.c */
 hr_status hr_tcp_listen(struct hr_tcp_domain *d, char detail[256]);
-void hr_tcp_accept(struct hr_tcp_domain *d, struct hr_listener *listener);
-void hr_tcp_caller_event(struct hr_tcp_domain *d, struct hr_tcp_caller *caller);
-void hr_tcp_callers_tick(struct hr_tcp_domain *d, int64_t now);
-void hr_tcp_callers_close(struct hr_tcp_domain *d);
 /* Hands over a caller that waits for this endpoint: 1, or 0 when there is none. */
 int hr_tcp_pair(struct hr_tcp_domain *d, struct hr_tcp_ep *ep);
 

@@ -44,8 +44,8 @@ int hr_verbs_call_addresses(struct hr_verbs_domain *d, union hr_sockaddr *list, 
 size_t hr_verbs_address_write(const struct hr_verbs_domain *d, void *bytes) {
     uint8_t *p = bytes, *e = p + 2;
     p[0] = VERSION;
-    p[1] = (uint8_t)d->nlisteners;
-    for (int i = 0; i < d->nlisteners; i++) e = hr_sockaddr_write(&d->listeners[i].at, e);
+    p[1] = (uint8_t)d->door.nlisteners;
+    for (int i = 0; i < d->door.nlisteners; i++) e = hr_sockaddr_write(&d->door.listeners[i].at, e);
     return (size_t)(e - p);
 }
 

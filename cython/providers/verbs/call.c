@@ -24,43 +24,31 @@
 
 #include "providers/verbs/verbs.h"
 
-#define FIRST_TRY (1500 * HR_VERBS_MS) /* for an address, when there are others */
-#define PROVE_TIME (5000 * HR_VERBS_MS)
-enum { MAX_HALF_OPEN = 256, MAX_PARKED = 4096, ACCEPTS = 16 };
+#define FIRST_TRY (1500 * HR_VERBS_MS)             /* for an address, when there are others */
 static const uint64_t magic = 0x6e65706f62767268u; /* "hrvbopen" */
 enum { VERSION = 2 };
 
 /* ---- both sides ---- */
 
-static int *count_of(struct hr_verbs_domain *d, const struct hr_verbs_call *call) {
-    if (call->active || call->step == HR_VERBS_TRYING) return &d->calling;
-    return call->step == HR_VERBS_PARKED ? &d->parked : &d->half_open;
-}
-
-static void set_step(struct hr_verbs_domain *d, struct hr_verbs_call *call, enum hr_verbs_step step) {
-    --*count_of(d, call);
-    call->step = step;
-    ++*count_of(d, call);
-    hr_verbs_timer_update(d);
-}
-
 void hr_verbs_call_free(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
-    --*count_of(d, call);
-    if (call->ep) call->ep->call = NULL;
+    d->calling--;
+    call->ep->call = NULL;
     hr_list_remove(&call->link);
     hr_verbs_unwatch(d, &call->source);
     free(call);
     hr_verbs_timer_update(d);
 }
 
-static struct hr_verbs_call *call_new(struct hr_verbs_domain *d, int active, int fd) {
+static struct hr_verbs_call *call_new(struct hr_verbs_domain *d, struct hr_verbs_ep *ep, int fd) {
     struct hr_verbs_call *call = calloc(1, sizeof *call);
     if (!call) return NULL;
     call->source = (struct hr_source){.kind = HR_VERBS_CALL, .fd = fd};
-    call->active = active;
-    call->step = active ? HR_VERBS_CONNECTING : HR_VERBS_PROVING;
+    call->active = ep->active;
+    call->ep = ep;
+    ep->call = call;
+    ep->state = HR_VERBS_CALLING;
     hr_list_push(&d->calls, &call->link);
-    ++*count_of(d, call);
+    d->calling++;
     hr_verbs_timer_update(d);
     return call;
 }
@@ -104,7 +92,7 @@ static int good_open(const struct hr_verbs_open *open) {
 }
 
 /* Both have told of themselves. */
-static void go_on(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
+static void go_on(struct hr_verbs_call *call) {
     if (!call->own.npaths || !call->open.npaths) {
         hr_verbs_ep_fail(call->ep, HR_ERR_UNREACHABLE,
                          call->own.npaths ? "the peer's RDMA device has no active port"
@@ -112,7 +100,7 @@ static void go_on(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
                          0);
         return;
     }
-    set_step(d, call, HR_VERBS_TRYING);
+    call->step = HR_VERBS_TRYING;
     hr_verbs_try(call);
 }
 
@@ -165,7 +153,7 @@ static int connected(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
     return 1;
 }
 
-static int active_proving(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
+static int proving(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
     int want_write = 0;
     hr_status status = hr_handshake_step(&call->hs, call->source.fd, &want_write);
     if (status == HR_AGAIN) {
@@ -187,7 +175,7 @@ static int active_proving(struct hr_verbs_domain *d, struct hr_verbs_call *call)
     return 0;
 }
 
-static void active_opening(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
+static void opening(struct hr_verbs_call *call) {
     struct hr_verbs_ep *ep = call->ep;
     int heard = hear_open(call);
     if (heard < 0)
@@ -195,133 +183,81 @@ static void active_opening(struct hr_verbs_domain *d, struct hr_verbs_call *call
     else if (heard && (!good_open(&call->open) || call->open.stream != ep->stream))
         hr_verbs_ep_fail(ep, HR_ERR_PROTOCOL, "the peer opened another stream or speaks another version", 0);
     else if (heard)
-        go_on(d, call);
+        go_on(call);
 }
 
 /* ---- the passive side ---- */
 
-static hr_status listen_at(struct hr_verbs_domain *d, const union hr_sockaddr *at, char detail[256]) {
-    struct hr_listener *listener = &d->listeners[d->nlisteners];
-    char text[HR_SOCKADDR_TEXT];
-    *listener = (struct hr_listener){.source = {.kind = HR_VERBS_LISTENER, .fd = -1}, .at = *at};
-    listener->source.fd = hr_socket_open(at->sa.sa_family);
-    if (listener->source.fd < 0 || hr_socket_listen(listener->source.fd, &listener->at) ||
-        hr_poll_watch(&d->poll, &listener->source, EPOLLIN)) {
-        snprintf(detail, 256, "verbs: cannot listen on %s: %s", hr_sockaddr_text(at, text), strerror(errno));
-        hr_verbs_unwatch(d, &listener->source);
-        return HR_ERR_NO_DEVICE;
-    }
-    d->nlisteners++;
-    return HR_OK;
+static struct hr_verbs_domain *domain_of(struct hr_door *door) {
+    return hr_container(door, struct hr_verbs_domain, door);
 }
 
-hr_status hr_verbs_listen(struct hr_verbs_domain *d, char detail[256]) {
-    union hr_sockaddr list[HR_VERBS_ADDRESSES];
-    int n = hr_verbs_call_addresses(d, list, HR_VERBS_ADDRESSES);
-    d->listeners = calloc(HR_VERBS_ADDRESSES, sizeof *d->listeners);
-    if (!d->listeners) return HR_ERR_NOMEM;
-    snprintf(detail, 256,
-             "verbs: the device's network has no address of this host: ip address add ... to its interface");
-    for (int i = 0; i < n; i++)
-        listen_at(d, &list[i], detail); /* one that cannot be used yet is made up for by others */
-    return d->nlisteners ? HR_OK : HR_ERR_NO_DEVICE;
+static int prepare(struct hr_door *door, int fd, int local) {
+    int one = 1;
+    (void)door, (void)local;
+    return setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 }
 
-static void pause_accepting(struct hr_verbs_domain *d, int pause) {
-    for (int i = 0; i < d->nlisteners; i++) hr_poll_watch(&d->poll, &d->listeners[i].source, pause ? 0 : EPOLLIN);
-}
-
-void hr_verbs_accept(struct hr_verbs_domain *d, struct hr_listener *listener) {
-    for (int i = 0; i < ACCEPTS; i++) {
-        union hr_sockaddr from;
-        int one = 1, fd;
-        if (d->half_open >= MAX_HALF_OPEN) {
-            pause_accepting(d, 1); /* until the next tick of the timer, which runs while there are callers */
-            return;
-        }
-        fd = hr_socket_accept(listener->source.fd, &from);
-        if (fd == -1) return;
-        if (fd < 0) {
-            pause_accepting(d, 1);
-            d->starved = 1;
-            hr_verbs_timer_update(d);
-            return;
-        }
-        struct hr_verbs_call *call = NULL;
-        if ((!hr_ifaces_own(d->ifaces, d->nifaces, &from) && !d->auth->have_token && !d->auth->insecure) ||
-            !(call = call_new(d, 0, fd))) {
-            close(fd);
-            continue;
-        }
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        call->deadline = hr_now() + PROVE_TIME;
-        hr_handshake_start(&call->hs, d->auth, 0, d->self_id, 0);
-        if (hr_poll_watch(&d->poll, &call->source, EPOLLIN)) hr_verbs_call_free(d, call);
-    }
+static int good(const void *open, uint32_t *stream_p) {
+    *stream_p = ((const struct hr_verbs_open *)open)->stream;
+    return good_open(open);
 }
 
 /* A caller and the endpoint that it calls have met. */
-static void give(struct hr_verbs_domain *d, struct hr_verbs_call *call, struct hr_verbs_ep *ep) {
-    call->ep = ep;
-    ep->call = call;
-    ep->state = HR_VERBS_CALLING;
-    hr_poll_watch(&d->poll, &call->source, EPOLLIN);
-    if (tell_open(d, call))
-        go_on(d, call);
+static void give(struct hr_verbs_domain *d, struct hr_caller *caller, struct hr_verbs_ep *ep) {
+    struct hr_verbs_open open;
+    memcpy(&open, caller->open, sizeof open);
+    int fd = hr_door_take(&d->door, caller);
+    struct hr_verbs_call *call = call_new(d, ep, fd);
+    if (!call) {
+        close(fd);
+        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "no memory for the connection", 0);
+        return;
+    }
+    call->open = open;
+    if (hr_poll_watch(&d->poll, &call->source, EPOLLIN) == 0 && tell_open(d, call))
+        go_on(call);
     else
         hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "the caller left before the connection was open", 0);
 }
 
-static int meant(const struct hr_verbs_call *call, const struct hr_verbs_ep *ep) {
-    return call->hs.peer_id == ep->base.peer_id && call->open.stream == ep->stream;
-}
-
-/* An older caller for the same stream was given up by the peer. */
-static void park(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
-    for (struct hr_link *l = d->calls.next; l != &d->calls; l = l->next) {
-        struct hr_verbs_call *old = hr_container(l, struct hr_verbs_call, link);
-        if (old->step != HR_VERBS_PARKED || old->hs.peer_id != call->hs.peer_id ||
-            old->open.stream != call->open.stream)
-            continue;
-        hr_verbs_call_free(d, old);
-        break;
-    }
-    if (d->parked >= MAX_PARKED) {
-        hr_verbs_call_free(d, call);
-        return;
-    }
-    set_step(d, call, HR_VERBS_PARKED);
+static void waits(struct hr_door *door, struct hr_caller *caller) {
+    struct hr_verbs_domain *d = domain_of(door);
     for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next) {
         struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
-        if (ep->state != HR_VERBS_WAITING || !meant(call, ep)) continue;
-        give(d, call, ep);
+        if (ep->state != HR_VERBS_WAITING || ep->base.peer_id != caller->hs.peer_id || ep->stream != caller->stream)
+            continue;
+        give(d, caller, ep);
         return;
     }
 }
 
-static void passive_event(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
-    int want_write = 0, heard;
-    char byte;
-    if (call->step == HR_VERBS_PROVING) {
-        hr_status status = hr_handshake_step(&call->hs, call->source.fd, &want_write);
-        if (status == HR_AGAIN)
-            hr_poll_watch(&d->poll, &call->source, want_write ? EPOLLOUT : EPOLLIN);
-        else if (status != HR_OK)
-            hr_verbs_call_free(d, call);
-        if (status != HR_OK) return;
-        call->step = HR_VERBS_OPENING;
-        hr_poll_watch(&d->poll, &call->source, EPOLLIN);
-    }
-    if (call->step == HR_VERBS_OPENING) {
-        heard = hear_open(call);
-        if (heard > 0 && good_open(&call->open))
-            park(d, call);
-        else if (heard)
-            hr_verbs_call_free(d, call);
-        return;
-    }
-    if (recv(call->source.fd, &byte, 1, MSG_DONTWAIT) >= 0 || (errno != EAGAIN && errno != EINTR))
-        hr_verbs_call_free(d, call); /* it says nothing until it is answered: whatever comes is its end */
+static void changed(struct hr_door *door) { hr_verbs_timer_update(domain_of(door)); }
+
+hr_status hr_verbs_listen(struct hr_verbs_domain *d, char detail[256]) {
+    struct hr_door *door = &d->door;
+    union hr_sockaddr list[HR_VERBS_ADDRESSES];
+    int n = hr_verbs_call_addresses(d, list, HR_VERBS_ADDRESSES);
+    char text[HR_SOCKADDR_TEXT];
+    _Static_assert(sizeof(struct hr_verbs_open) <= HR_OPEN_BYTES, "fits into a caller");
+    door->poll = &d->poll;
+    door->auth = d->auth;
+    door->self_id = d->self_id;
+    door->ifaces = d->ifaces;
+    door->nifaces = d->nifaces;
+    door->listener_kind = HR_VERBS_LISTENER;
+    door->caller_kind = HR_VERBS_CALLER;
+    door->open_len = sizeof(struct hr_verbs_open);
+    door->prepare = prepare;
+    door->good = good;
+    door->waits = waits;
+    door->changed = changed;
+    snprintf(detail, 256,
+             "verbs: the device's network has no address of this host: ip address add ... to its interface");
+    for (int i = 0; i < n; i++)
+        if (hr_door_listen(door, &list[i], "", HR_VERBS_ADDRESSES))
+            snprintf(detail, 256, "verbs: cannot listen on %s: %s", hr_sockaddr_text(&list[i], text), strerror(errno));
+    return door->nlisteners ? HR_OK : HR_ERR_NO_DEVICE;
 }
 
 /* ---- events, deadlines, the vtable's slot ---- */
@@ -331,13 +267,9 @@ void hr_verbs_call_event(struct hr_verbs_domain *d, struct hr_verbs_call *call) 
         hr_verbs_try_event(call);
         return;
     }
-    if (!call->active) {
-        passive_event(d, call);
-        return;
-    }
     if (call->step == HR_VERBS_CONNECTING && !connected(d, call)) return;
-    if (call->step == HR_VERBS_PROVING && !active_proving(d, call)) return;
-    if (call->step == HR_VERBS_OPENING) active_opening(d, call);
+    if (call->step == HR_VERBS_PROVING && !proving(d, call)) return;
+    if (call->step == HR_VERBS_OPENING) opening(call);
 }
 
 void hr_verbs_calls_tick(struct hr_verbs_domain *d, int64_t now) {
@@ -347,13 +279,10 @@ void hr_verbs_calls_tick(struct hr_verbs_domain *d, int64_t now) {
         if (!call->deadline || now < call->deadline) continue;
         if (call->step == HR_VERBS_TRYING)
             hr_verbs_try_late(call);
-        else if (call->active)
+        else
             try_next(d, call, HR_ERR_UNREACHABLE, "no answer", 0);
-        else if (call->step == HR_VERBS_PROVING || call->step == HR_VERBS_OPENING)
-            hr_verbs_call_free(d, call);
     }
-    d->starved = 0;
-    if (d->half_open < MAX_HALF_OPEN) pause_accepting(d, 0);
+    hr_door_tick(&d->door, now);
 }
 
 /* As many endpoints as one likes may reach one peer: they are told apart by a number, the lowest that no other endpoint
@@ -370,12 +299,8 @@ static uint32_t free_stream(struct hr_verbs_domain *d, const struct hr_verbs_ep 
     }
 }
 
-static void dial(struct hr_verbs_domain *d, struct hr_verbs_ep *ep, struct hr_verbs_call *call,
-                 const union hr_sockaddr *list, int n) {
+static void dial(struct hr_verbs_domain *d, struct hr_verbs_call *call, const union hr_sockaddr *list, int n) {
     int any = d->auth->have_token || d->auth->insecure;
-    ep->call = call;
-    ep->state = HR_VERBS_CALLING;
-    call->ep = ep;
     call->worst = HR_ERR_UNREACHABLE;
     for (int i = 0; i < n; i++)
         if (any || hr_ifaces_own(d->ifaces, d->nifaces, &list[i])) call->list[call->n++] = list[i];
@@ -398,17 +323,13 @@ hr_status hr_verbs_ep_connect(struct hr_ep *base, const void *addr, size_t addr_
     ep->stream = free_stream(d, ep, active);
     hr_verbs_inject_start(&d->inject, &ep->inject, d->self_id, base->peer_id, ep->stream);
     if (active) {
-        struct hr_verbs_call *call = call_new(d, 1, -1);
+        struct hr_verbs_call *call = call_new(d, ep, -1);
         if (!call) return HR_ERR_NOMEM;
-        dial(d, ep, call, list, n);
+        dial(d, call, list, n);
         return HR_OK;
     }
     ep->state = HR_VERBS_WAITING;
-    for (struct hr_link *l = d->calls.next; l != &d->calls; l = l->next) {
-        struct hr_verbs_call *call = hr_container(l, struct hr_verbs_call, link);
-        if (call->step != HR_VERBS_PARKED || !meant(call, ep)) continue;
-        give(d, call, ep);
-        break;
-    }
+    struct hr_caller *caller = hr_door_find(&d->door, base->peer_id, ep->stream);
+    if (caller) give(d, caller, ep);
     return HR_OK;
 }

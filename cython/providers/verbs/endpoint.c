@@ -60,11 +60,7 @@ void hr_verbs_ep_tell(struct hr_verbs_ep *ep, hr_status status) {
 /* Lets go of the connection; the queue pair, which may be what is being looked at, stays. */
 static void hang_up(struct hr_verbs_ep *ep) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
-    if (ep->call) {
-        ep->call->ep = NULL;
-        hr_verbs_call_free(d, ep->call);
-        ep->call = NULL;
-    }
+    if (ep->call) hr_verbs_call_free(d, ep->call);
     hr_verbs_unwatch(d, &ep->source);
     hr_list_remove(&ep->end);
     hr_verbs_qp_break(ep);

@@ -47,7 +47,7 @@ void hr_verbs_ep_ready(struct hr_verbs_ep *ep) {
 }
 
 void hr_verbs_timer_update(struct hr_verbs_domain *d) {
-    int64_t tick = !hr_list_empty(&d->ending) ? TICK : d->calling || d->half_open || d->starved ? SLOW_TICK : 0;
+    int64_t tick = !hr_list_empty(&d->ending) ? TICK : d->calling || hr_door_busy(&d->door) ? SLOW_TICK : 0;
     if (tick == d->tick) return;
     struct timespec every = {.tv_nsec = tick};
     struct itimerspec spec = {.it_interval = every, .it_value = every};
@@ -94,7 +94,8 @@ static void look(struct hr_verbs_domain *d) {
     hr_poll_fetch(&d->poll);
     while ((source = hr_poll_next(&d->poll, &bits))) {
         switch (source->kind) {
-        case HR_VERBS_LISTENER: hr_verbs_accept(d, hr_container(source, struct hr_listener, source)); break;
+        case HR_VERBS_LISTENER: hr_door_accept(&d->door, hr_container(source, struct hr_listener, source)); break;
+        case HR_VERBS_CALLER: hr_door_event(&d->door, hr_container(source, struct hr_caller, source)); break;
         case HR_VERBS_CALL: hr_verbs_call_event(d, hr_container(source, struct hr_verbs_call, source)); break;
         case HR_VERBS_EP: ep_event(hr_container(source, struct hr_verbs_ep, source)); break;
         case HR_VERBS_TIMER:
@@ -214,7 +215,7 @@ int hr_verbs_progress(struct hr_domain *domain, int budget, struct hr_ep *hint) 
     d->in_progress = 1;
     if (!hr_list_empty(&d->ready)) n += run_ready(d, budget);
     if (n < budget) n += run_completions(d, budget - n);
-    if (d->look || d->calling || d->half_open || d->parked || ++d->turn % LOOK_EVERY == 0) {
+    if (d->look || d->calling || d->door.half_open || d->door.parked || ++d->turn % LOOK_EVERY == 0) {
         d->look = 0;
         look(d);
     }

@@ -63,8 +63,7 @@ static hr_status parse_options(struct hr_verbs_domain *d, const char *text, char
 
 static void domain_close(struct hr_domain *domain) {
     struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
-    while (!hr_list_empty(&d->calls)) hr_verbs_call_free(d, hr_container(d->calls.next, struct hr_verbs_call, link));
-    for (int i = 0; i < d->nlisteners; i++) hr_verbs_unwatch(d, &d->listeners[i].source);
+    hr_door_close(&d->door);
     hr_poll_forget(&d->poll, &d->comp); /* the device's own descriptors */
     hr_poll_forget(&d->poll, &d->async);
     hr_verbs_unwatch(d, &d->timer);
@@ -72,7 +71,6 @@ static void domain_close(struct hr_domain *domain) {
     if (d->poll.fd >= 0) close(d->poll.fd);
     hr_verbs_mem_close(d);
     hr_verbs_device_close(d);
-    free(d->listeners);
     free(d->ifaces);
     free(d->wish.ifname);
     free(d->stash);
@@ -126,6 +124,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     hr_list_init(&d->eps);
     hr_list_init(&d->ready);
     hr_list_init(&d->calls);
+    hr_list_init(&d->door.callers);
     hr_list_init(&d->ending);
     status = open_parts(d, params, detail);
     if (status) {
@@ -152,7 +151,7 @@ static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
     char path[160] = "no active port", at[HR_SOCKADDR_TEXT];
     if (d->used.port || d->paths.n) hr_verbs_path_text(d->used.port ? &d->used : &d->paths.list[0], path);
     snprintf(text, size, "%.60s, %s: %s, of %d; called at %s%s%s", d->ctx->device->name, d->reason, path, d->paths.n,
-             hr_sockaddr_text(&d->listeners[0].at, at), *d->fallback ? "; left: " : "", d->fallback);
+             hr_sockaddr_text(&d->door.listeners[0].at, at), *d->fallback ? "; left: " : "", d->fallback);
 }
 
 const struct hr_provider hr_provider_verbs = {

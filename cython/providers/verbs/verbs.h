@@ -21,8 +21,7 @@
 
 #include "hr/auth.h"
 #include "hr/clock.h"
-#include "hr/list.h"
-#include "hr/net.h"
+#include "hr/door.h"
 #include "hr/provider.h"
 #include "providers/verbs/backend.h"
 #include "providers/verbs/inject.h"
@@ -71,6 +70,7 @@ struct hr_verbs_notice { /* header of NOTIFY */
 /* Kinds of source. */
 enum hr_verbs_source_kind {
     HR_VERBS_LISTENER,
+    HR_VERBS_CALLER,
     HR_VERBS_CALL,
     HR_VERBS_EP,
     HR_VERBS_TIMER,
@@ -129,13 +129,13 @@ struct hr_verbs_word {
     uint32_t qpn, psn; /* TRY */
 };
 
-/* The exchange of one connection, from either side. */
-enum hr_verbs_step { HR_VERBS_CONNECTING, HR_VERBS_PROVING, HR_VERBS_OPENING, HR_VERBS_PARKED, HR_VERBS_TRYING };
+/* The exchange of one connection: from the first for who calls, from the last for who was called. */
+enum hr_verbs_step { HR_VERBS_CONNECTING, HR_VERBS_PROVING, HR_VERBS_OPENING, HR_VERBS_TRYING };
 struct hr_verbs_ep;
 struct hr_verbs_call {
     struct hr_source source;
-    struct hr_link link;    /* domain.calls */
-    struct hr_verbs_ep *ep; /* NULL: a caller that has no endpoint yet */
+    struct hr_link link; /* domain.calls */
+    struct hr_verbs_ep *ep;
     enum hr_verbs_step step;
     int active;
     struct hr_handshake hs;
@@ -277,18 +277,16 @@ struct hr_verbs_domain {
     uint32_t registrations; /* so far: names them to peers */
     uint64_t pin, pinned;   /* bytes outside arenas: option, now */
 
-    struct hr_listener *listeners;
-    int nlisteners;
     struct hr_iface *ifaces; /* addresses of this host */
     int nifaces;
     struct hr_poll poll;
     struct hr_source timer, wake, comp, async;
     int64_t tick; /* of the timer; 0: off */
     int in_progress, look;
-    int starved; /* accepting found no descriptor or memory */
-    int room;    /* came back to an endpoint that had refused for lack of it: somebody may want to try again */
+    int room; /* came back to an endpoint that had refused for lack of it: somebody may want to try again */
     struct hr_link eps, ready, calls, ending;
-    int calling, half_open, parked;
+    struct hr_door door;
+    int calling; /* calls, in either direction */
     struct hr_verbs_ep *table[HR_VERBS_EPS];
     uint32_t generation[HR_VERBS_EPS];
     struct hr_verbs_mr *mrs;
@@ -332,7 +330,6 @@ int hr_verbs_address_read(const void *bytes, size_t len, union hr_sockaddr *list
 /* call.c */
 hr_status hr_verbs_listen(struct hr_verbs_domain *d, char detail[256]);
 hr_status hr_verbs_ep_connect(struct hr_ep *base, const void *addr, size_t addr_len, int active);
-void hr_verbs_accept(struct hr_verbs_domain *d, struct hr_listener *listener);
 void hr_verbs_call_event(struct hr_verbs_domain *d, struct hr_verbs_call *call);
 void hr_verbs_calls_tick(struct hr_verbs_domain *d, int64_t now);
 void hr_verbs_call_free(struct hr_verbs_domain *d, struct hr_verbs_call *call);
