@@ -242,6 +242,8 @@ class Runtime:
                     chosen.setdefault(self.provider(self.rank, rank), []).append(str(rank))
             text = ", ".join(f"{name} to {' '.join(ranks)}" for name, ranks in chosen.items())
             self.log.info("rank %d of %d connected: %s", self.rank, self.size, text)
+            if "verbs" in chosen:
+                self.log.info("verbs: %s", self.engine.domains()["verbs"]["text"])
 
     def _all_connected(self) -> None:
         """Waits for the others' connections: who leaves at once after init must not fail the init of another rank."""

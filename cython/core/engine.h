@@ -48,8 +48,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#include "core/list.h"
 #include "hr/hr.h"
+#include "hr/list.h"
 
 enum hr_msg_kind {
     HR_MSG_EAGER = 1,

@@ -137,8 +137,8 @@ static void connects_over(const char *ifname) {
 
 TEST(ipv4) { connects_over("127.0.0.1"); }
 TEST(ipv6) {
-    struct hr_tcp_addr *list;
-    int has = 0, n = hr_tcp_ifaces_scan(&list);
+    struct hr_iface *list;
+    int has = 0, n = hr_ifaces_scan(&list);
     for (int i = 0; i < n; i++) has |= list[i].at.sa.sa_family == AF_INET6 && list[i].loopback;
     if (n >= 0) free(list);
     if (!has) SKIP("this host has no IPv6");
@@ -185,7 +185,7 @@ TEST(silent_strangers_do_not_lock_out_a_peer) {
         REQUIRE(!connect(fds[i], (void *)&at, sizeof at));
     }
     rig_pump(&a, &b, 50);
-    CHECK_EQ(((struct hr_tcp_domain *)b.domain)->half_open, 256);
+    CHECK_EQ(((struct hr_tcp_domain *)b.domain)->door.half_open, 256);
     /* Full, it must not keep a sleeper awake. */
     struct pollfd pfd = {.fd = tcp->event_fd(b.domain), .events = POLLIN};
     int woken = 0;

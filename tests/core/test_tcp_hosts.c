@@ -64,7 +64,7 @@ static void host_a(void) {
     RUN(&n, NULL, c.ups && c.messages);
     struct hr_tcp_ep *ep = (struct hr_tcp_ep *)c.ep;
     int fd = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK(!hr_tcp_addr_loopback(&ep->peer));
+    CHECK(!hr_sockaddr_loopback(&ep->peer));
     CHECK(!getsockopt(ep->source.fd, IPPROTO_TCP, TCP_CONGESTION, name, &len));
     CHECK(!getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, ours, &len));
     CHECK_STR(name, ours);

@@ -247,7 +247,7 @@ TEST(garbage_instead_of_a_handshake) {
         rig_pump(&b.n, NULL, 0);
     }
     RUN(&b.n, NULL, rig_fds() == before);
-    CHECK_EQ(((struct hr_tcp_domain *)b.n.domain)->half_open, 0);
+    CHECK_EQ(((struct hr_tcp_domain *)b.n.domain)->door.half_open, 0);
     CHECK_EQ(b.c.losses, 0);
     bench_close(&b);
 }

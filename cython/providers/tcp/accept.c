@@ -1,217 +1,78 @@
-/* accept.c - the acceptor's side of a connection: listeners, callers that prove themselves, pairing with endpoints. */
+/* accept.c - the acceptor's side of a connection: where it listens; callers that proved themselves meet endpoints. */
 
-/*
- * A caller costs one small structure and a descriptor until it has proved the job key; it has PROVE_TIME for that, and
- * there are at most MAX_HALF_OPEN of them: beyond that nobody is accepted and the kernel's queue holds the rest. So a
- * port scanner delays nothing for longer than that and never gets to see more than its socket closing.
- *
- * A caller that proved itself names its stream. If the endpoint does not wait for it yet it is parked; the answer,
- * which tells the caller that it is connected, is sent when the two meet.
- */
-
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "providers/tcp/tcp.h"
 
-#define PROVE_TIME (5000 * HR_TCP_MS)
-#define MAX_HALF_OPEN 256
-#define MAX_PARKED 4096
-#define ACCEPTS 16 /* in one go */
-#define BACKLOG 4096
+static struct hr_tcp_domain *domain_of(struct hr_door *door) { return hr_container(door, struct hr_tcp_domain, door); }
 
-static int listen_at(struct hr_tcp_domain *d, const struct hr_tcp_addr *addr, struct hr_tcp_listener *listener) {
-    int one = 1;
-    socklen_t len = sizeof listener->at;
-    *listener = (struct hr_tcp_listener){.source = {.kind = HR_TCP_LISTENER, .fd = -1}, .at = addr->at};
-    memcpy(listener->name, addr->name, sizeof listener->name);
-    int fd = socket(addr->at.sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) return -1;
-    listener->source.fd = fd;
-    if (addr->at.sa.sa_family == AF_INET6 && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof one)) return -1;
-    /* The window that a connection may offer is fixed when it is accepted: buffers are set on the listener. */
-    if (hr_tcp_socket_prepare(d, fd, 0)) return -1;
-    if (bind(fd, &addr->at.sa, hr_tcp_addr_len(&addr->at)) || listen(fd, BACKLOG)) return -1;
-    if (getsockname(fd, &listener->at.sa, &len)) return -1;
-    return hr_tcp_watch(d, &listener->source, EPOLLIN);
+static int prepare(struct hr_door *door, int fd, int local) {
+    return hr_tcp_socket_prepare(domain_of(door), fd, local);
 }
 
-hr_status hr_tcp_listen(struct hr_tcp_domain *d, char detail[256]) {
-    char text[HR_TCP_TEXT];
-    d->listeners = calloc((size_t)d->nifaces, sizeof *d->listeners);
-    if (!d->listeners) return HR_ERR_NOMEM;
-    snprintf(detail, 256, "no address to listen on");
-    for (int i = 0; i < d->nifaces && d->nlisteners < HR_TCP_ADDRESSES; i++) {
-        struct hr_tcp_listener *listener = &d->listeners[d->nlisteners];
-        if (!d->ifaces[i].chosen) continue;
-        if (listen_at(d, &d->ifaces[i], listener) == 0) {
-            d->nlisteners++;
-            continue;
-        }
-        /* An address may be there and not usable yet or any more (tentative, deprecated): the others will do. */
-        snprintf(detail, 256, "cannot listen on %s %s: %s", d->ifaces[i].name, hr_tcp_addr_text(&d->ifaces[i].at, text),
-                 strerror(errno));
-        hr_tcp_unwatch(d, &listener->source);
-    }
-    return d->nlisteners ? HR_OK : HR_ERR_NO_DEVICE;
+static int good(const void *bytes, uint32_t *stream_p) {
+    const struct hr_tcp_open *open = bytes;
+    *stream_p = open->stream;
+    return open->magic == HR_TCP_OPEN_MAGIC && open->version == HR_TCP_OPEN_VERSION;
 }
 
-static void pause_accepting(struct hr_tcp_domain *d, int pause) {
-    if (d->accept_paused == pause) return;
-    d->accept_paused = pause;
-    for (int i = 0; i < d->nlisteners; i++) hr_tcp_watch(d, &d->listeners[i].source, pause ? 0 : EPOLLIN);
-    hr_tcp_timer_update(d);
-}
-
-static void caller_free(struct hr_tcp_domain *d, struct hr_tcp_caller *caller) {
-    if (caller->step == HR_TCP_PARKED)
-        d->parked--;
+static void give(struct hr_tcp_domain *d, struct hr_caller *caller, struct hr_tcp_ep *ep) {
+    struct hr_tcp_open open;
+    union hr_sockaddr from = caller->from;
+    memcpy(&open, caller->open, sizeof open);
+    int fd = hr_door_take(&d->door, caller);
+    /* A few bytes into an empty socket: if they are not taken the connection is gone, and the peer calls again, or the
+     * engine's deadline passes. */
+    if (send(fd, &open, sizeof open, MSG_NOSIGNAL) == sizeof open)
+        hr_tcp_ep_up(ep, fd, &from);
     else
-        d->half_open--;
-    hr_tcp_link_remove(&caller->link);
-    hr_tcp_unwatch(d, &caller->source);
-    free(caller);
-    if (d->half_open < MAX_HALF_OPEN) pause_accepting(d, 0);
-    hr_tcp_timer_update(d);
-}
-
-void hr_tcp_callers_close(struct hr_tcp_domain *d) {
-    while (!hr_tcp_link_alone(&d->callers)) caller_free(d, HR_TCP_OF(d->callers.next, struct hr_tcp_caller, link));
-}
-
-void hr_tcp_callers_tick(struct hr_tcp_domain *d, int64_t now) {
-    for (struct hr_tcp_link *l = d->callers.next, *next; l != &d->callers; l = next) {
-        struct hr_tcp_caller *caller = HR_TCP_OF(l, struct hr_tcp_caller, link);
-        next = l->next;
-        if (caller->step != HR_TCP_PARKED && now >= caller->deadline) caller_free(d, caller);
-    }
-    /* After a shortage of descriptors or memory. */
-    if (d->half_open < MAX_HALF_OPEN) pause_accepting(d, 0);
-}
-
-void hr_tcp_accept(struct hr_tcp_domain *d, struct hr_tcp_listener *listener) {
-    for (int i = 0; i < ACCEPTS; i++) {
-        union hr_tcp_sockaddr from;
-        socklen_t len = sizeof from;
-        memset(&from, 0, sizeof from);
-        int fd = accept4(listener->source.fd, &from.sa, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (fd < 0) {
-            /* Out of descriptors: look again at the next tick, or the listener would keep progress spinning. */
-            if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) pause_accepting(d, 1);
-            return;
-        }
-        int local = hr_tcp_is_own_address(d, &from);
-        struct hr_tcp_caller *caller = NULL;
-        if ((!local && !d->auth->have_token && !d->auth->insecure) || hr_tcp_socket_prepare(d, fd, local) ||
-            !(caller = calloc(1, sizeof *caller))) {
-            close(fd);
-            continue;
-        }
-        caller->source = (struct hr_tcp_source){.kind = HR_TCP_CALLER, .fd = fd};
-        caller->from = from;
-        caller->deadline = hr_now() + PROVE_TIME;
-        hr_handshake_start(&caller->hs, d->auth, 0, d->self_id, 0);
-        hr_tcp_link_push(&d->callers, &caller->link);
-        d->half_open++;
-        hr_tcp_timer_update(d);
-        if (hr_tcp_watch(d, &caller->source, EPOLLIN)) caller_free(d, caller);
-        if (d->half_open >= MAX_HALF_OPEN) {
-            pause_accepting(d, 1);
-            return;
-        }
-    }
-}
-
-static void give(struct hr_tcp_domain *d, struct hr_tcp_caller *caller, struct hr_tcp_ep *ep) {
-    int fd = caller->source.fd;
-    /* A few bytes into an empty socket: if they are not taken the connection is gone, and receiving will say so. */
-    ssize_t n = send(fd, &caller->open, sizeof caller->open, MSG_NOSIGNAL);
-    if (n != sizeof caller->open) {
-        caller_free(d, caller); /* the peer calls again, or the engine's deadline passes */
-        return;
-    }
-    hr_tcp_forget(d, &caller->source);
-    caller->source.fd = -1;
-    hr_tcp_ep_up(ep, fd, &caller->from);
-    caller_free(d, caller);
+        close(fd);
 }
 
 int hr_tcp_pair(struct hr_tcp_domain *d, struct hr_tcp_ep *ep) {
-    for (struct hr_tcp_link *l = d->callers.next; l != &d->callers; l = l->next) {
-        struct hr_tcp_caller *caller = HR_TCP_OF(l, struct hr_tcp_caller, link);
-        if (caller->step != HR_TCP_PARKED || caller->hs.peer_id != ep->base.peer_id ||
-            caller->open.stream != ep->stream)
-            continue;
-        give(d, caller, ep);
-        return 1;
-    }
-    return 0;
+    struct hr_caller *caller = hr_door_find(&d->door, ep->base.peer_id, ep->stream);
+    if (caller) give(d, caller, ep);
+    return caller != NULL;
 }
 
-/* An endpoint that waits for this caller takes it now. An older caller for the same stream was given up by the peer. */
-static void park(struct hr_tcp_domain *d, struct hr_tcp_caller *caller) {
-    for (struct hr_tcp_link *l = d->callers.next; l != &d->callers; l = l->next) {
-        struct hr_tcp_caller *old = HR_TCP_OF(l, struct hr_tcp_caller, link);
-        if (old == caller || old->step != HR_TCP_PARKED || old->hs.peer_id != caller->hs.peer_id ||
-            old->open.stream != caller->open.stream)
-            continue;
-        caller_free(d, old);
-        break;
-    }
-    if (d->parked >= MAX_PARKED) {
-        caller_free(d, caller);
-        return;
-    }
-    caller->step = HR_TCP_PARKED;
-    d->half_open--;
-    d->parked++;
-    if (d->half_open < MAX_HALF_OPEN) pause_accepting(d, 0);
-    hr_tcp_timer_update(d);
-    for (struct hr_tcp_link *l = d->eps.next; l != &d->eps; l = l->next) {
-        struct hr_tcp_ep *ep = HR_TCP_OF(l, struct hr_tcp_ep, link);
-        if (ep->state != HR_TCP_WAITING || ep->base.peer_id != caller->hs.peer_id || ep->stream != caller->open.stream)
+static void waits(struct hr_door *door, struct hr_caller *caller) {
+    struct hr_tcp_domain *d = domain_of(door);
+    for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next) {
+        struct hr_tcp_ep *ep = hr_container(l, struct hr_tcp_ep, link);
+        if (ep->state != HR_TCP_WAITING || ep->base.peer_id != caller->hs.peer_id || ep->stream != caller->stream)
             continue;
         give(d, caller, ep);
         return;
     }
 }
 
-void hr_tcp_caller_event(struct hr_tcp_domain *d, struct hr_tcp_caller *caller) {
-    if (caller->step == HR_TCP_PROVING) {
-        int want_write = 0;
-        hr_status status = hr_handshake_step(&caller->hs, caller->source.fd, &want_write);
-        if (status == HR_AGAIN)
-            hr_tcp_watch(d, &caller->source, want_write ? EPOLLOUT : EPOLLIN);
-        else if (status != HR_OK)
-            caller_free(d, caller);
-        else
-            caller->step = HR_TCP_OPENING;
-        if (status != HR_OK) return;
-        hr_tcp_watch(d, &caller->source, EPOLLIN);
+static void changed(struct hr_door *door) { hr_tcp_timer_update(domain_of(door)); }
+
+hr_status hr_tcp_listen(struct hr_tcp_domain *d, char detail[256]) {
+    struct hr_door *door = &d->door;
+    char text[HR_SOCKADDR_TEXT];
+    door->poll = &d->poll;
+    door->auth = d->auth;
+    door->self_id = d->self_id;
+    door->ifaces = d->ifaces;
+    door->nifaces = d->nifaces;
+    door->listener_kind = HR_TCP_LISTENER;
+    door->caller_kind = HR_TCP_CALLER;
+    door->open_len = sizeof(struct hr_tcp_open);
+    door->prepare = prepare;
+    door->good = good;
+    door->waits = waits;
+    door->changed = changed;
+    snprintf(detail, 256, "no address to listen on");
+    for (int i = 0; i < d->nifaces && door->nlisteners < HR_TCP_ADDRESSES; i++) {
+        const struct hr_iface *iface = &d->ifaces[i];
+        if (iface->chosen && hr_door_listen(door, &iface->at, iface->name, HR_TCP_ADDRESSES))
+            snprintf(detail, 256, "cannot listen on %s %s: %s", iface->name, hr_sockaddr_text(&iface->at, text),
+                     strerror(errno));
     }
-    if (caller->step == HR_TCP_PARKED) {
-        /* It says nothing until it is answered: whatever comes is its end. */
-        uint8_t byte;
-        if (recv(caller->source.fd, &byte, 1, MSG_DONTWAIT) >= 0 || (errno != EAGAIN && errno != EINTR))
-            caller_free(d, caller);
-        return;
-    }
-    ssize_t n = recv(caller->source.fd, (uint8_t *)&caller->open + caller->have, sizeof caller->open - caller->have,
-                     MSG_DONTWAIT);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (n <= 0) {
-        caller_free(d, caller);
-        return;
-    }
-    caller->have += (uint32_t)n;
-    if (caller->have < sizeof caller->open) return;
-    if (caller->open.magic != HR_TCP_OPEN_MAGIC || caller->open.version != HR_TCP_OPEN_VERSION)
-        caller_free(d, caller);
-    else
-        park(d, caller);
+    return door->nlisteners ? HR_OK : HR_ERR_NO_DEVICE;
 }

@@ -34,43 +34,25 @@ uint64_t hr_tcp_host_id(void) {
     return id ? id : 1;
 }
 
-static size_t entry_len(const union hr_tcp_sockaddr *at) { return at->sa.sa_family == AF_INET ? 3 + 4 : 3 + 16; }
-
 size_t hr_tcp_address_write(const struct hr_tcp_domain *d, void *bytes) {
-    uint8_t *p = bytes;
-    size_t used = FIXED;
+    uint8_t *p = bytes, *e = p + FIXED;
     p[0] = VERSION;
     p[1] = 0;
     memcpy(p + 2, &d->host_id, 8);
-    for (int i = 0; i < d->nlisteners; i++) {
-        const union hr_tcp_sockaddr *at = &d->listeners[i].at;
-        int v4 = at->sa.sa_family == AF_INET;
-        if (used + entry_len(at) > HR_MAX_ADDR) continue;
-        uint8_t *e = p + used;
-        e[0] = v4 ? 4 : 6;
-        memcpy(e + 1, v4 ? &at->v4.sin_port : &at->v6.sin6_port, 2);
-        memcpy(e + 3, v4 ? (const void *)&at->v4.sin_addr : (const void *)&at->v6.sin6_addr, v4 ? 4 : 16);
-        used += entry_len(at);
+    for (int i = 0; i < d->door.nlisteners; i++) {
+        const union hr_sockaddr *at = &d->door.listeners[i].at;
+        if ((size_t)(e - p) + hr_sockaddr_size(at) > HR_MAX_ADDR) continue;
+        e = hr_sockaddr_write(at, e);
         p[1]++;
     }
-    return used;
+    return (size_t)(e - p);
 }
 
-int hr_tcp_address_read(const void *bytes, size_t len, uint64_t *host_id_p, union hr_tcp_sockaddr *list) {
-    const uint8_t *p = bytes;
-    size_t used = FIXED;
+int hr_tcp_address_read(const void *bytes, size_t len, uint64_t *host_id_p, union hr_sockaddr *list) {
+    const uint8_t *p = bytes, *end = p + len, *e = p + FIXED;
     if (len < FIXED || len > HR_MAX_ADDR || p[0] != VERSION || p[1] > HR_TCP_ADDRESSES) return -1;
     memcpy(host_id_p, p + 2, 8);
-    memset(list, 0, HR_TCP_ADDRESSES * sizeof *list);
-    for (int i = 0; i < p[1]; i++) {
-        if (used >= len || (p[used] != 4 && p[used] != 6)) return -1;
-        int v4 = p[used] == 4;
-        list[i].sa.sa_family = v4 ? AF_INET : AF_INET6;
-        if (used + entry_len(&list[i]) > len) return -1;
-        const uint8_t *e = p + used;
-        memcpy(v4 ? &list[i].v4.sin_port : &list[i].v6.sin6_port, e + 1, 2);
-        memcpy(v4 ? (void *)&list[i].v4.sin_addr : (void *)&list[i].v6.sin6_addr, e + 3, v4 ? 4 : 16);
-        used += entry_len(&list[i]);
-    }
-    return used == len ? p[1] : -1;
+    for (int i = 0; i < p[1]; i++)
+        if (!(e = hr_sockaddr_read(&list[i], e, end))) return -1;
+    return e == end ? p[1] : -1;
 }

@@ -23,7 +23,7 @@
 enum step { CONNECTING, PROVING, OPENING };
 
 struct candidate {
-    union hr_tcp_sockaddr at;
+    union hr_sockaddr at;
     int rank; /* smaller first */
 };
 
@@ -49,22 +49,22 @@ void hr_tcp_dial_end(struct hr_tcp_ep *ep) {
 }
 
 static void note(struct hr_tcp_dial *dial, hr_status status, const char *what, int error) {
-    char text[HR_TCP_TEXT];
+    char text[HR_SOCKADDR_TEXT];
     if (dial->worst == HR_ERR_AUTH) return;
     dial->worst = status;
-    snprintf(dial->why, sizeof dial->why, "%s: %s%s%s", hr_tcp_addr_text(&dial->list[dial->current].at, text), what,
+    snprintf(dial->why, sizeof dial->why, "%s: %s%s%s", hr_sockaddr_text(&dial->list[dial->current].at, text), what,
              error ? ": " : "", error ? strerror(error) : "");
 }
 
 /* The own address in the candidate's network; that of the domain's only interface, whose traffic stays on it however
  * far the peer is (a rail); or none: the kernel's choice. */
-static const struct hr_tcp_addr *source_for(const struct hr_tcp_domain *d, const union hr_tcp_sockaddr *to) {
-    const struct hr_tcp_addr *only = NULL;
+static const struct hr_iface *source_for(const struct hr_tcp_domain *d, const union hr_sockaddr *to) {
+    const struct hr_iface *only = NULL;
     int several = 0;
     for (int i = 0; i < d->nifaces; i++) {
-        const struct hr_tcp_addr *own = &d->ifaces[i];
+        const struct hr_iface *own = &d->ifaces[i];
         if (!own->chosen || own->loopback) continue;
-        if (hr_tcp_addr_within(&own->at, to, own->prefix)) return own;
+        if (hr_sockaddr_within(&own->at, to, own->prefix)) return own;
         if (only && strcmp(only->name, own->name)) several = 1;
         if (!only || (only->at.sa.sa_family != to->sa.sa_family && own->at.sa.sa_family == to->sa.sa_family))
             only = own;
@@ -73,27 +73,27 @@ static const struct hr_tcp_addr *source_for(const struct hr_tcp_domain *d, const
 }
 
 /* So that a choice of interfaces holds for both directions. */
-static int bind_source(struct hr_tcp_domain *d, int fd, const union hr_tcp_sockaddr *to) {
-    const struct hr_tcp_addr *own = source_for(d, to);
+static int bind_source(struct hr_tcp_domain *d, int fd, const union hr_sockaddr *to) {
+    const struct hr_iface *own = source_for(d, to);
     int one = 1;
     if (!own) return 0;
     setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof one);
-    return bind(fd, &own->at.sa, hr_tcp_addr_len(&own->at));
+    return bind(fd, &own->at.sa, hr_sockaddr_len(&own->at));
 }
 
-static int start(struct hr_tcp_ep *ep, const union hr_tcp_sockaddr *at, const char **what_p) {
+static int start(struct hr_tcp_ep *ep, const union hr_sockaddr *at, const char **what_p) {
     struct hr_tcp_domain *d = hr_tcp_domain_of(&ep->base);
-    int fd = socket(at->sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = hr_socket_open(at->sa.sa_family);
     *what_p = "cannot make a socket";
     if (fd < 0) return -1;
     ep->source.fd = fd;
     *what_p = "cannot set up the socket";
-    if (hr_tcp_socket_prepare(d, fd, hr_tcp_is_own_address(d, at))) return -1;
+    if (hr_tcp_socket_prepare(d, fd, hr_ifaces_own(d->ifaces, d->nifaces, at))) return -1;
     *what_p = "cannot bind to the interface's address";
-    if (!hr_tcp_addr_loopback(at) && bind_source(d, fd, at)) return -1;
+    if (!hr_sockaddr_loopback(at) && bind_source(d, fd, at)) return -1;
     *what_p = "cannot connect";
-    if (connect(fd, &at->sa, hr_tcp_addr_len(at)) && errno != EINPROGRESS) return -1;
-    return hr_tcp_watch(d, &ep->source, EPOLLOUT);
+    if (hr_socket_call(fd, at)) return -1;
+    return hr_poll_watch(&d->poll, &ep->source, EPOLLOUT);
 }
 
 static void cross_out(struct hr_tcp_dial *dial) {
@@ -131,19 +131,9 @@ static void give_up_candidate(struct hr_tcp_ep *ep, hr_status status, const char
     try_next(ep);
 }
 
-/* A connect to a free port of this host may get that very port as its own: it is then connected to itself. */
-static int is_itself(int fd) {
-    union hr_tcp_sockaddr a, b;
-    socklen_t la = sizeof a, lb = sizeof b;
-    return getsockname(fd, &a.sa, &la) == 0 && getpeername(fd, &b.sa, &lb) == 0 && la == lb && memcmp(&a, &b, la) == 0;
-}
-
 static void connected(struct hr_tcp_ep *ep) {
     struct hr_tcp_domain *d = hr_tcp_domain_of(&ep->base);
-    int error = 0;
-    socklen_t len = sizeof error;
-    if (getsockopt(ep->source.fd, SOL_SOCKET, SO_ERROR, &error, &len)) error = errno;
-    if (!error && is_itself(ep->source.fd)) error = ECONNREFUSED;
+    int error = hr_socket_called(ep->source.fd);
     if (error) {
         give_up_candidate(ep, HR_ERR_UNREACHABLE, "cannot connect", error);
         return;
@@ -158,14 +148,10 @@ static void proving(struct hr_tcp_ep *ep) {
     int want_write = 0;
     hr_status status = hr_handshake_step(&dial->hs, ep->source.fd, &want_write);
     if (status == HR_AGAIN) {
-        hr_tcp_watch(d, &ep->source, want_write ? EPOLLOUT : EPOLLIN);
-    } else if (status == HR_ERR_AUTH) {
-        give_up_candidate(ep, status, "the peer does not know the job token, or is not of this job", 0);
-    } else if (status == HR_ERR_PROTOCOL) {
-        give_up_candidate(ep, HR_ERR_UNREACHABLE, "what listens there does not speak this protocol", 0);
+        hr_poll_watch(&d->poll, &ep->source, want_write ? EPOLLOUT : EPOLLIN);
     } else if (status != HR_OK) {
-        give_up_candidate(ep, HR_ERR_UNREACHABLE, "closed during the handshake (another job, or one without a token?)",
-                          0);
+        const char *what = hr_prove_text(status, &status);
+        give_up_candidate(ep, status, what, 0);
     } else {
         dial->open = (struct hr_tcp_open){HR_TCP_OPEN_MAGIC, HR_TCP_OPEN_VERSION, ep->stream};
         dial->step = OPENING;
@@ -175,7 +161,7 @@ static void proving(struct hr_tcp_ep *ep) {
         if (send(ep->source.fd, &dial->open, sizeof dial->open, MSG_NOSIGNAL) != sizeof dial->open)
             hr_tcp_ep_fail(ep, HR_ERR_UNREACHABLE, "closed before the connection was open", errno);
         else
-            hr_tcp_watch(d, &ep->source, EPOLLIN);
+            hr_poll_watch(&d->poll, &ep->source, EPOLLIN);
     }
 }
 
@@ -194,7 +180,7 @@ static void opening(struct hr_tcp_ep *ep) {
         hr_tcp_ep_fail(ep, HR_ERR_PROTOCOL, "the peer opened another stream or speaks another version", 0);
         return;
     }
-    union hr_tcp_sockaddr peer = ep->peer;
+    union hr_sockaddr peer = ep->peer;
     hr_tcp_ep_up(ep, ep->source.fd, &peer);
 }
 
@@ -212,23 +198,23 @@ void hr_tcp_dial_tick(struct hr_tcp_ep *ep, int64_t now) {
     try_next(ep);
 }
 
-static int rank_of(const struct hr_tcp_domain *d, const union hr_tcp_sockaddr *at, int same_host) {
-    if (hr_tcp_addr_loopback(at)) return same_host ? 0 : 4;
+static int rank_of(const struct hr_tcp_domain *d, const union hr_sockaddr *at, int same_host) {
+    if (hr_sockaddr_loopback(at)) return same_host ? 0 : 4;
     if (same_host) return 1;
-    if (hr_tcp_is_own_address(d, at)) return 3;
+    if (hr_ifaces_own(d->ifaces, d->nifaces, at)) return 3;
     for (int i = 0; i < d->nifaces; i++)
-        if (d->ifaces[i].chosen && hr_tcp_addr_within(&d->ifaces[i].at, at, d->ifaces[i].prefix)) return 1;
+        if (d->ifaces[i].chosen && hr_sockaddr_within(&d->ifaces[i].at, at, d->ifaces[i].prefix)) return 1;
     return 2;
 }
 
 /* Insertion by rank; equals stay in the peer's order. Without a token only this host may be called. */
-static void sort_candidates(struct hr_tcp_domain *d, struct hr_tcp_dial *dial, const union hr_tcp_sockaddr *list, int n,
+static void sort_candidates(struct hr_tcp_domain *d, struct hr_tcp_dial *dial, const union hr_sockaddr *list, int n,
                             int same_host) {
     int any = d->auth->have_token || d->auth->insecure;
     for (int i = 0; i < n; i++) {
         struct candidate c = {.at = list[i], .rank = rank_of(d, &list[i], same_host)};
         int k = dial->n;
-        if (!any && !hr_tcp_is_own_address(d, &list[i])) continue;
+        if (!any && !hr_ifaces_own(d->ifaces, d->nifaces, &list[i])) continue;
         for (; k > 0 && dial->list[k - 1].rank > c.rank; k--) dial->list[k] = dial->list[k - 1];
         dial->list[k] = c;
         dial->n++;
@@ -245,8 +231,8 @@ static void sort_candidates(struct hr_tcp_domain *d, struct hr_tcp_dial *dial, c
 static uint32_t free_stream(struct hr_tcp_domain *d, const struct hr_tcp_ep *self, int active) {
     for (uint32_t stream = 0;; stream++) {
         int used = 0;
-        for (struct hr_tcp_link *l = d->eps.next; l != &d->eps && !used; l = l->next) {
-            struct hr_tcp_ep *ep = HR_TCP_OF(l, struct hr_tcp_ep, link);
+        for (struct hr_link *l = d->eps.next; l != &d->eps && !used; l = l->next) {
+            struct hr_tcp_ep *ep = hr_container(l, struct hr_tcp_ep, link);
             int lives = ep->state == HR_TCP_WAITING || ep->state == HR_TCP_DIALING || ep->state == HR_TCP_UP;
             used = lives && ep->base.peer_id == self->base.peer_id && ep->active == active && ep->stream == stream;
         }
@@ -257,7 +243,7 @@ static uint32_t free_stream(struct hr_tcp_domain *d, const struct hr_tcp_ep *sel
 hr_status hr_tcp_ep_connect(struct hr_ep *base, const void *addr, size_t addr_len, int active) {
     struct hr_tcp_ep *ep = (struct hr_tcp_ep *)base;
     struct hr_tcp_domain *d = hr_tcp_domain_of(base);
-    union hr_tcp_sockaddr list[HR_TCP_ADDRESSES];
+    union hr_sockaddr list[HR_TCP_ADDRESSES];
     uint64_t host_id;
     if (ep->state != HR_TCP_NEW) return HR_ERR_INVALID;
     int n = hr_tcp_address_read(addr, addr_len, &host_id, list);

@@ -18,10 +18,10 @@ hr_status hr_tcp_ep_create(struct hr_domain *domain, uint64_t peer_id, void *ctx
     struct hr_tcp_ep *ep = calloc(1, sizeof *ep);
     if (!ep) return HR_ERR_NOMEM;
     ep->base = (struct hr_ep){.domain = domain, .ctx = ctx, .peer_id = peer_id};
-    ep->source = (struct hr_tcp_source){.kind = HR_TCP_EP, .fd = -1};
+    ep->source = (struct hr_source){.kind = HR_TCP_EP, .fd = -1};
     ep->dscp = ep->priority = -1;
-    hr_tcp_link_init(&ep->ready);
-    hr_tcp_link_push(&d->eps, &ep->link);
+    hr_list_init(&ep->ready);
+    hr_list_push(&d->eps, &ep->link);
     *ep_p = &ep->base;
     return HR_OK;
 }
@@ -49,13 +49,13 @@ static void drop(struct hr_tcp_ep *ep) {
     memset(&ep->body, 0, sizeof ep->body);
 }
 
-hr_status hr_tcp_ep_up(struct hr_tcp_ep *ep, int fd, const union hr_tcp_sockaddr *peer) {
+hr_status hr_tcp_ep_up(struct hr_tcp_ep *ep, int fd, const union hr_sockaddr *peer) {
     struct hr_tcp_domain *d = hr_tcp_domain_of(&ep->base);
     ep->source.fd = fd;
     ep->peer = *peer;
     ep->rx = malloc(RX_FIRST);
     ep->rx_cap = RX_FIRST;
-    if (!ep->rx || hr_tcp_watch(d, &ep->source, EPOLLIN)) {
+    if (!ep->rx || hr_poll_watch(&d->poll, &ep->source, EPOLLIN)) {
         hr_tcp_ep_fail(ep, HR_ERR_UNREACHABLE, "out of memory for the connection", errno);
         return HR_ERR_NOMEM;
     }
@@ -67,8 +67,8 @@ hr_status hr_tcp_ep_up(struct hr_tcp_ep *ep, int fd, const union hr_tcp_sockaddr
 }
 
 void hr_tcp_ep_fail(struct hr_tcp_ep *ep, hr_status status, const char *what, int error) {
-    char text[HR_TCP_TEXT] = "";
-    if (ep->peer.sa.sa_family) hr_tcp_addr_text(&ep->peer, text);
+    char text[HR_SOCKADDR_TEXT] = "";
+    if (ep->peer.sa.sa_family) hr_sockaddr_text(&ep->peer, text);
     snprintf(ep->detail, sizeof ep->detail, "%s%s%s%s%s", text, *text ? ": " : "", what, error ? ": " : "",
              error ? strerror(error) : "");
     drop(ep);
@@ -79,7 +79,7 @@ void hr_tcp_ep_fail(struct hr_tcp_ep *ep, hr_status status, const char *what, in
 void hr_tcp_ep_abort(struct hr_ep *base) {
     struct hr_tcp_ep *ep = (struct hr_tcp_ep *)base;
     drop(ep);
-    hr_tcp_link_remove(&ep->ready);
+    hr_list_remove(&ep->ready);
     ep->told = 0;
     ep->state = HR_TCP_CLOSED;
 }
@@ -87,7 +87,7 @@ void hr_tcp_ep_abort(struct hr_ep *base) {
 void hr_tcp_ep_destroy(struct hr_ep *base) {
     struct hr_tcp_ep *ep = (struct hr_tcp_ep *)base;
     hr_tcp_ep_abort(base);
-    hr_tcp_link_remove(&ep->link);
+    hr_list_remove(&ep->link);
     free(ep->ring);
     free(ep);
 }

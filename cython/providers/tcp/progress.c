@@ -24,26 +24,8 @@
 #define ALL_EVERY 16
 #define TICK (50 * HR_TCP_MS)
 
-int hr_tcp_watch(struct hr_tcp_domain *d, struct hr_tcp_source *source, uint32_t interest) {
-    struct epoll_event event = {.events = interest, .data.ptr = source};
-    if (source->watched && source->interest == interest) return 0;
-    if (epoll_ctl(d->epfd, source->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, source->fd, &event)) return -1;
-    source->watched = 1;
-    source->interest = interest;
-    return 0;
-}
-
-void hr_tcp_forget(struct hr_tcp_domain *d, struct hr_tcp_source *source) {
-    if (!source->watched) return;
-    epoll_ctl(d->epfd, EPOLL_CTL_DEL, source->fd, NULL);
-    source->watched = 0;
-    source->interest = 0;
-    for (int i = d->event_next; i < d->event_count; i++)
-        if (d->events[i].data.ptr == source) d->events[i].data.ptr = NULL;
-}
-
-void hr_tcp_unwatch(struct hr_tcp_domain *d, struct hr_tcp_source *source) {
-    hr_tcp_forget(d, source);
+void hr_tcp_unwatch(struct hr_tcp_domain *d, struct hr_source *source) {
+    hr_poll_forget(&d->poll, source);
     if (source->fd >= 0) close(source->fd);
     source->fd = -1;
 }
@@ -51,13 +33,13 @@ void hr_tcp_unwatch(struct hr_tcp_domain *d, struct hr_tcp_source *source) {
 /* Outside of progress somebody may be asleep who was told that nothing is pending. */
 void hr_tcp_ep_ready(struct hr_tcp_ep *ep) {
     struct hr_tcp_domain *d = hr_tcp_domain_of(&ep->base);
-    if (!hr_tcp_link_alone(&ep->ready)) return;
-    hr_tcp_link_push(&d->ready, &ep->ready);
+    if (!hr_list_empty(&ep->ready)) return;
+    hr_list_push(&d->ready, &ep->ready);
     if (!d->in_progress) eventfd_write(d->wake.fd, 1);
 }
 
 void hr_tcp_timer_update(struct hr_tcp_domain *d) {
-    int on = d->dialing || d->half_open || d->accept_paused;
+    int on = d->dialing || hr_door_busy(&d->door);
     if (on == d->timer_on) return;
     struct timespec tick = {.tv_nsec = on ? TICK : 0};
     struct itimerspec spec = {.it_interval = tick, .it_value = tick};
@@ -69,10 +51,10 @@ static void tick(struct hr_tcp_domain *d) {
     uint64_t expired;
     if (read(d->timer.fd, &expired, sizeof expired) < 0) return;
     int64_t now = hr_now();
-    hr_tcp_callers_tick(d, now);
+    hr_door_tick(&d->door, now);
     if (!d->dialing) return;
-    for (struct hr_tcp_link *l = d->eps.next; l != &d->eps; l = l->next)
-        hr_tcp_dial_tick(HR_TCP_OF(l, struct hr_tcp_ep, link), now);
+    for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next)
+        hr_tcp_dial_tick(hr_container(l, struct hr_tcp_ep, link), now);
 }
 
 static int ep_event(struct hr_tcp_ep *ep, uint32_t bits, int budget) {
@@ -88,21 +70,16 @@ static int ep_event(struct hr_tcp_ep *ep, uint32_t bits, int budget) {
 }
 
 static int run_events(struct hr_tcp_domain *d, int budget) {
+    struct hr_source *source;
     eventfd_t count;
+    uint32_t bits;
     int n = 0;
-    if (d->event_next == d->event_count) {
-        d->event_next = 0;
-        d->event_count = epoll_wait(d->epfd, d->events, HR_TCP_EVENTS, 0);
-        if (d->event_count < 0) d->event_count = 0;
-    }
-    while (d->event_next < d->event_count && n < budget) {
-        struct epoll_event event = d->events[d->event_next++];
-        struct hr_tcp_source *source = event.data.ptr;
-        if (!source) continue;
+    hr_poll_fetch(&d->poll);
+    while (n < budget && (source = hr_poll_next(&d->poll, &bits))) {
         switch (source->kind) {
-        case HR_TCP_EP: n += ep_event(HR_TCP_OF(source, struct hr_tcp_ep, source), event.events, budget - n); break;
-        case HR_TCP_LISTENER: hr_tcp_accept(d, HR_TCP_OF(source, struct hr_tcp_listener, source)); break;
-        case HR_TCP_CALLER: hr_tcp_caller_event(d, HR_TCP_OF(source, struct hr_tcp_caller, source)); break;
+        case HR_TCP_EP: n += ep_event(hr_container(source, struct hr_tcp_ep, source), bits, budget - n); break;
+        case HR_TCP_LISTENER: hr_door_accept(&d->door, hr_container(source, struct hr_listener, source)); break;
+        case HR_TCP_CALLER: hr_door_event(&d->door, hr_container(source, struct hr_caller, source)); break;
         case HR_TCP_TIMER: tick(d); break;
         case HR_TCP_WAKE: eventfd_read(source->fd, &count); break;
         }
@@ -113,7 +90,7 @@ static int run_events(struct hr_tcp_domain *d, int budget) {
 /* What an endpoint could not say or finish before. */
 static int run_one_ready(struct hr_tcp_ep *ep, int budget) {
     int n = 0;
-    hr_tcp_link_remove(&ep->ready);
+    hr_list_remove(&ep->ready);
     if (ep->told) {
         ep->told = 0;
         hr_tcp_domain_of(&ep->base)->base.sink->state(&ep->base, ep->tell, ep->tell == HR_OK ? NULL : ep->detail);
@@ -131,10 +108,10 @@ static int run_one_ready(struct hr_tcp_ep *ep, int budget) {
 /* Each that is on the list now is served once; one that is put back waits for the next call. */
 static int run_ready(struct hr_tcp_domain *d, int budget) {
     int n = 0;
-    struct hr_tcp_link *last = d->ready.prev;
-    while (!hr_tcp_link_alone(&d->ready) && n < budget) {
-        struct hr_tcp_link *l = d->ready.next;
-        n += run_one_ready(HR_TCP_OF(l, struct hr_tcp_ep, ready), budget - n);
+    struct hr_link *last = d->ready.prev;
+    while (!hr_list_empty(&d->ready) && n < budget) {
+        struct hr_link *l = d->ready.next;
+        n += run_one_ready(hr_container(l, struct hr_tcp_ep, ready), budget - n);
         if (l == last) break;
     }
     return n;
@@ -144,22 +121,22 @@ int hr_tcp_progress(struct hr_domain *domain, int budget, struct hr_ep *hint) {
     struct hr_tcp_domain *d = (struct hr_tcp_domain *)domain;
     struct hr_tcp_ep *ep = (struct hr_tcp_ep *)hint;
     int n = 0, others_first = d->turn++ % ALL_EVERY == 0;
-    if (!ep || ep->state != HR_TCP_UP || !hr_tcp_link_alone(&ep->ready)) ep = NULL;
+    if (!ep || ep->state != HR_TCP_UP || !hr_list_empty(&ep->ready)) ep = NULL;
     d->in_progress = 1;
     if (others_first) n += run_events(d, budget);
     if (ep && n == 0) n += hr_tcp_receive(ep, budget);
-    if (n < budget && !hr_tcp_link_alone(&d->ready)) n += run_ready(d, budget - n);
+    if (n < budget && !hr_list_empty(&d->ready)) n += run_ready(d, budget - n);
     if (n == 0 && !others_first && (!ep || ep->source.interest & EPOLLOUT || d->misses++ % POLL_EVERY == 0))
         n += run_events(d, budget);
     d->in_progress = 0;
     return n;
 }
 
-int hr_tcp_event_fd(struct hr_domain *domain) { return ((struct hr_tcp_domain *)domain)->epfd; }
+int hr_tcp_event_fd(struct hr_domain *domain) { return ((struct hr_tcp_domain *)domain)->poll.fd; }
 
 hr_status hr_tcp_event_arm(struct hr_domain *domain) {
     struct hr_tcp_domain *d = (struct hr_tcp_domain *)domain;
-    return hr_tcp_link_alone(&d->ready) && d->event_next == d->event_count ? HR_OK : HR_AGAIN;
+    return hr_list_empty(&d->ready) && d->poll.next == d->poll.count ? HR_OK : HR_AGAIN;
 }
 
 void hr_tcp_event_disarm(struct hr_domain *domain) { (void)domain; }

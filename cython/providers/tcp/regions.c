@@ -76,8 +76,8 @@ void hr_tcp_mem_deregister(struct hr_domain *domain, struct hr_mem *mem) {
     struct hr_tcp_region *region = region_of(d, mem->rkey);
     if (!region) return;
     if (region->serving)
-        for (struct hr_tcp_link *l = d->eps.next; l != &d->eps; l = l->next)
-            hr_tcp_tx_detach(HR_TCP_OF(l, struct hr_tcp_ep, link), mem->rkey);
+        for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next)
+            hr_tcp_tx_detach(hr_container(l, struct hr_tcp_ep, link), mem->rkey);
     region->live = 0;
     if (region->generation != UINT32_MAX) { /* a slot whose generations are used up stays out */
         region->next_free = d->free_region;

@@ -73,7 +73,7 @@ hr_status hr_tcp_push(struct hr_tcp_ep *ep, enum hr_tcp_op_kind kind, const stru
         }
         if (sent < 0) sent = 0;
     }
-    if (hr_tcp_watch(hr_tcp_domain_of(&ep->base), &ep->source, EPOLLIN | EPOLLOUT)) {
+    if (hr_poll_watch(&hr_tcp_domain_of(&ep->base)->poll, &ep->source, EPOLLIN | EPOLLOUT)) {
         hr_tcp_tx_fail(ep, errno);
         return HR_AGAIN;
     }
@@ -176,7 +176,7 @@ int hr_tcp_flush(struct hr_tcp_ep *ep, int budget) {
     for (int round = 0; round < ROUNDS && told < budget && !ep->tx_errno; round++) {
         hr_tcp_serve_pump(ep);
         if (!ep->tx_count) {
-            if (!ep->serve_count) hr_tcp_watch(hr_tcp_domain_of(&ep->base), &ep->source, EPOLLIN);
+            if (!ep->serve_count) hr_poll_watch(&hr_tcp_domain_of(&ep->base)->poll, &ep->source, EPOLLIN);
             break;
         }
         ssize_t n = send_ring(ep);

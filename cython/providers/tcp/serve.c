@@ -92,5 +92,5 @@ void hr_tcp_serve_pump(struct hr_tcp_ep *ep) {
         ep->serve_head = (ep->serve_head + 1) % HR_TCP_READS;
         ep->serve_count--;
     }
-    if (ep->serve_count) hr_tcp_watch(hr_tcp_domain_of(&ep->base), &ep->source, EPOLLIN | EPOLLOUT);
+    if (ep->serve_count) hr_poll_watch(&hr_tcp_domain_of(&ep->base)->poll, &ep->source, EPOLLIN | EPOLLOUT);
 }

@@ -23,13 +23,6 @@
 #define KEEPALIVE_INTERVAL 10
 #define KEEPALIVE_COUNT 3
 
-int hr_tcp_is_own_address(const struct hr_tcp_domain *d, const union hr_tcp_sockaddr *a) {
-    if (hr_tcp_addr_loopback(a)) return 1;
-    for (int i = 0; i < d->nifaces; i++)
-        if (hr_tcp_addr_within(a, &d->ifaces[i].at, a->sa.sa_family == AF_INET ? 32 : 128)) return 1;
-    return 0;
-}
-
 static int set(int fd, int level, int option, int value) { return setsockopt(fd, level, option, &value, sizeof value); }
 
 static int set_cc(int fd, const char *name) {

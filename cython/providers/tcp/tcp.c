@@ -16,8 +16,8 @@
 #define MAX_STREAMS 4            /* lanes of a connection in the engine */
 
 static int device_count(const char **why_p) {
-    struct hr_tcp_addr *list;
-    int n = hr_tcp_ifaces_scan(&list);
+    struct hr_iface *list;
+    int n = hr_ifaces_scan(&list);
     if (n >= 0) free(list);
     if (n > 0) return 1;
     *why_p = n < 0 ? "the kernel does not list its interfaces" : "no network interface is up: ip link set lo up";
@@ -83,12 +83,10 @@ static hr_status parse_options(struct hr_tcp_options *opt, const char *text, cha
 
 static void domain_close(struct hr_domain *domain) {
     struct hr_tcp_domain *d = (struct hr_tcp_domain *)domain;
-    hr_tcp_callers_close(d);
-    for (int i = 0; i < d->nlisteners; i++) hr_tcp_unwatch(d, &d->listeners[i].source);
+    hr_door_close(&d->door);
     hr_tcp_unwatch(d, &d->timer);
     hr_tcp_unwatch(d, &d->wake);
-    if (d->epfd >= 0) close(d->epfd);
-    free(d->listeners);
+    if (d->poll.fd >= 0) close(d->poll.fd);
     free(d->ifaces);
     free(d->regions);
     free(d->scratch);
@@ -99,20 +97,20 @@ static hr_status open_parts(struct hr_tcp_domain *d, const struct hr_domain_para
     hr_status status = parse_options(&d->opt, params->options, detail);
     if (!status) status = hr_tcp_cc_resolve(d, detail);
     if (status) return status;
-    d->nifaces = hr_tcp_ifaces_scan(&d->ifaces);
+    d->nifaces = hr_ifaces_scan(&d->ifaces);
     if (d->nifaces < 0) {
         d->nifaces = 0;
         snprintf(detail, 256, "cannot list network interfaces: %s", strerror(errno));
         return HR_ERR_DEVICE;
     }
-    if ((status = hr_tcp_ifaces_choose(d->ifaces, d->nifaces, params->ifname, detail))) return status;
+    if ((status = hr_ifaces_choose(d->ifaces, d->nifaces, params->ifname, detail))) return status;
     d->host_id = hr_tcp_host_id();
     d->scratch = malloc(HR_TCP_SCRATCH);
-    d->epfd = epoll_create1(EPOLL_CLOEXEC);
+    d->poll.fd = epoll_create1(EPOLL_CLOEXEC);
     d->timer.fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     d->wake.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (!d->scratch || d->epfd < 0 || d->timer.fd < 0 || d->wake.fd < 0 || hr_tcp_watch(d, &d->timer, EPOLLIN) ||
-        hr_tcp_watch(d, &d->wake, EPOLLIN)) {
+    if (!d->scratch || d->poll.fd < 0 || d->timer.fd < 0 || d->wake.fd < 0 ||
+        hr_poll_watch(&d->poll, &d->timer, EPOLLIN) || hr_poll_watch(&d->poll, &d->wake, EPOLLIN)) {
         snprintf(detail, 256, "cannot set up the tcp domain: %s (open files: ulimit -n)", strerror(errno));
         return HR_ERR_NOMEM;
     }
@@ -140,12 +138,12 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     };
     d->auth = params->auth;
     d->self_id = params->self_id;
-    d->epfd = -1;
-    d->timer = (struct hr_tcp_source){.kind = HR_TCP_TIMER, .fd = -1};
-    d->wake = (struct hr_tcp_source){.kind = HR_TCP_WAKE, .fd = -1};
-    hr_tcp_link_init(&d->eps);
-    hr_tcp_link_init(&d->ready);
-    hr_tcp_link_init(&d->callers);
+    d->poll.fd = -1;
+    d->timer = (struct hr_source){.kind = HR_TCP_TIMER, .fd = -1};
+    d->wake = (struct hr_source){.kind = HR_TCP_WAKE, .fd = -1};
+    hr_list_init(&d->eps);
+    hr_list_init(&d->ready);
+    hr_list_init(&d->door.callers);
     detail[0] = 0;
     hr_status status = open_parts(d, params, detail);
     if (status) {
@@ -162,11 +160,11 @@ static size_t domain_address(struct hr_domain *domain, void *addr) {
 
 static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
     struct hr_tcp_domain *d = (struct hr_tcp_domain *)domain;
-    char at[HR_TCP_TEXT];
+    char at[HR_SOCKADDR_TEXT];
     size_t used = 0;
-    for (int i = 0; i < d->nlisteners && used < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s%s %s", i ? ", " : "", d->listeners[i].name,
-                                 hr_tcp_addr_text(&d->listeners[i].at, at));
+    for (int i = 0; i < d->door.nlisteners && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s %s", i ? ", " : "", d->door.listeners[i].name,
+                                 hr_sockaddr_text(&d->door.listeners[i].at, at));
     if (used < size)
         snprintf(text + used, size - used, "; congestion control: %s on this host, %s to others",
                  *d->cc_local ? d->cc_local : "system", *d->cc_remote ? d->cc_remote : "system");

@@ -4,7 +4,7 @@
 
 /*
  * tcp.c     the vtable; options, opening and closing of a domain
- * ifaces.c  interface grammar               address.c   the bytes by which peers reach a domain
+ * address.c  the bytes by which peers reach a domain
  * dial.c    the caller's side               accept.c    the acceptor's side of a connection
  * socket.c  settings of a socket            endpoint.c  life of an endpoint; classes, unsent bytes
  * send.c    frames out, cancel              serve.c     answers to a peer's reads and atomics
@@ -16,63 +16,20 @@
  */
 
 #include <stdint.h>
-#include <sys/epoll.h>
 
 #include "hr/auth.h"
 #include "hr/clock.h"
+#include "hr/door.h"
 #include "hr/provider.h"
-#include "providers/tcp/ifaces.h"
 #include "providers/tcp/wire.h"
 
-struct hr_tcp_link {
-    struct hr_tcp_link *next, *prev;
-};
-#define HR_TCP_OF(ptr, type, field) ((type *)((char *)(ptr) - offsetof(type, field)))
-
-static inline void hr_tcp_link_init(struct hr_tcp_link *l) { l->next = l->prev = l; }
-static inline int hr_tcp_link_alone(const struct hr_tcp_link *l) { return l->next == l; }
-static inline void hr_tcp_link_push(struct hr_tcp_link *head, struct hr_tcp_link *l) {
-    l->prev = head->prev, l->next = head;
-    head->prev->next = l, head->prev = l;
-}
-/* Removing twice is harmless. */
-static inline void hr_tcp_link_remove(struct hr_tcp_link *l) {
-    l->prev->next = l->next, l->next->prev = l->prev;
-    hr_tcp_link_init(l);
-}
-
-/* What an epoll event points to; the first member of everything that has a descriptor there. */
+/* Kinds of source. */
 enum hr_tcp_kind { HR_TCP_EP, HR_TCP_LISTENER, HR_TCP_CALLER, HR_TCP_TIMER, HR_TCP_WAKE };
-struct hr_tcp_source {
-    enum hr_tcp_kind kind;
-    int fd;
-    int watched; /* in the epoll, with these bits: */
-    uint32_t interest;
-};
 
 struct hr_tcp_options {
     char cc[16];           /* congestion control: "auto", "system", or a kernel name */
     int sndbuf, rcvbuf;    /* bytes; 0: the kernel tunes them */
     unsigned user_timeout; /* seconds without progress after which the kernel gives a connection up */
-};
-
-struct hr_tcp_listener {
-    struct hr_tcp_source source;
-    union hr_tcp_sockaddr at; /* with port */
-    char name[IF_NAMESIZE];
-};
-
-/* A caller that was accepted and has no endpoint yet. */
-enum hr_tcp_caller_step { HR_TCP_PROVING, HR_TCP_OPENING, HR_TCP_PARKED };
-struct hr_tcp_caller {
-    struct hr_tcp_source source;
-    struct hr_tcp_link link; /* domain.callers */
-    enum hr_tcp_caller_step step;
-    struct hr_handshake hs;
-    struct hr_tcp_open open;
-    uint32_t have;    /* bytes of open */
-    int64_t deadline; /* until parked */
-    union hr_tcp_sockaddr from;
 };
 
 /* Registered memory that peers may reach. A key is index and generation: it never comes back. */
@@ -86,7 +43,7 @@ struct hr_tcp_region {
     uint32_t next_free;
 };
 
-enum { HR_TCP_EVENTS = 16, HR_TCP_SCRATCH = 64 << 10 };
+enum { HR_TCP_SCRATCH = 64 << 10 };
 
 struct hr_tcp_domain {
     struct hr_domain base;
@@ -96,21 +53,15 @@ struct hr_tcp_domain {
     uint64_t self_id;
     uint64_t
         host_id; /* boot and network namespace: the same where a loopback address reaches the same stack; 0 unknown */
-    struct hr_tcp_addr *ifaces;
+    struct hr_iface *ifaces;
     int nifaces;
-    struct hr_tcp_listener *listeners;
-    int nlisteners;
-    int epfd;
-    struct hr_tcp_source timer, wake; /* wake: an eventfd that tells a sleeper of the ready list */
+    struct hr_poll poll;
+    struct hr_source timer, wake; /* wake: an eventfd that tells a sleeper of the ready list */
     int in_progress;
     int timer_on;
-    struct hr_tcp_link eps, ready, callers;
-    int dialing;   /* endpoints on their way to being connected */
-    int half_open; /* callers that have not proved the key yet */
-    int parked;    /* callers that have, and wait for an endpoint */
-    int accept_paused;
-    struct epoll_event events[HR_TCP_EVENTS];
-    int event_next, event_count;
+    struct hr_door door;
+    struct hr_link eps, ready;
+    int dialing; /* endpoints on their way to being connected */
     unsigned turn, misses;
     struct hr_tcp_region *regions;
     uint32_t nregions, free_region; /* free_region: index + 1, 0 none */
@@ -173,14 +124,14 @@ enum hr_tcp_state { HR_TCP_NEW, HR_TCP_WAITING, HR_TCP_DIALING, HR_TCP_UP, HR_TC
 
 struct hr_tcp_ep {
     struct hr_ep base;
-    struct hr_tcp_source source;
+    struct hr_source source;
     enum hr_tcp_state state;
-    struct hr_tcp_link link, ready;
+    struct hr_link link, ready;
     int active;
     uint32_t stream;    /* which of the endpoints to that peer; see dial.c */
     int dscp, priority; /* -1: as the kernel has it */
     struct hr_tcp_dial *dial;
-    union hr_tcp_sockaddr peer;
+    union hr_sockaddr peer;
 
     int told; /* a state is to be told from progress */
     hr_status tell;
@@ -210,7 +161,7 @@ void hr_tcp_ep_destroy(struct hr_ep *base);
 hr_status hr_tcp_ep_set_class(struct hr_ep *base, int dscp, int priority);
 uint64_t hr_tcp_ep_unsent(struct hr_ep *base);
 /* Connected: takes over fd (its own already, for a caller). The engine is told from progress. */
-hr_status hr_tcp_ep_up(struct hr_tcp_ep *ep, int fd, const union hr_tcp_sockaddr *peer);
+hr_status hr_tcp_ep_up(struct hr_tcp_ep *ep, int fd, const union hr_sockaddr *peer);
 /* The endpoint is over; the engine is told from progress. `what` is text, error (an errno) may be 0. */
 void hr_tcp_ep_fail(struct hr_tcp_ep *ep, hr_status status, const char *what, int error);
 void hr_tcp_ep_tell(struct hr_tcp_ep *ep, hr_status status);
@@ -220,7 +171,7 @@ void hr_tcp_ep_ready(struct hr_tcp_ep *ep); /* progress.c */
 #define HR_TCP_ADDRESSES 35 /* as many as fit into HR_MAX_ADDR */
 size_t hr_tcp_address_write(const struct hr_tcp_domain *d, void *bytes);
 /* Number of addresses, or -1 when these bytes are no address of a tcp domain. */
-int hr_tcp_address_read(const void *bytes, size_t len, uint64_t *host_id_p, union hr_tcp_sockaddr *list);
+int hr_tcp_address_read(const void *bytes, size_t len, uint64_t *host_id_p, union hr_sockaddr *list);
 uint64_t hr_tcp_host_id(void);
 
 /* dial.c */
@@ -234,14 +185,9 @@ int hr_tcp_socket_prepare(struct hr_tcp_domain *d, int fd, int local);
 hr_status hr_tcp_socket_class(int fd, int family, int dscp, int priority);
 /* Turns the option cc into cc_local and cc_remote; HR_ERR_INVALID with detail when the kernel refuses it. */
 hr_status hr_tcp_cc_resolve(struct hr_tcp_domain *d, char detail[256]);
-int hr_tcp_is_own_address(const struct hr_tcp_domain *d, const union hr_tcp_sockaddr *a);
 
 /* accept.c */
 hr_status hr_tcp_listen(struct hr_tcp_domain *d, char detail[256]);
-void hr_tcp_accept(struct hr_tcp_domain *d, struct hr_tcp_listener *listener);
-void hr_tcp_caller_event(struct hr_tcp_domain *d, struct hr_tcp_caller *caller);
-void hr_tcp_callers_tick(struct hr_tcp_domain *d, int64_t now);
-void hr_tcp_callers_close(struct hr_tcp_domain *d);
 /* Hands over a caller that waits for this endpoint: 1, or 0 when there is none. */
 int hr_tcp_pair(struct hr_tcp_domain *d, struct hr_tcp_ep *ep);
 
@@ -289,12 +235,8 @@ int hr_tcp_progress(struct hr_domain *domain, int budget, struct hr_ep *hint);
 int hr_tcp_event_fd(struct hr_domain *domain);
 hr_status hr_tcp_event_arm(struct hr_domain *domain);
 void hr_tcp_event_disarm(struct hr_domain *domain);
-/* Adds it to the epoll, or changes its bits. -1: errno. */
-int hr_tcp_watch(struct hr_tcp_domain *d, struct hr_tcp_source *source, uint32_t interest);
-/* Takes it out of the epoll and out of the events at hand. */
-void hr_tcp_forget(struct hr_tcp_domain *d, struct hr_tcp_source *source);
 /* Forgets it and closes the descriptor; nothing when there is none. */
-void hr_tcp_unwatch(struct hr_tcp_domain *d, struct hr_tcp_source *source);
+void hr_tcp_unwatch(struct hr_tcp_domain *d, struct hr_source *source);
 /* Turns the timer on when something has a deadline, off when nothing has. */
 void hr_tcp_timer_update(struct hr_tcp_domain *d);
 #define HR_TCP_MS 1000000LL

@@ -106,7 +106,9 @@ enum ibv_event_type {
     IBV_EVENT_PATH_MIG_ERR,
     IBV_EVENT_DEVICE_FATAL,
     IBV_EVENT_PORT_ACTIVE,
-    IBV_EVENT_PORT_ERR
+    IBV_EVENT_PORT_ERR,
+    IBV_EVENT_LID_CHANGE,
+    IBV_EVENT_GID_CHANGE = 18
 };
 
 struct ibv_context;

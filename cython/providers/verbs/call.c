@@ -5,65 +5,71 @@
  * the active one: something other than the queue pair has to carry them, both ways, after the job key was proved. A
  * domain's address is fixed before any queue pair exists, so it cannot. Hence a socket per connection:
  *
- *   active -> passive   handshake of hr/auth.h, then hr_verbs_open: its queue pair
- *   passive -> active   hr_verbs_open, once an endpoint is there for it and its queue pair can receive and send
- *   active -> passive   one byte, once its own can
+ *   active -> passive   handshake of hr/auth.h, then hr_verbs_open: its ports, GIDs, what goes into descriptors
+ *   passive -> active   hr_verbs_open, once an endpoint is there for it
+ *   both                words about queue pairs, until two of them work: try.c
  *
  * Then the socket stays open and silent. Its end is the end of the peer: a queue pair whose process was killed falls
  * silent without a word, and only who sends would find out, after seconds of retries.
- *
- * What the peer's queue pair sends may be here before that one byte is: it is as good a sign.
  */
 
-#define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "providers/verbs/verbs.h"
 
-#define FIRST_TRY (1500 * HR_VERBS_MS) /* for an address, when there are others */
-#define PROVE_TIME (5000 * HR_VERBS_MS)
-enum { MAX_HALF_OPEN = 256, MAX_PARKED = 4096, ACCEPTS = 16, BACKLOG = 4096 };
+#define FIRST_TRY (1500 * HR_VERBS_MS)             /* for an address, when there are others */
 static const uint64_t magic = 0x6e65706f62767268u; /* "hrvbopen" */
-enum { VERSION = 1 };
+enum { VERSION = 2 };
 
 /* ---- both sides ---- */
 
 void hr_verbs_call_free(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
-    if (call->active)
-        d->calling--;
-    else if (call->step == HR_VERBS_PARKED || call->step == HR_VERBS_READYING)
-        d->parked--;
-    else
-        d->half_open--;
-    if (call->ep) call->ep->call = NULL;
-    hr_verbs_link_remove(&call->link);
+    d->calling--;
+    call->ep->call = NULL;
+    hr_list_remove(&call->link);
     hr_verbs_unwatch(d, &call->source);
     free(call);
     hr_verbs_timer_update(d);
 }
 
-static struct hr_verbs_call *call_new(struct hr_verbs_domain *d, int active, int fd) {
+static struct hr_verbs_call *call_new(struct hr_verbs_domain *d, struct hr_verbs_ep *ep, int fd) {
     struct hr_verbs_call *call = calloc(1, sizeof *call);
     if (!call) return NULL;
-    call->source = (struct hr_verbs_source){.kind = HR_VERBS_CALL, .fd = fd};
-    call->active = active;
-    hr_verbs_link_push(&d->calls, &call->link);
-    *(active ? &d->calling : &d->half_open) += 1;
+    call->source = (struct hr_source){.kind = HR_VERBS_CALL, .fd = fd};
+    call->active = ep->active;
+    call->ep = ep;
+    ep->call = call;
+    ep->state = HR_VERBS_CALLING;
+    hr_list_push(&d->calls, &call->link);
+    d->calling++;
     hr_verbs_timer_update(d);
     return call;
 }
 
 /* A few bytes into an empty socket: taken whole, or the connection is gone. */
-static int tell_open(struct hr_verbs_ep *ep, int fd) {
-    struct hr_verbs_open open = {.magic = magic, .version = VERSION, .stream = ep->stream, .message = HR_VERBS_MESSAGE};
-    hr_verbs_qp_describe(ep, &open);
-    return send(fd, &open, sizeof open, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof open;
+static int tell_open(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
+    struct hr_verbs_open *own = &call->own;
+    struct hr_verbs_ep *ep = call->ep;
+    if (getrandom(&ep->nonce, sizeof ep->nonce, 0) != sizeof ep->nonce) ep->nonce = (uint64_t)hr_now();
+    *own =
+        (struct hr_verbs_open){.magic = magic, .version = VERSION, .stream = ep->stream, .message = HR_VERBS_MESSAGE};
+    own->nonce = ep->nonce;
+    own->rd_atomic = (uint8_t)hr_verbs_rd_atomic(d);
+    own->fixed = d->wish.gid >= 0;
+    own->npaths = (uint8_t)d->paths.n;
+    call->paths = d->paths;
+    for (int i = 0; i < d->paths.n; i++) {
+        const struct hr_verbs_path *path = &d->paths.list[i];
+        own->paths[i] = (struct hr_verbs_end){.gid = path->gid, .lid = path->lid, .mtu = path->mtu, .kind = path->kind};
+    }
+    return send(call->source.fd, own, sizeof *own, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof *own;
 }
 
 /* 1: it is whole; 0: not yet; -1: closed. */
@@ -77,47 +83,45 @@ static int hear_open(struct hr_verbs_call *call) {
 }
 
 static int good_open(const struct hr_verbs_open *open) {
-    return open->magic == magic && open->version == VERSION && open->message == HR_VERBS_MESSAGE && open->mtu &&
-           open->mtu <= IBV_MTU_4096 && open->rd_atomic;
+    if (open->magic != magic || open->version != VERSION || open->message != HR_VERBS_MESSAGE || !open->rd_atomic ||
+        open->npaths > HR_VERBS_PATHS)
+        return 0;
+    for (int i = 0; i < open->npaths; i++)
+        if (!open->paths[i].mtu || open->paths[i].mtu > IBV_MTU_4096) return 0;
+    return 1;
 }
 
-/* The socket goes from the call to the endpoint, which is connected. */
-static void up(struct hr_verbs_ep *ep) {
-    struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
-    struct hr_verbs_call *call = ep->call;
-    hr_verbs_forget(d, &call->source);
-    ep->source.fd = call->source.fd;
-    call->source.fd = -1;
-    hr_verbs_call_free(d, call);
-    ep->state = HR_VERBS_UP;
-    if (hr_verbs_watch(d, &ep->source, EPOLLIN | EPOLLRDHUP))
-        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "cannot watch the connection", errno);
-    else
-        hr_verbs_ep_tell(ep, HR_OK);
-}
-
-void hr_verbs_heard(struct hr_verbs_ep *ep) {
-    if (ep->state == HR_VERBS_CALLING && ep->call && ep->call->step == HR_VERBS_READYING) up(ep);
+/* Both have told of themselves. */
+static void go_on(struct hr_verbs_call *call) {
+    if (!call->own.npaths || !call->open.npaths) {
+        hr_verbs_ep_fail(call->ep, HR_ERR_UNREACHABLE,
+                         call->own.npaths ? "the peer's RDMA device has no active port"
+                                          : "the RDMA device has no active port any more: rdma link",
+                         0);
+        return;
+    }
+    call->step = HR_VERBS_TRYING;
+    hr_verbs_try(call);
 }
 
 /* ---- the active side ---- */
 
 static void note(struct hr_verbs_call *call, hr_status status, const char *what, int error) {
-    char text[80];
+    char text[HR_SOCKADDR_TEXT];
     if (call->worst == HR_ERR_AUTH) return;
     call->worst = status;
-    snprintf(call->why, sizeof call->why, "%s: %s%s%s", hr_verbs_sockaddr_text(&call->list[call->current], text), what,
+    snprintf(call->why, sizeof call->why, "%s: %s%s%s", hr_sockaddr_text(&call->list[call->current], text), what,
              error ? ": " : "", error ? strerror(error) : "");
 }
 
 static int start(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
-    const union hr_verbs_sockaddr *at = &call->list[call->current];
+    const union hr_sockaddr *at = &call->list[call->current];
     int one = 1;
-    call->source.fd = socket(at->sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    call->source.fd = hr_socket_open(at->sa.sa_family);
     if (call->source.fd < 0) return -1;
     setsockopt(call->source.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    if (connect(call->source.fd, &at->sa, hr_verbs_sockaddr_len(at)) && errno != EINPROGRESS) return -1;
-    return hr_verbs_watch(d, &call->source, EPOLLOUT);
+    if (hr_socket_call(call->source.fd, at)) return -1;
+    return hr_poll_watch(&d->poll, &call->source, EPOLLOUT);
 }
 
 /* Tries the addresses in turn; ends the endpoint after the last. */
@@ -138,18 +142,8 @@ static void try_next(struct hr_verbs_domain *d, struct hr_verbs_call *call, hr_s
     try_from(d, call, call->current + 1);
 }
 
-/* A connect to a free port of this host may get that very port as its own: it is then connected to itself. */
-static int is_itself(int fd) {
-    union hr_verbs_sockaddr a, b;
-    socklen_t la = sizeof a, lb = sizeof b;
-    return getsockname(fd, &a.sa, &la) == 0 && getpeername(fd, &b.sa, &lb) == 0 && la == lb && memcmp(&a, &b, la) == 0;
-}
-
 static int connected(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
-    int error = 0;
-    socklen_t len = sizeof error;
-    if (getsockopt(call->source.fd, SOL_SOCKET, SO_ERROR, &error, &len)) error = errno;
-    if (!error && is_itself(call->source.fd)) error = ECONNREFUSED;
+    int error = hr_socket_called(call->source.fd);
     if (error) {
         try_next(d, call, HR_ERR_UNREACHABLE, "cannot connect", error);
         return 0;
@@ -159,224 +153,136 @@ static int connected(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
     return 1;
 }
 
-static int active_proving(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
+static int proving(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
     int want_write = 0;
     hr_status status = hr_handshake_step(&call->hs, call->source.fd, &want_write);
-    switch (status) {
-    case HR_AGAIN: hr_verbs_watch(d, &call->source, want_write ? EPOLLOUT : EPOLLIN); return 0;
-    case HR_OK: break;
-    case HR_ERR_AUTH:
-        try_next(d, call, status, "the peer does not know the job token, or is not of this job", 0);
+    if (status == HR_AGAIN) {
+        hr_poll_watch(&d->poll, &call->source, want_write ? EPOLLOUT : EPOLLIN);
         return 0;
-    case HR_ERR_PROTOCOL:
-        try_next(d, call, HR_ERR_UNREACHABLE, "what listens there does not speak this protocol", 0);
-        return 0;
-    default:
-        try_next(d, call, HR_ERR_UNREACHABLE, "closed during the handshake (another job, or one without a token?)", 0);
+    }
+    if (status != HR_OK) {
+        const char *what = hr_prove_text(status, &status);
+        try_next(d, call, status, what, 0);
         return 0;
     }
     call->step = HR_VERBS_OPENING;
     call->deadline = 0;
-    if (tell_open(call->ep, call->source.fd)) {
-        hr_verbs_watch(d, &call->source, EPOLLIN);
+    if (tell_open(d, call)) {
+        hr_poll_watch(&d->poll, &call->source, EPOLLIN);
         return 1;
     }
     hr_verbs_ep_fail(call->ep, HR_ERR_UNREACHABLE, "closed before the connection was open", 0);
     return 0;
 }
 
-static void active_opening(struct hr_verbs_call *call) {
+static void opening(struct hr_verbs_call *call) {
     struct hr_verbs_ep *ep = call->ep;
-    char why[160];
     int heard = hear_open(call);
-    if (heard == 0) return;
-    if (heard < 0) {
+    if (heard < 0)
         hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "closed before the connection was open", 0);
-        return;
-    }
-    if (!good_open(&call->open) || call->open.stream != ep->stream) {
+    else if (heard && (!good_open(&call->open) || call->open.stream != ep->stream))
         hr_verbs_ep_fail(ep, HR_ERR_PROTOCOL, "the peer opened another stream or speaks another version", 0);
-        return;
-    }
-    hr_status status = hr_verbs_qp_up(ep, &call->open, why);
-    if (status != HR_OK)
-        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, why, 0);
-    else if (send(call->source.fd, "R", 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1)
-        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "closed before the connection was open", errno);
-    else if (ep->state == HR_VERBS_CALLING)
-        up(ep);
+    else if (heard)
+        go_on(call);
 }
 
 /* ---- the passive side ---- */
 
-static hr_status listen_at(struct hr_verbs_domain *d, const union hr_verbs_sockaddr *at, char detail[256]) {
-    struct hr_verbs_listener *listener = &d->listeners[d->nlisteners];
-    socklen_t len = sizeof listener->at;
-    char text[80];
-    int one = 1, fd;
-    *listener = (struct hr_verbs_listener){.source = {.kind = HR_VERBS_LISTENER, .fd = -1}, .at = *at};
-    fd = listener->source.fd = socket(at->sa.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0 || (at->sa.sa_family == AF_INET6 && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof one)) ||
-        bind(fd, &at->sa, hr_verbs_sockaddr_len(at)) || listen(fd, BACKLOG) ||
-        getsockname(fd, &listener->at.sa, &len) || hr_verbs_watch(d, &listener->source, EPOLLIN)) {
-        snprintf(detail, 256, "verbs: cannot listen on %s: %s", hr_verbs_sockaddr_text(at, text), strerror(errno));
-        hr_verbs_unwatch(d, &listener->source);
-        return HR_ERR_NO_DEVICE;
-    }
-    d->nlisteners++;
-    return HR_OK;
+static struct hr_verbs_domain *domain_of(struct hr_door *door) {
+    return hr_container(door, struct hr_verbs_domain, door);
 }
 
-hr_status hr_verbs_listen(struct hr_verbs_domain *d, char detail[256]) {
-    union hr_verbs_sockaddr list[HR_VERBS_ADDRESSES];
-    int n = hr_verbs_call_addresses(d, list, HR_VERBS_ADDRESSES);
-    d->listeners = calloc(HR_VERBS_ADDRESSES, sizeof *d->listeners);
-    if (!d->listeners) return HR_ERR_NOMEM;
-    snprintf(detail, 256,
-             "verbs: the device's network has no address of this host: ip address add ... to its interface");
-    for (int i = 0; i < n; i++)
-        listen_at(d, &list[i], detail); /* one that cannot be used yet is made up for by others */
-    return d->nlisteners ? HR_OK : HR_ERR_NO_DEVICE;
+static int prepare(struct hr_door *door, int fd, int local) {
+    int one = 1;
+    (void)door, (void)local;
+    return setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 }
 
-static void pause_accepting(struct hr_verbs_domain *d, int pause) {
-    for (int i = 0; i < d->nlisteners; i++) hr_verbs_watch(d, &d->listeners[i].source, pause ? 0 : EPOLLIN);
-}
-
-void hr_verbs_accept(struct hr_verbs_domain *d, struct hr_verbs_listener *listener) {
-    for (int i = 0; i < ACCEPTS; i++) {
-        union hr_verbs_sockaddr from;
-        socklen_t len = sizeof from;
-        int one = 1, fd;
-        memset(&from, 0, sizeof from);
-        if (d->half_open >= MAX_HALF_OPEN) {
-            pause_accepting(d, 1); /* until the next tick of the timer, which runs while there are callers */
-            return;
-        }
-        fd = accept4(listener->source.fd, &from.sa, &len, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (fd < 0) {
-            if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS) return;
-            pause_accepting(d, 1);
-            d->starved = 1;
-            hr_verbs_timer_update(d);
-            return;
-        }
-        struct hr_verbs_call *call = NULL;
-        if ((!hr_verbs_is_own(d, &from) && !d->auth->have_token && !d->auth->insecure) ||
-            !(call = call_new(d, 0, fd))) {
-            close(fd);
-            continue;
-        }
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        call->step = HR_VERBS_PROVING;
-        call->deadline = hr_now() + PROVE_TIME;
-        hr_handshake_start(&call->hs, d->auth, 0, d->self_id, 0);
-        if (hr_verbs_watch(d, &call->source, EPOLLIN)) hr_verbs_call_free(d, call);
-    }
+static int good(const void *open, uint32_t *stream_p) {
+    *stream_p = ((const struct hr_verbs_open *)open)->stream;
+    return good_open(open);
 }
 
 /* A caller and the endpoint that it calls have met. */
-static void give(struct hr_verbs_domain *d, struct hr_verbs_call *call, struct hr_verbs_ep *ep) {
-    char why[160];
-    call->ep = ep;
-    call->step = HR_VERBS_READYING;
-    ep->call = call;
-    ep->state = HR_VERBS_CALLING;
-    hr_status status = hr_verbs_qp_open(ep, why);
-    if (status == HR_OK) status = hr_verbs_qp_up(ep, &call->open, why);
-    if (status != HR_OK)
-        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, why, 0);
-    else if (ep->state == HR_VERBS_CALLING && !tell_open(ep, call->source.fd))
+static void give(struct hr_verbs_domain *d, struct hr_caller *caller, struct hr_verbs_ep *ep) {
+    struct hr_verbs_open open;
+    memcpy(&open, caller->open, sizeof open);
+    int fd = hr_door_take(&d->door, caller);
+    struct hr_verbs_call *call = call_new(d, ep, fd);
+    if (!call) {
+        close(fd);
+        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "no memory for the connection", 0);
+        return;
+    }
+    call->open = open;
+    if (hr_poll_watch(&d->poll, &call->source, EPOLLIN) == 0 && tell_open(d, call))
+        go_on(call);
+    else
         hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "the caller left before the connection was open", 0);
-    else
-        hr_verbs_watch(d, &call->source, EPOLLIN);
 }
 
-static int meant(const struct hr_verbs_call *call, const struct hr_verbs_ep *ep) {
-    return call->hs.peer_id == ep->base.peer_id && call->open.stream == ep->stream;
-}
-
-/* An older caller for the same stream was given up by the peer. */
-static void park(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
-    for (struct hr_verbs_link *l = d->calls.next; l != &d->calls; l = l->next) {
-        struct hr_verbs_call *old = HR_VERBS_OF(l, struct hr_verbs_call, link);
-        if (old->step != HR_VERBS_PARKED || old->hs.peer_id != call->hs.peer_id ||
-            old->open.stream != call->open.stream)
+static void waits(struct hr_door *door, struct hr_caller *caller) {
+    struct hr_verbs_domain *d = domain_of(door);
+    for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next) {
+        struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
+        if (ep->state != HR_VERBS_WAITING || ep->base.peer_id != caller->hs.peer_id || ep->stream != caller->stream)
             continue;
-        hr_verbs_call_free(d, old);
-        break;
-    }
-    if (d->parked >= MAX_PARKED) {
-        hr_verbs_call_free(d, call);
-        return;
-    }
-    call->step = HR_VERBS_PARKED;
-    d->half_open--;
-    d->parked++;
-    hr_verbs_timer_update(d);
-    for (struct hr_verbs_link *l = d->eps.next; l != &d->eps; l = l->next) {
-        struct hr_verbs_ep *ep = HR_VERBS_OF(l, struct hr_verbs_ep, link);
-        if (ep->state != HR_VERBS_WAITING || !meant(call, ep)) continue;
-        give(d, call, ep);
+        give(d, caller, ep);
         return;
     }
 }
 
-static void passive_event(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
-    int want_write = 0, heard;
-    char byte;
-    if (call->step == HR_VERBS_PROVING) {
-        hr_status status = hr_handshake_step(&call->hs, call->source.fd, &want_write);
-        if (status == HR_AGAIN)
-            hr_verbs_watch(d, &call->source, want_write ? EPOLLOUT : EPOLLIN);
-        else if (status != HR_OK)
-            hr_verbs_call_free(d, call);
-        if (status != HR_OK) return;
-        call->step = HR_VERBS_OPENING;
-        hr_verbs_watch(d, &call->source, EPOLLIN);
-    }
-    if (call->step == HR_VERBS_OPENING) {
-        heard = hear_open(call);
-        if (heard > 0 && good_open(&call->open))
-            park(d, call);
-        else if (heard)
-            hr_verbs_call_free(d, call);
-        return;
-    }
-    ssize_t n = recv(call->source.fd, &byte, 1, MSG_DONTWAIT);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (call->step == HR_VERBS_PARKED)
-        hr_verbs_call_free(d, call); /* it says nothing until it is answered: whatever comes is its end */
-    else if (n == 1 && byte == 'R')
-        up(call->ep);
-    else
-        hr_verbs_ep_fail(call->ep, HR_ERR_UNREACHABLE, "the caller left before the connection was open", 0);
+static void changed(struct hr_door *door) { hr_verbs_timer_update(domain_of(door)); }
+
+hr_status hr_verbs_listen(struct hr_verbs_domain *d, char detail[256]) {
+    struct hr_door *door = &d->door;
+    union hr_sockaddr list[HR_VERBS_ADDRESSES];
+    int n = hr_verbs_call_addresses(d, list, HR_VERBS_ADDRESSES);
+    char text[HR_SOCKADDR_TEXT];
+    _Static_assert(sizeof(struct hr_verbs_open) <= HR_OPEN_BYTES, "fits into a caller");
+    door->poll = &d->poll;
+    door->auth = d->auth;
+    door->self_id = d->self_id;
+    door->ifaces = d->ifaces;
+    door->nifaces = d->nifaces;
+    door->listener_kind = HR_VERBS_LISTENER;
+    door->caller_kind = HR_VERBS_CALLER;
+    door->open_len = sizeof(struct hr_verbs_open);
+    door->prepare = prepare;
+    door->good = good;
+    door->waits = waits;
+    door->changed = changed;
+    snprintf(detail, 256,
+             "verbs: the device's network has no address of this host: ip address add ... to its interface");
+    for (int i = 0; i < n; i++)
+        if (hr_door_listen(door, &list[i], "", HR_VERBS_ADDRESSES))
+            snprintf(detail, 256, "verbs: cannot listen on %s: %s", hr_sockaddr_text(&list[i], text), strerror(errno));
+    return door->nlisteners ? HR_OK : HR_ERR_NO_DEVICE;
 }
 
 /* ---- events, deadlines, the vtable's slot ---- */
 
 void hr_verbs_call_event(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
-    if (!call->active) {
-        passive_event(d, call);
+    if (call->step == HR_VERBS_TRYING) {
+        hr_verbs_try_event(call);
         return;
     }
     if (call->step == HR_VERBS_CONNECTING && !connected(d, call)) return;
-    if (call->step == HR_VERBS_PROVING && !active_proving(d, call)) return;
-    if (call->step == HR_VERBS_OPENING) active_opening(call);
+    if (call->step == HR_VERBS_PROVING && !proving(d, call)) return;
+    if (call->step == HR_VERBS_OPENING) opening(call);
 }
 
 void hr_verbs_calls_tick(struct hr_verbs_domain *d, int64_t now) {
-    for (struct hr_verbs_link *l = d->calls.next, *next; l != &d->calls; l = next) {
-        struct hr_verbs_call *call = HR_VERBS_OF(l, struct hr_verbs_call, link);
+    for (struct hr_link *l = d->calls.next, *next; l != &d->calls; l = next) {
+        struct hr_verbs_call *call = hr_container(l, struct hr_verbs_call, link);
         next = l->next;
         if (!call->deadline || now < call->deadline) continue;
-        if (call->active)
+        if (call->step == HR_VERBS_TRYING)
+            hr_verbs_try_late(call);
+        else
             try_next(d, call, HR_ERR_UNREACHABLE, "no answer", 0);
-        else if (call->step == HR_VERBS_PROVING || call->step == HR_VERBS_OPENING)
-            hr_verbs_call_free(d, call);
     }
-    d->starved = 0;
-    if (d->half_open < MAX_HALF_OPEN) pause_accepting(d, 0);
+    hr_door_tick(&d->door, now);
 }
 
 /* As many endpoints as one likes may reach one peer: they are told apart by a number, the lowest that no other endpoint
@@ -384,8 +290,8 @@ void hr_verbs_calls_tick(struct hr_verbs_domain *d, int64_t now) {
 static uint32_t free_stream(struct hr_verbs_domain *d, const struct hr_verbs_ep *self, int active) {
     for (uint32_t stream = 0;; stream++) {
         int used = 0;
-        for (struct hr_verbs_link *l = d->eps.next; l != &d->eps && !used; l = l->next) {
-            struct hr_verbs_ep *ep = HR_VERBS_OF(l, struct hr_verbs_ep, link);
+        for (struct hr_link *l = d->eps.next; l != &d->eps && !used; l = l->next) {
+            struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
             int lives = ep->state != HR_VERBS_NEW && ep->state != HR_VERBS_LOST && ep->state != HR_VERBS_CLOSED;
             used = lives && ep->base.peer_id == self->base.peer_id && ep->active == active && ep->stream == stream;
         }
@@ -393,31 +299,23 @@ static uint32_t free_stream(struct hr_verbs_domain *d, const struct hr_verbs_ep 
     }
 }
 
-static void dial(struct hr_verbs_domain *d, struct hr_verbs_ep *ep, struct hr_verbs_call *call,
-                 const union hr_verbs_sockaddr *list, int n) {
+static void dial(struct hr_verbs_domain *d, struct hr_verbs_call *call, const union hr_sockaddr *list, int n) {
     int any = d->auth->have_token || d->auth->insecure;
-    char why[160];
-    ep->call = call;
-    ep->state = HR_VERBS_CALLING;
-    call->ep = ep;
     call->worst = HR_ERR_UNREACHABLE;
     for (int i = 0; i < n; i++)
-        if (any || hr_verbs_is_own(d, &list[i])) call->list[call->n++] = list[i];
+        if (any || hr_ifaces_own(d->ifaces, d->nifaces, &list[i])) call->list[call->n++] = list[i];
     if (!call->n) {
         call->worst = HR_ERR_AUTH;
         snprintf(call->why, sizeof call->why,
                  "the peer is on another host and there is no job token: set HRDMA_TOKEN, or HRDMA_INSECURE=1");
     }
-    if (hr_verbs_qp_open(ep, why) != HR_OK)
-        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, why, 0);
-    else
-        try_from(d, call, 0);
+    try_from(d, call, 0);
 }
 
 hr_status hr_verbs_ep_connect(struct hr_ep *base, const void *addr, size_t addr_len, int active) {
     struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
     struct hr_verbs_domain *d = hr_verbs_domain_of(base);
-    union hr_verbs_sockaddr list[HR_VERBS_ADDRESSES];
+    union hr_sockaddr list[HR_VERBS_ADDRESSES];
     if (ep->state != HR_VERBS_NEW) return HR_ERR_INVALID;
     int n = hr_verbs_address_read(addr, addr_len, list);
     if (n < 0) return HR_ERR_INVALID;
@@ -425,17 +323,13 @@ hr_status hr_verbs_ep_connect(struct hr_ep *base, const void *addr, size_t addr_
     ep->stream = free_stream(d, ep, active);
     hr_verbs_inject_start(&d->inject, &ep->inject, d->self_id, base->peer_id, ep->stream);
     if (active) {
-        struct hr_verbs_call *call = call_new(d, 1, -1);
+        struct hr_verbs_call *call = call_new(d, ep, -1);
         if (!call) return HR_ERR_NOMEM;
-        dial(d, ep, call, list, n);
+        dial(d, call, list, n);
         return HR_OK;
     }
     ep->state = HR_VERBS_WAITING;
-    for (struct hr_verbs_link *l = d->calls.next; l != &d->calls; l = l->next) {
-        struct hr_verbs_call *call = HR_VERBS_OF(l, struct hr_verbs_call, link);
-        if (call->step != HR_VERBS_PARKED || !meant(call, ep)) continue;
-        give(d, call, ep);
-        break;
-    }
+    struct hr_caller *caller = hr_door_find(&d->door, base->peer_id, ep->stream);
+    if (caller) give(d, caller, ep);
     return HR_OK;
 }

@@ -8,6 +8,11 @@
 #include "providers/verbs/verbs.h"
 
 /* A serial number is index and generation, so that a completion that was late does not reach a successor. */
+void hr_verbs_ep_renew(struct hr_verbs_ep *ep) {
+    uint32_t i = ep->serial % HR_VERBS_EPS;
+    ep->serial = ++hr_verbs_domain_of(&ep->base)->generation[i] << 12 | i;
+}
+
 hr_status hr_verbs_ep_create(struct hr_domain *domain, uint64_t peer_id, void *ctx, struct hr_ep **ep_p) {
     struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
     struct hr_verbs_ep *ep;
@@ -15,14 +20,15 @@ hr_status hr_verbs_ep_create(struct hr_domain *domain, uint64_t peer_id, void *c
     while (i < HR_VERBS_EPS && d->table[i]) i++;
     if (i == HR_VERBS_EPS || !(ep = calloc(1, sizeof *ep))) return HR_ERR_NOMEM;
     ep->base = (struct hr_ep){.domain = domain, .ctx = ctx, .peer_id = peer_id};
-    ep->source = (struct hr_verbs_source){.kind = HR_VERBS_EP, .fd = -1};
+    ep->source = (struct hr_source){.kind = HR_VERBS_EP, .fd = -1};
     ep->dscp = ep->priority = -1;
-    ep->serial = ++d->generation[i] << 12 | i;
+    ep->serial = i;
     d->table[i] = ep;
-    hr_verbs_link_init(&ep->ready);
-    hr_verbs_link_init(&ep->end);
-    hr_verbs_link_init(&ep->queue);
-    hr_verbs_link_push(&d->eps, &ep->link);
+    hr_verbs_ep_renew(ep);
+    hr_list_init(&ep->ready);
+    hr_list_init(&ep->end);
+    hr_list_init(&ep->queue);
+    hr_list_push(&d->eps, &ep->link);
     *ep_p = &ep->base;
     return HR_OK;
 }
@@ -54,15 +60,25 @@ void hr_verbs_ep_tell(struct hr_verbs_ep *ep, hr_status status) {
 /* Lets go of the connection; the queue pair, which may be what is being looked at, stays. */
 static void hang_up(struct hr_verbs_ep *ep) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
-    if (ep->call) {
-        ep->call->ep = NULL;
-        hr_verbs_call_free(d, ep->call);
-        ep->call = NULL;
-    }
+    if (ep->call) hr_verbs_call_free(d, ep->call);
     hr_verbs_unwatch(d, &ep->source);
-    hr_verbs_link_remove(&ep->end);
+    hr_list_remove(&ep->end);
     hr_verbs_qp_break(ep);
     hr_verbs_timer_update(d);
+}
+
+void hr_verbs_ep_up(struct hr_verbs_ep *ep) {
+    struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
+    struct hr_verbs_call *call = ep->call;
+    hr_poll_forget(&d->poll, &call->source);
+    ep->source.fd = call->source.fd;
+    call->source.fd = -1;
+    hr_verbs_call_free(d, call);
+    ep->state = HR_VERBS_UP;
+    if (hr_poll_watch(&d->poll, &ep->source, EPOLLIN | EPOLLRDHUP))
+        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "cannot watch the connection", errno);
+    else
+        hr_verbs_ep_tell(ep, HR_OK);
 }
 
 void hr_verbs_ep_fail(struct hr_verbs_ep *ep, hr_status status, const char *what, int error) {
@@ -78,7 +94,7 @@ void hr_verbs_ep_end(struct hr_verbs_ep *ep) {
     if (ep->state != HR_VERBS_UP) return;
     ep->state = HR_VERBS_ENDING;
     ep->ended = hr_now();
-    hr_verbs_link_push(&d->ending, &ep->end);
+    hr_list_push(&d->ending, &ep->end);
     hr_verbs_timer_update(d);
 }
 
@@ -88,7 +104,7 @@ void hr_verbs_ep_abort(struct hr_ep *base) {
     hang_up(ep);
     hr_verbs_qp_close(ep);
     hr_verbs_ops_drop(ep);
-    hr_verbs_link_remove(&ep->ready);
+    hr_list_remove(&ep->ready);
     ep->told = 0;
     ep->state = HR_VERBS_CLOSED;
 }
@@ -96,7 +112,7 @@ void hr_verbs_ep_abort(struct hr_ep *base) {
 void hr_verbs_ep_destroy(struct hr_ep *base) {
     struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
     hr_verbs_ep_abort(base);
-    hr_verbs_link_remove(&ep->link);
+    hr_list_remove(&ep->link);
     hr_verbs_domain_of(base)->table[ep->serial % HR_VERBS_EPS] = NULL;
     free(ep);
 }

@@ -40,6 +40,9 @@ static int number(const char *key, const char *value, uint64_t *number_p, char d
 int hr_verbs_inject_option(struct hr_verbs_inject *inject, const char *key, const char *value, char detail[256]) {
     if (!strcmp(key, "wc_error")) return rate(key, value, &inject->wc_error, detail);
     if (!strcmp(key, "errno")) return rate(key, value, &inject->post_error, detail);
+    if (!strcmp(key, "reg_errno")) return rate(key, value, &inject->reg_error, detail);
+    if (!strcmp(key, "deaf")) return number(key, value, &inject->deaf, detail);
+    if (!strcmp(key, "narrow")) return number(key, value, &inject->narrow, detail);
     if (!strcmp(key, "fault_seed")) return number(key, value, &inject->seed, detail);
     if (!strcmp(key, "fault_budget")) return number(key, value, &inject->budget, detail);
     if (strcmp(key, "wc_status")) return 0;
@@ -58,7 +61,7 @@ void hr_verbs_inject_start(const struct hr_verbs_inject *inject, struct hr_verbs
 }
 
 static int strikes(struct hr_verbs_inject *inject, struct hr_verbs_inject_ep *ep, double probability) {
-    if (probability <= 0 || inject->completions + inject->posts >= inject->budget) return 0;
+    if (probability <= 0 || inject->completions + inject->posts + inject->registrations >= inject->budget) return 0;
     return (double)(hr_mix(&ep->random) >> 11) * 0x1p-53 < probability;
 }
 
@@ -68,6 +71,20 @@ int hr_verbs_inject_wc(struct hr_verbs_inject *inject, struct hr_verbs_inject_ep
     wc->status = inject->status;
     wc->vendor_err = 0xfa;
     return 1;
+}
+
+int hr_verbs_inject_try(struct hr_verbs_inject *inject, int turn, int greeting) {
+    uint64_t small = inject->deaf, any = small + inject->narrow;
+    if ((uint64_t)turn >= any || (greeting == 0) != ((uint64_t)turn < small)) return 0;
+    inject->tries++;
+    return 1;
+}
+
+int hr_verbs_inject_register(struct hr_verbs_inject *inject) {
+    struct hr_verbs_inject_ep next = {inject->seed + inject->registered++};
+    if (!strikes(inject, &next, inject->reg_error)) return 0;
+    inject->registrations++;
+    return ENOMEM;
 }
 
 int hr_verbs_inject_post(struct hr_verbs_inject *inject, struct hr_verbs_inject_ep *ep) {

@@ -53,7 +53,8 @@ static void mr_free(struct hr_verbs_domain *d, struct hr_verbs_mr *mr) {
 static struct hr_verbs_mr *mr_new(struct hr_verbs_domain *d, void *addr, size_t len, int access, uint64_t arena) {
     struct hr_verbs_mr *mr = calloc(1, sizeof *mr);
     if (!mr) return NULL;
-    mr->mr = d->verbs->reg_mr(d->pd, addr, len, access);
+    errno = hr_verbs_inject_register(&d->inject);
+    if (!errno) mr->mr = d->verbs->reg_mr(d->pd, addr, len, access);
     if (!mr->mr) {
         free(mr);
         return NULL;

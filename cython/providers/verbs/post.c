@@ -110,14 +110,24 @@ static int ended(struct hr_verbs_ep *ep, const struct hr_verbs_wqe *wqe, uint32_
     return hr_verbs_op_done(ep, wqe->op);
 }
 
+/* What to look at. */
+static const char *advice(enum ibv_wc_status status) {
+    switch (status) {
+    case IBV_WC_RETRY_EXC_ERR: return "; nothing came back for half a second: is its link up?";
+    case IBV_WC_REM_ACCESS_ERR: return "; the peer took that memory back, or lets us only read it";
+    case IBV_WC_LOC_PROT_ERR: return "; memory that is not registered any more";
+    default: return "";
+    }
+}
+
 /* The operation that failed is told, where it is to blame; the connection is over in any case. */
 static int failed(struct hr_verbs_ep *ep, const struct hr_verbs_wqe *wqe, const struct ibv_wc *wc) {
     hr_status status = status_of(wc->status);
-    char text[120];
+    char text[200];
     int n = 0;
     if (wc->status == IBV_WC_RNR_RETRY_EXC_ERR) hr_verbs_domain_of(&ep->base)->counts.rnr++;
-    snprintf(text, sizeof text, "%s (status %d, vendor code 0x%x)", hr_verbs_wc_text(wc->status), (int)wc->status,
-             wc->vendor_err);
+    snprintf(text, sizeof text, "%s (status %d, vendor code 0x%x)%s", hr_verbs_wc_text(wc->status), (int)wc->status,
+             wc->vendor_err, advice(wc->status));
     hr_verbs_ep_fail(ep, HR_ERR_PEER_LOST, text, 0);
     if (wqe && !hr_is_peer_error(status)) {
         void *cookie = wqe->work == HR_VERBS_W_ATOMIC ? wqe->cookie : wqe->op ? wqe->op->cookie : NULL;
@@ -155,7 +165,7 @@ int hr_verbs_sent(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
     if (ep->state == HR_VERBS_UP) hr_verbs_answer(ep);
     if (ep->state == HR_VERBS_UP) hr_verbs_give_room(ep);
     hr_verbs_room_again(ep);
-    if (!hr_verbs_link_alone(&ep->queue)) hr_verbs_ep_ready(ep);
+    if (!hr_list_empty(&ep->queue)) hr_verbs_ep_ready(ep);
     return n;
 }
 

@@ -29,26 +29,8 @@ enum { LOOK_EVERY = 32 };
 
 /* ---- descriptors ---- */
 
-int hr_verbs_watch(struct hr_verbs_domain *d, struct hr_verbs_source *source, uint32_t interest) {
-    struct epoll_event event = {.events = interest, .data.ptr = source};
-    if (source->watched && source->interest == interest) return 0;
-    if (epoll_ctl(d->epfd, source->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, source->fd, &event)) return -1;
-    source->watched = 1;
-    source->interest = interest;
-    return 0;
-}
-
-void hr_verbs_forget(struct hr_verbs_domain *d, struct hr_verbs_source *source) {
-    if (!source->watched) return;
-    epoll_ctl(d->epfd, EPOLL_CTL_DEL, source->fd, NULL);
-    source->watched = 0;
-    source->interest = 0;
-    for (int i = d->event_next; i < d->event_count; i++)
-        if (d->events[i].data.ptr == source) d->events[i].data.ptr = NULL;
-}
-
-void hr_verbs_unwatch(struct hr_verbs_domain *d, struct hr_verbs_source *source) {
-    hr_verbs_forget(d, source);
+void hr_verbs_unwatch(struct hr_verbs_domain *d, struct hr_source *source) {
+    hr_poll_forget(&d->poll, source);
     if (source->fd >= 0) {
         shutdown(source->fd, SHUT_RDWR); /* a forked child may hold a copy: closing would not tell the peer */
         close(source->fd);
@@ -59,13 +41,13 @@ void hr_verbs_unwatch(struct hr_verbs_domain *d, struct hr_verbs_source *source)
 /* Outside of progress somebody may be asleep who was told that nothing is pending. */
 void hr_verbs_ep_ready(struct hr_verbs_ep *ep) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
-    if (!hr_verbs_link_alone(&ep->ready)) return;
-    hr_verbs_link_push(&d->ready, &ep->ready);
+    if (!hr_list_empty(&ep->ready)) return;
+    hr_list_push(&d->ready, &ep->ready);
     if (!d->in_progress) eventfd_write(d->wake.fd, 1);
 }
 
 void hr_verbs_timer_update(struct hr_verbs_domain *d) {
-    int64_t tick = !hr_verbs_link_alone(&d->ending) ? TICK : d->calling || d->half_open || d->starved ? SLOW_TICK : 0;
+    int64_t tick = !hr_list_empty(&d->ending) ? TICK : d->calling || hr_door_busy(&d->door) ? SLOW_TICK : 0;
     if (tick == d->tick) return;
     struct timespec every = {.tv_nsec = tick};
     struct itimerspec spec = {.it_interval = every, .it_value = every};
@@ -73,24 +55,28 @@ void hr_verbs_timer_update(struct hr_verbs_domain *d) {
     d->tick = tick;
 }
 
-/* Nothing is said on this socket any more, but for the byte that was overtaken by the first message. */
+/* Nothing is said on this socket any more, but for the word that was overtaken by the first message. */
 static void ep_event(struct hr_verbs_ep *ep) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
     char bytes[16];
     ssize_t n = read(ep->source.fd, bytes, sizeof bytes);
     if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return;
-    hr_verbs_forget(d, &ep->source);
+    hr_poll_forget(&d->poll, &ep->source);
     hr_verbs_ep_end(ep);
 }
 
 static void async_event(struct hr_verbs_domain *d) {
     struct ibv_async_event event;
+    char ignored[256];
     if (d->verbs->get_async_event(d->ctx, &event)) return;
-    int fatal = event.event_type == IBV_EVENT_DEVICE_FATAL;
+    enum ibv_event_type type = event.event_type;
     d->verbs->ack_async_event(&event);
-    if (!fatal) return; /* a queue pair's faults come as completions as well */
-    for (struct hr_verbs_link *l = d->eps.next; l != &d->eps; l = l->next) {
-        struct hr_verbs_ep *ep = HR_VERBS_OF(l, struct hr_verbs_ep, link);
+    if (type == IBV_EVENT_PORT_ACTIVE || type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_LID_CHANGE ||
+        type == IBV_EVENT_GID_CHANGE) /* for connections to come: those that stand are judged by their packets */
+        hr_verbs_paths_scan(&d->wish, d->verbs, d->ctx, d->attr.phys_port_cnt, &d->paths, ignored);
+    if (type != IBV_EVENT_DEVICE_FATAL) return; /* a queue pair's faults come as completions as well */
+    for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next) {
+        struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
         if (ep->state != HR_VERBS_NEW) hr_verbs_ep_fail(ep, HR_ERR_PEER_LOST, "the device is gone", 0);
     }
 }
@@ -102,16 +88,16 @@ static void fetch_channel(struct hr_verbs_domain *d) {
 }
 
 static void look(struct hr_verbs_domain *d) {
+    struct hr_source *source;
     uint64_t count;
-    d->event_next = 0;
-    d->event_count = epoll_wait(d->epfd, d->events, HR_VERBS_EVENTS, 0);
-    while (d->event_next < d->event_count) {
-        struct hr_verbs_source *source = d->events[d->event_next++].data.ptr;
-        if (!source) continue;
+    uint32_t bits;
+    hr_poll_fetch(&d->poll);
+    while ((source = hr_poll_next(&d->poll, &bits))) {
         switch (source->kind) {
-        case HR_VERBS_LISTENER: hr_verbs_accept(d, HR_VERBS_OF(source, struct hr_verbs_listener, source)); break;
-        case HR_VERBS_CALL: hr_verbs_call_event(d, HR_VERBS_OF(source, struct hr_verbs_call, source)); break;
-        case HR_VERBS_EP: ep_event(HR_VERBS_OF(source, struct hr_verbs_ep, source)); break;
+        case HR_VERBS_LISTENER: hr_door_accept(&d->door, hr_container(source, struct hr_listener, source)); break;
+        case HR_VERBS_CALLER: hr_door_event(&d->door, hr_container(source, struct hr_caller, source)); break;
+        case HR_VERBS_CALL: hr_verbs_call_event(d, hr_container(source, struct hr_verbs_call, source)); break;
+        case HR_VERBS_EP: ep_event(hr_container(source, struct hr_verbs_ep, source)); break;
         case HR_VERBS_TIMER:
             if (read(source->fd, &count, sizeof count) > 0) hr_verbs_calls_tick(d, hr_now());
             break;
@@ -120,7 +106,6 @@ static void look(struct hr_verbs_domain *d) {
         case HR_VERBS_ASYNC: async_event(d); break;
         }
     }
-    d->event_count = d->event_next = 0;
 }
 
 /* ---- completions ---- */
@@ -157,8 +142,8 @@ static int refill(struct hr_verbs_domain *d) {
     if (d->stash_at < d->stashed) return 1;
     int n = hr_verbs_fetch(d);
     if (n > 0) return 1;
-    for (struct hr_verbs_link *l = d->eps.next; n < 0 && l != &d->eps; l = l->next)
-        hr_verbs_ep_fail(HR_VERBS_OF(l, struct hr_verbs_ep, link), HR_ERR_PEER_LOST, "the completion queue has failed",
+    for (struct hr_link *l = d->eps.next; n < 0 && l != &d->eps; l = l->next)
+        hr_verbs_ep_fail(hr_container(l, struct hr_verbs_ep, link), HR_ERR_PEER_LOST, "the completion queue has failed",
                          0);
     d->cq_used -= d->cq_stale; /* none of theirs can be left */
     d->cq_stale = 0;
@@ -170,7 +155,10 @@ static int run_completions(struct hr_verbs_domain *d, int budget) {
     while (n < budget && refill(d)) {
         struct ibv_wc found = d->stash[d->stash_at], *wc = &found; /* a callback may fetch more */
         struct hr_verbs_ep *ep = hr_verbs_ep_find(d, wc->wr_id);
-        if (ep && wc->status == IBV_WC_SUCCESS) hr_verbs_heard(ep);
+        if (ep && ep->state == HR_VERBS_CALLING && hr_verbs_try_completion(ep, wc)) {
+            d->stash_at++;
+            continue;
+        }
         if (ep && ep->told && ep->tell == HR_OK) { /* first things first; the completion comes next */
             n += tell(ep);
             continue;
@@ -185,8 +173,9 @@ static int run_completions(struct hr_verbs_domain *d, int budget) {
 
 static int run_one_ready(struct hr_verbs_ep *ep, int budget) {
     int n = 0;
-    hr_verbs_link_remove(&ep->ready);
+    hr_list_remove(&ep->ready);
     n += tell(ep);
+    if (ep->call && ep->call->step == HR_VERBS_TRYING) hr_verbs_try_greet(ep->call);
     if (ep->state != HR_VERBS_UP) return n;
     hr_verbs_repost(ep);
     if (ep->state == HR_VERBS_UP) hr_verbs_answer(ep);
@@ -201,10 +190,10 @@ static int run_one_ready(struct hr_verbs_ep *ep, int budget) {
 /* Each that is on the list now is served once; one that is put back waits for the next call. */
 static int run_ready(struct hr_verbs_domain *d, int budget) {
     int n = 0;
-    struct hr_verbs_link *last = d->ready.prev;
-    while (!hr_verbs_link_alone(&d->ready) && n < budget) {
-        struct hr_verbs_link *l = d->ready.next;
-        n += run_one_ready(HR_VERBS_OF(l, struct hr_verbs_ep, ready), budget - n);
+    struct hr_link *last = d->ready.prev;
+    while (!hr_list_empty(&d->ready) && n < budget) {
+        struct hr_link *l = d->ready.next;
+        n += run_one_ready(hr_container(l, struct hr_verbs_ep, ready), budget - n);
         if (l == last) break;
     }
     return n;
@@ -212,8 +201,8 @@ static int run_ready(struct hr_verbs_domain *d, int budget) {
 
 static void run_ending(struct hr_verbs_domain *d) {
     int64_t now = hr_now();
-    for (struct hr_verbs_link *l = d->ending.next, *next; l != &d->ending; l = next) {
-        struct hr_verbs_ep *ep = HR_VERBS_OF(l, struct hr_verbs_ep, end);
+    for (struct hr_link *l = d->ending.next, *next; l != &d->ending; l = next) {
+        struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, end);
         next = l->next;
         if (now - ep->ended >= GRACE) hr_verbs_ep_fail(ep, HR_ERR_PEER_LOST, "the peer closed the connection", 0);
     }
@@ -224,26 +213,26 @@ int hr_verbs_progress(struct hr_domain *domain, int budget, struct hr_ep *hint) 
     int n = 0;
     (void)hint; /* all completions come in one queue, in the order in which they happened */
     d->in_progress = 1;
-    if (!hr_verbs_link_alone(&d->ready)) n += run_ready(d, budget);
+    if (!hr_list_empty(&d->ready)) n += run_ready(d, budget);
     if (n < budget) n += run_completions(d, budget - n);
-    if (d->look || d->calling || d->half_open || d->parked || ++d->turn % LOOK_EVERY == 0) {
+    if (d->look || d->calling || d->door.half_open || d->door.parked || ++d->turn % LOOK_EVERY == 0) {
         d->look = 0;
         look(d);
     }
     /* The queue was empty after the peer's end, or there would be no budget left. */
-    if (n < budget && !hr_verbs_link_alone(&d->ending)) run_ending(d);
+    if (n < budget && !hr_list_empty(&d->ending)) run_ending(d);
     d->in_progress = 0;
     return n;
 }
 
 /* ---- sleeping ---- */
 
-int hr_verbs_event_fd(struct hr_domain *domain) { return ((struct hr_verbs_domain *)domain)->epfd; }
+int hr_verbs_event_fd(struct hr_domain *domain) { return ((struct hr_verbs_domain *)domain)->poll.fd; }
 
 hr_status hr_verbs_event_arm(struct hr_domain *domain) {
     struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
     d->look = 1;
-    if (!hr_verbs_link_alone(&d->ready)) return HR_AGAIN;
+    if (!hr_list_empty(&d->ready)) return HR_AGAIN;
     if (d->room) {
         d->room = 0; /* said once: the engine may have dropped what waited */
         return HR_AGAIN;

@@ -32,14 +32,30 @@ static int reserve_completions(struct hr_verbs_domain *d) {
     return 1;
 }
 
-static void why_memory(char why[160]) {
+const char *hr_verbs_memlock_text(int error, char text[120]) {
     struct rlimit limit = {0};
-    int error = errno;
+    text[0] = 0;
     getrlimit(RLIMIT_MEMLOCK, &limit);
-    snprintf(
-        why, 160,
-        "cannot register %d KiB for a connection: %s; the memlock limit is %llu KiB, raise it: ulimit -l unlimited",
-        SLAB >> 10, strerror(error), (unsigned long long)limit.rlim_cur >> 10);
+    if ((error == ENOMEM || error == EAGAIN || error == EPERM) && limit.rlim_cur != RLIM_INFINITY)
+        snprintf(text, 120, "; the memlock limit is %llu KiB, raise it: ulimit -l unlimited",
+                 (unsigned long long)limit.rlim_cur >> 10);
+    return text;
+}
+
+/* The memory of an endpoint: made once, whatever becomes of its queue pairs. */
+static hr_status slab_open(struct hr_verbs_ep *ep, char why[160]) {
+    struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
+    char limit[120];
+    if (ep->slab_mr) return HR_OK;
+    errno = hr_verbs_inject_register(&d->inject);
+    ep->slab_len = SLAB;
+    if (!errno) ep->slab = hr_verbs_pages(SLAB);
+    if (ep->slab) ep->slab_mr = d->verbs->reg_mr(d->pd, ep->slab, SLAB, IBV_ACCESS_LOCAL_WRITE);
+    if (ep->slab_mr) return HR_OK;
+    int error = errno;
+    snprintf(why, 160, "cannot register %d KiB for a connection: %s%s", SLAB >> 10, strerror(error),
+             hr_verbs_memlock_text(error, limit));
+    return HR_ERR_NOMEM;
 }
 
 static struct ibv_qp *create(struct hr_verbs_domain *d, struct hr_verbs_ep *ep) {
@@ -58,30 +74,29 @@ static struct ibv_qp *create(struct hr_verbs_domain *d, struct hr_verbs_ep *ep) 
     return qp;
 }
 
-hr_status hr_verbs_qp_open(struct hr_verbs_ep *ep, char why[160]) {
+hr_status hr_verbs_qp_open(struct hr_verbs_ep *ep, const struct hr_verbs_path *path, char why[160]) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
-    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = d->port};
-    uint64_t secret[2];
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = path->port};
+    hr_status status = slab_open(ep, why);
     int rc;
+    if (status != HR_OK) return status;
+    ep->head = ep->tail = ep->ctl = ep->ctl_turn = ep->slot_head = ep->slot_tail = ep->signaled = 0;
+    ep->nunposted = ep->paid = ep->owed = 0;
+    ep->unsent = 0;
     attr.qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
                            (d->base.caps.flags & HR_CAP_ATOMIC ? IBV_ACCESS_REMOTE_ATOMIC : 0);
-    if (getrandom(secret, sizeof secret, 0) != sizeof secret) secret[0] = secret[1] = (uint64_t)hr_now();
-    ep->psn = (uint32_t)secret[0] & 0xffffff;
-    ep->nonce = secret[1];
-    ep->slab_len = SLAB;
-    ep->slab = hr_verbs_pages(SLAB);
-    if (ep->slab) ep->slab_mr = d->verbs->reg_mr(d->pd, ep->slab, SLAB, IBV_ACCESS_LOCAL_WRITE);
-    if (!ep->slab_mr) {
-        why_memory(why);
-        return HR_ERR_NOMEM;
-    }
+    if (getrandom(&ep->psn, sizeof ep->psn, 0) != sizeof ep->psn) ep->psn = (uint32_t)hr_now();
+    ep->psn &= 0xffffff;
     if (!reserve_completions(d)) {
         snprintf(why, 160, "the completion queue cannot grow beyond %d entries: %s", d->cq->cqe, strerror(errno));
         return HR_ERR_NOMEM;
     }
     ep->qp = create(d, ep);
     if (!ep->qp) {
-        snprintf(why, 160, "cannot create a queue pair: %s (the device has %d)", strerror(errno), d->attr.max_qp);
+        int error = errno;
+        char limit[120];
+        snprintf(why, 160, "cannot create a queue pair: %s (the device has %d)%s", strerror(error), d->attr.max_qp,
+                 hr_verbs_memlock_text(error, limit));
         d->cq_stale += COMPLETIONS;
         return HR_ERR_NOMEM;
     }
@@ -93,41 +108,29 @@ hr_status hr_verbs_qp_open(struct hr_verbs_ep *ep, char why[160]) {
     return HR_OK;
 }
 
-static int rd_atomic(const struct hr_verbs_domain *d) {
+int hr_verbs_rd_atomic(const struct hr_verbs_domain *d) {
     int n = d->attr.max_qp_rd_atom < HR_VERBS_READS ? d->attr.max_qp_rd_atom : HR_VERBS_READS;
     return n > 0 ? n : 1;
 }
 
-void hr_verbs_qp_describe(struct hr_verbs_ep *ep, struct hr_verbs_open *open_p) {
-    struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
-    open_p->qpn = ep->qp->qp_num;
-    open_p->psn = ep->psn;
-    open_p->gid = d->gid;
-    open_p->lid = d->port_attr.lid;
-    open_p->mtu = (uint8_t)d->port_attr.active_mtu;
-    open_p->rd_atomic = (uint8_t)rd_atomic(d);
-    open_p->nonce = ep->nonce;
-}
-
-static void fill_path(struct hr_verbs_ep *ep, const struct hr_verbs_open *peer, struct ibv_ah_attr *ah) {
-    struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
-    ah->port_num = d->port;
-    ah->dlid = peer->lid;
+static void fill_path(struct hr_verbs_ep *ep, const struct hr_verbs_path *path, const struct hr_verbs_end *end,
+                      struct ibv_ah_attr *ah) {
+    ah->port_num = path->port;
+    ah->dlid = end->lid;
     if (ep->priority >= 0) ah->sl = (uint8_t)(7 - ep->priority); /* the higher service level is the more urgent one */
-    if (d->port_attr.link_layer != IBV_LINK_LAYER_ETHERNET) return;
+    if (!path->ethernet) return;
     ah->is_global = 1;
-    ah->grh.dgid = peer->gid;
-    ah->grh.sgid_index = (uint8_t)d->gid_index;
+    ah->grh.dgid = end->gid;
+    ah->grh.sgid_index = path->index;
     ah->grh.hop_limit = HR_VERBS_HOPS;
     if (ep->dscp >= 0) ah->grh.traffic_class = (uint8_t)(ep->dscp << 2);
 }
 
-hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_open *peer, char why[160]) {
+hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_path *path, const struct hr_verbs_open *peer,
+                         const struct hr_verbs_end *end, const struct hr_verbs_word *word, char why[160]) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR};
-    char gid[64];
     int rc;
-    ep->peer_nonce = peer->nonce;
     ep->room = HR_VERBS_RECVS;
     for (uint32_t i = 0; i < RECVS; i++) ep->unposted[ep->nunposted++] = (uint16_t)i;
     hr_verbs_repost(ep);
@@ -135,18 +138,18 @@ hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_open *pee
         snprintf(why, 160, "the queue pair takes %u of %d receives", RECVS - ep->nunposted, RECVS);
         return HR_ERR_NOMEM;
     }
-    attr.path_mtu = peer->mtu < d->port_attr.active_mtu ? (enum ibv_mtu)peer->mtu : d->port_attr.active_mtu;
-    attr.dest_qp_num = peer->qpn;
-    attr.rq_psn = peer->psn;
-    attr.max_dest_rd_atomic = (uint8_t)rd_atomic(d);
+    attr.path_mtu = (enum ibv_mtu)(end->mtu < path->mtu ? end->mtu : path->mtu);
+    attr.dest_qp_num = word->qpn;
+    attr.rq_psn = word->psn;
+    attr.max_dest_rd_atomic = (uint8_t)hr_verbs_rd_atomic(d);
     attr.min_rnr_timer = HR_VERBS_RNR_TIMER;
-    fill_path(ep, peer, &attr.ah_attr);
+    fill_path(ep, path, end, &attr.ah_attr);
     rc = d->verbs->modify_qp(ep->qp, &attr,
                              IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                  IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
     if (rc) {
-        hr_verbs_gid_text(&peer->gid, gid);
-        snprintf(why, 160, "no way to %s: %s (ready to receive)", gid, strerror(rc));
+        snprintf(why, 160, "the device knows no way there: %s; is it in a network of ours? ip route get ...",
+                 strerror(rc));
         return HR_ERR_UNREACHABLE;
     }
     memset(&attr, 0, sizeof attr);
@@ -155,7 +158,7 @@ hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_open *pee
     attr.retry_cnt = HR_VERBS_RETRIES;
     attr.rnr_retry = HR_VERBS_RETRIES;
     attr.sq_psn = ep->psn;
-    attr.max_rd_atomic = (uint8_t)(peer->rd_atomic < rd_atomic(d) ? peer->rd_atomic : rd_atomic(d));
+    attr.max_rd_atomic = (uint8_t)(peer->rd_atomic < hr_verbs_rd_atomic(d) ? peer->rd_atomic : hr_verbs_rd_atomic(d));
     rc = d->verbs->modify_qp(ep->qp, &attr,
                              IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                                  IBV_QP_MAX_QP_RD_ATOMIC);
@@ -169,15 +172,18 @@ void hr_verbs_qp_break(struct hr_verbs_ep *ep) {
     if (ep->qp) hr_verbs_domain_of(&ep->base)->verbs->modify_qp(ep->qp, &attr, IBV_QP_STATE);
 }
 
-void hr_verbs_qp_close(struct hr_verbs_ep *ep) {
+void hr_verbs_qp_drop(struct hr_verbs_ep *ep) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
-    if (ep->qp) {
-        hr_verbs_qp_break(ep);
-        d->verbs->destroy_qp(ep->qp);
-        d->cq_stale += COMPLETIONS; /* some may lie in the queue still */
-        ep->qp = NULL;
-    }
-    if (ep->slab_mr) d->verbs->dereg_mr(ep->slab_mr);
+    if (!ep->qp) return;
+    hr_verbs_qp_break(ep);
+    d->verbs->destroy_qp(ep->qp);
+    d->cq_stale += COMPLETIONS; /* some may lie in the queue still */
+    ep->qp = NULL;
+}
+
+void hr_verbs_qp_close(struct hr_verbs_ep *ep) {
+    hr_verbs_qp_drop(ep);
+    if (ep->slab_mr) hr_verbs_domain_of(&ep->base)->verbs->dereg_mr(ep->slab_mr);
     if (ep->slab) munmap(ep->slab, ep->slab_len);
     ep->slab_mr = NULL;
     ep->slab = NULL;

@@ -37,9 +37,8 @@ void hr_verbs_repost(struct hr_verbs_ep *ep) {
         hr_verbs_ep_ready(ep);
 }
 
-/* The receive is free again; counted: the peer paid for it with room. One for a control message is posted again at
- * once: there are as many as may come, and not one more. */
-static void give_back(struct hr_verbs_ep *ep, uint32_t buffer, int counted) {
+/* One for a control message is posted again at once: there are as many as may come, and not one more. */
+void hr_verbs_give_back(struct hr_verbs_ep *ep, uint32_t buffer, int counted) {
     ep->unposted[ep->nunposted++] = (uint16_t)buffer;
     ep->paid += (uint32_t)counted;
     if (ep->state != HR_VERBS_UP) return;
@@ -105,7 +104,7 @@ int hr_verbs_received(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
         ep->base.domain->sink->notify(&ep->base, ntohl(wc->imm_data), wc->byte_len);
     else
         n = deliver(ep, ep->slab + (size_t)buffer * HR_VERBS_STRIDE, wc->byte_len, &counted);
-    if (ep->state == HR_VERBS_UP || ep->state == HR_VERBS_ENDING) give_back(ep, buffer, counted);
-    if (!hr_verbs_link_alone(&ep->queue)) hr_verbs_ep_ready(ep); /* there may be room for it now */
+    if (ep->state == HR_VERBS_UP || ep->state == HR_VERBS_ENDING) hr_verbs_give_back(ep, buffer, counted);
+    if (!hr_list_empty(&ep->queue)) hr_verbs_ep_ready(ep); /* there may be room for it now */
     return n;
 }

@@ -31,7 +31,7 @@ static struct hr_verbs_op *op_new(struct hr_verbs_ep *ep) {
         struct hr_verbs_op *op = &ep->ops[i];
         if (op->in_use) continue;
         memset(op, 0, sizeof *op);
-        hr_verbs_link_init(&op->link);
+        hr_list_init(&op->link);
         op->in_use = 1;
         return op;
     }
@@ -39,7 +39,7 @@ static struct hr_verbs_op *op_new(struct hr_verbs_ep *ep) {
 }
 
 static void op_free(struct hr_verbs_op *op) {
-    hr_verbs_link_remove(&op->link);
+    hr_list_remove(&op->link);
     free(op->copy);
     op->copy = NULL;
     op->in_use = 0;
@@ -142,13 +142,13 @@ static void advance(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
     if (op->notify && !hr_verbs_send_notice(ep, op->value, op->len)) return;
     op->notify = 0;
     op->posted_all = 1;
-    hr_verbs_link_remove(&op->link);
+    hr_list_remove(&op->link);
 }
 
 int hr_verbs_pump(struct hr_verbs_ep *ep, int budget) {
     int n = 0;
-    while (n < budget && !hr_verbs_link_alone(&ep->queue) && ep->state == HR_VERBS_UP) {
-        struct hr_verbs_op *op = HR_VERBS_OF(ep->queue.next, struct hr_verbs_op, link);
+    while (n < budget && !hr_list_empty(&ep->queue) && ep->state == HR_VERBS_UP) {
+        struct hr_verbs_op *op = hr_container(ep->queue.next, struct hr_verbs_op, link);
         advance(ep, op);
         if (!op->posted_all) break;
         n += hr_verbs_op_done(ep, op);
@@ -163,10 +163,10 @@ static hr_status rma(struct hr_verbs_ep *ep, const struct hr_rma *rma, int is_re
         in_bounds(rma->remote, rma->offset, rma->len, is_read ? HR_ACCESS_REMOTE_READ : HR_ACCESS_REMOTE_WRITE);
     if (status == HR_OK) status = hr_verbs_usable(ep);
     if (status != HR_OK) return status;
-    if (rma->len > d->port_attr.max_msg_sz) return HR_ERR_INVALID;
+    if (rma->len > d->max_message) return HR_ERR_INVALID;
     /* Who took the memory back has said why, or is about to: a write is passed over, as if it had come too late. */
     if (hr_verbs_is_revoked(ep, serial_of(rma->remote))) return is_read ? HR_ERR_ACCESS : HR_OK;
-    if (!hr_verbs_link_alone(&ep->queue)) return hr_verbs_refuse(ep);
+    if (!hr_list_empty(&ep->queue)) return hr_verbs_refuse(ep);
     struct hr_verbs_op *op = op_new(ep);
     if (!op) return hr_verbs_refuse(ep);
     op->is_read = is_read;
@@ -179,7 +179,7 @@ static hr_status rma(struct hr_verbs_ep *ep, const struct hr_rma *rma, int is_re
     op->serial = serial_of(rma->remote);
     op->value = rma->value;
     op->cookie = rma->cookie;
-    hr_verbs_link_push(&ep->queue, &op->link);
+    hr_list_push(&ep->queue, &op->link);
     advance(ep, op);
     if (op_over(op)) {
         op_free(op);
@@ -210,8 +210,7 @@ hr_status hr_verbs_post_atomic(struct hr_ep *base, const struct hr_atomic *atomi
     if (status == HR_OK && (atomic->remote->addr + atomic->offset) % 8) status = HR_ERR_INVALID;
     if (status == HR_OK) status = hr_verbs_usable(ep);
     if (status != HR_OK) return status;
-    if (!hr_verbs_link_alone(&ep->queue) || !hr_verbs_sends_left(ep) || !hr_verbs_slots_left(ep))
-        return hr_verbs_refuse(ep);
+    if (!hr_list_empty(&ep->queue) || !hr_verbs_sends_left(ep) || !hr_verbs_slots_left(ep)) return hr_verbs_refuse(ep);
     uint8_t *slot = hr_verbs_slot(ep, ep->slot_tail);
     struct ibv_sge sge = {.addr = (uintptr_t)slot, .length = 8, .lkey = ep->slab_mr->lkey};
     struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1};

@@ -56,7 +56,7 @@ hr_status hr_verbs_post_send(struct hr_ep *base, const struct hr_msg *msg) {
     if (msg->hdr_len < 8 || msg->hdr_len > HR_MAX_HDR || msg->hdr_len % 8 || msg->len > HR_VERBS_MESSAGE)
         return HR_ERR_INVALID;
     if (status != HR_OK) return status;
-    if (!hr_verbs_link_alone(&ep->queue)) return hr_verbs_refuse(ep); /* what was posted before leaves first */
+    if (!hr_list_empty(&ep->queue)) return hr_verbs_refuse(ep); /* what was posted before leaves first */
     return send_one(ep, HR_VERBS_MSG, msg->hdr, msg->hdr_len, msg->payload, msg->len);
 }
 
@@ -84,6 +84,18 @@ int hr_verbs_send_control(struct hr_verbs_ep *ep, enum hr_verbs_kind kind, uint3
     ep->ctl_turn++;
     ep->owed = 0;
     return 1;
+}
+
+/* It needs no room of the peer's, as nothing else is under way yet. */
+int hr_verbs_send_hello(struct hr_verbs_ep *ep, uint32_t len) {
+    struct hr_verbs_prefix prefix = {.kind = HR_VERBS_HELLO, .len = len};
+    struct ibv_sge sge = {.length = (uint32_t)sizeof prefix + len, .lkey = ep->slab_mr->lkey};
+    struct ibv_send_wr wr = {.opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1};
+    struct hr_verbs_wqe wqe = {.work = HR_VERBS_W_COPY, .slots = 1, .ctl = 1};
+    uint8_t *slot = hr_verbs_slot(ep, ep->slot_tail);
+    memcpy(slot, &prefix, sizeof prefix);
+    sge.addr = (uintptr_t)slot;
+    return hr_verbs_post(ep, &wr, &wqe, 1) == 1;
 }
 
 void hr_verbs_give_room(struct hr_verbs_ep *ep) {

@@ -5,18 +5,19 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "providers/verbs/sim.h"
 
-static struct ibv_device device = {.node_type = 1, .name = "sim", .dev_name = "sim"};
+static struct ibv_device devices[2] = {{.node_type = 1, .name = "sim", .dev_name = "sim"},
+                                       {.node_type = 1, .name = "sim2", .dev_name = "sim2"}};
 
 static struct ibv_device **get_device_list(int *n_p) {
-    struct ibv_device **list = calloc(2, sizeof *list);
+    struct ibv_device **list = calloc(3, sizeof *list);
     if (!list) return NULL;
-    list[0] = &device;
-    *n_p = 1;
+    list[0] = &devices[0];
+    list[1] = &devices[1];
+    *n_p = 2;
     return list;
 }
 
@@ -304,12 +305,11 @@ static struct ibv_context *open_device(struct ibv_device *dev) {
     ctx->base.ops.post_send = sim_post_send;
     ctx->base.ops.post_recv = sim_post_recv;
     ctx->base.cmd_fd = -1;
-    ctx->base.async_fd = eventfd(0, EFD_CLOEXEC);
+    ctx->base.async_fd = eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
+    ctx->ports = dev == &devices[1] ? SIM_PORTS : 1;
+    ctx->ngids = dev == &devices[1] ? SIM_GIDS : 1;
     pthread_mutex_init(&ctx->lock, NULL);
-    if (ctx->base.async_fd >= 0 && getrandom(&ctx->gid, sizeof ctx->gid, 0) == sizeof ctx->gid) {
-        ctx->gid.raw[0] = 0xfd; /* a unique local address, as far as GIDs go */
-        if (sim_port_open(ctx) == 0) return &ctx->base;
-    }
+    if (ctx->base.async_fd >= 0 && sim_port_open(ctx) == 0) return &ctx->base;
     if (ctx->base.async_fd >= 0) close(ctx->base.async_fd);
     pthread_mutex_destroy(&ctx->lock);
     free(ctx);
@@ -328,7 +328,6 @@ static int close_device(struct ibv_context *base) {
 }
 
 static int query_device(struct ibv_context *ctx, struct ibv_device_attr *attr) {
-    (void)ctx;
     *attr = (struct ibv_device_attr){.fw_ver = "simulated",
                                      .max_mr_size = UINT64_MAX >> 1,
                                      .max_qp = SIM_MAX_QP,
@@ -343,17 +342,19 @@ static int query_device(struct ibv_context *ctx, struct ibv_device_attr *attr) {
                                      .max_qp_init_rd_atom = SIM_RD_ATOMIC,
                                      .atomic_cap = IBV_ATOMIC_GLOB,
                                      .max_pkeys = 1,
-                                     .phys_port_cnt = 1};
+                                     .phys_port_cnt = (uint8_t)sim_of(ctx)->ports};
     return 0;
 }
 
 static int query_port(struct ibv_context *ctx, uint8_t port, struct ibv_port_attr *attr) {
-    (void)ctx;
-    if (port != 1) return EINVAL;
-    *attr = (struct ibv_port_attr){.state = IBV_PORT_ACTIVE,
+    if (port < 1 || port > sim_of(ctx)->ports) return EINVAL;
+    pthread_mutex_lock(&sim_of(ctx)->lock);
+    int down = sim_of(ctx)->down >> port & 1;
+    pthread_mutex_unlock(&sim_of(ctx)->lock);
+    *attr = (struct ibv_port_attr){.state = down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
                                    .max_mtu = IBV_MTU_4096,
                                    .active_mtu = IBV_MTU_4096,
-                                   .gid_tbl_len = 1,
+                                   .gid_tbl_len = sim_of(ctx)->ngids,
                                    .max_msg_sz = SIM_MAX_MSG,
                                    .pkey_tbl_len = 1,
                                    .link_layer = IBV_LINK_LAYER_ETHERNET};
@@ -361,16 +362,39 @@ static int query_port(struct ibv_context *ctx, uint8_t port, struct ibv_port_att
 }
 
 static int query_gid(struct ibv_context *ctx, uint8_t port, int index, union ibv_gid *gid) {
-    if (port != 1 || index != 0) return EINVAL;
-    *gid = sim_of(ctx)->gid;
+    if (port < 1 || port > sim_of(ctx)->ports || index < 0 || index >= sim_of(ctx)->ngids) return EINVAL;
+    *gid = sim_of(ctx)->gids[port - 1][index];
     return 0;
 }
 
-/* The device never fails as a whole, so the descriptor never becomes readable. */
-static int get_async_event(struct ibv_context *ctx, struct ibv_async_event *event) {
-    (void)ctx, (void)event;
-    errno = EAGAIN;
-    return -1;
+/* Of ports: the device never fails as a whole. */
+static int get_async_event(struct ibv_context *base, struct ibv_async_event *event) {
+    struct sim_context *ctx = sim_of(base);
+    eventfd_t one;
+    if (eventfd_read(base->async_fd, &one)) return -1;
+    pthread_mutex_lock(&ctx->lock);
+    *event = ctx->async[ctx->async_head++ % SIM_ASYNC];
+    pthread_mutex_unlock(&ctx->lock);
+    return 0;
+}
+
+void hr_verbs_sim_port(struct ibv_context *base, int port, int up) {
+    struct sim_context *ctx = sim_of(base);
+    struct ibv_async_event event = {.element.port_num = port};
+    event.event_type = up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR;
+    pthread_mutex_lock(&ctx->lock);
+    if (up)
+        ctx->down &= ~(1u << port);
+    else
+        ctx->down |= 1u << port;
+    for (int i = 0; i < SIM_MAX_QP && !up; i++)
+        if (ctx->qps[i] && ctx->qps[i]->attr.port_num == port) sim_hang_up(ctx->qps[i]);
+    if (ctx->async_tail - ctx->async_head < SIM_ASYNC) { /* those that nobody fetches are lost, as a device's are */
+        ctx->async[ctx->async_tail++ % SIM_ASYNC] = event;
+        eventfd_write(base->async_fd, 1);
+    }
+    sim_look_again(ctx);
+    pthread_mutex_unlock(&ctx->lock);
 }
 
 static void ack_async_event(struct ibv_async_event *event) { (void)event; }

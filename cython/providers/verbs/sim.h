@@ -3,9 +3,10 @@
 #define HR_VERBS_SIM_H
 
 /*
- * One device, "sim", on every machine: for tests, and to try a job against failing queue pairs without RDMA. Every
- * opened context is a port of its own, whose GID names a Unix socket in the abstract name space; packets of at most
- * 4096 bytes go between the ports of one host, within a process and across, and are gone with the process.
+ * Two devices on every machine: for tests, and to try a job against failing queue pairs without RDMA. "sim" has one
+ * port with one GID; "sim2" has two ports, each with a link-local, an IPv4 and an IPv6 GID. Every opened context is a
+ * node of its own, whose GIDs name a Unix socket in the abstract name space; packets of at most 4096 bytes go between
+ * the nodes of one host, within a process and across, and are gone with the process.
  *
  *   sim.c       contexts, completion queues, memory regions: what has no protocol
  *   sim_qp.c    states of a queue pair, posting, completing, flushing
@@ -36,7 +37,9 @@ enum {
     SIM_MAX_CQE = 1 << 20,
     SIM_RD_ATOMIC = 16,
     SIM_MAX_MSG = 1 << 30,
-    SIM_PSN = 0xffffff
+    SIM_PSN = 0xffffff,
+    SIM_PORTS = 2,
+    SIM_GIDS = 3
 };
 
 enum sim_op { SIM_CONNECT = 1, SIM_SEND, SIM_WRITE, SIM_READ, SIM_CAS, SIM_ADD, SIM_ACK, SIM_NAK, SIM_DATA, SIM_OLD };
@@ -93,7 +96,7 @@ struct sim_answer {
     uint32_t psn, rkey;
     uint64_t addr, len, sent; /* DATA; OLD: addr is the value */
 };
-enum { SIM_ANSWERS = 64 };
+enum { SIM_ANSWERS = 64, SIM_ASYNC = 16 };
 
 struct sim_qp {
     struct ibv_qp base;
@@ -139,7 +142,11 @@ struct sim_context {
     pthread_mutex_t lock;
     pthread_t thread;
     int stop;
-    union ibv_gid gid;
+    int ports, ngids;
+    union ibv_gid gids[SIM_PORTS][SIM_GIDS]; /* of port + 1 */
+    unsigned down;                           /* ports, as bits */
+    struct ibv_async_event async[SIM_ASYNC];
+    unsigned async_head, async_tail;
     int epfd, listener, kick;
     int64_t polled; /* when somebody last did */
     int armed;      /* completion queues whose owner may be asleep */
@@ -170,6 +177,9 @@ void sim_dma(void *to, const void *from, size_t len);
 /* Copies n bytes at offset of a list of segments; 0 when a key or a length is wrong. */
 int sim_gather(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, void *to, size_t len);
 int sim_scatter(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, const void *from, size_t len);
+
+/* A cable that is pulled, or plugged in: an event, and what is under way on the port comes to nothing. */
+void hr_verbs_sim_port(struct ibv_context *ctx, int port, int up);
 
 /* sim_qp.c */
 struct ibv_qp *sim_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);

@@ -177,7 +177,9 @@ int sim_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask) {
     int rc = 0;
     pthread_mutex_lock(&ctx->lock);
     enum ibv_qp_state to = mask & IBV_QP_STATE ? attr->qp_state : base->state;
-    if (!transition(base->state, to, mask) || (mask & IBV_QP_PORT && attr->port_num != 1) ||
+    if (!transition(base->state, to, mask) ||
+        (mask & IBV_QP_PORT && (attr->port_num < 1 || attr->port_num > ctx->ports)) ||
+        (mask & IBV_QP_AV && attr->ah_attr.grh.sgid_index >= ctx->ngids) ||
         (mask & IBV_QP_AV && !attr->ah_attr.is_global) ||
         (mask & IBV_QP_MAX_QP_RD_ATOMIC && attr->max_rd_atomic > SIM_RD_ATOMIC)) {
         rc = EINVAL;

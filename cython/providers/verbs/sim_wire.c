@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/un.h>
@@ -28,13 +29,14 @@ static int watch(struct sim_context *ctx, int op, int fd, uint32_t events, uint6
     return epoll_ctl(ctx->epfd, op, fd, &event);
 }
 
+/* GIDs of "sim" are random and name their socket in full; those of "sim2" are of networks, and end with its number. */
 static socklen_t port_name(const union ibv_gid *gid, struct sockaddr_un *name) {
     static const char digits[] = "0123456789abcdef";
     char *at;
     memset(name, 0, sizeof *name);
     name->sun_family = AF_UNIX;
     at = name->sun_path + 1 + snprintf(name->sun_path + 1, sizeof name->sun_path - 1, "hrdma-sim-");
-    for (int i = 0; i < 16; i++) {
+    for (int i = gid->raw[0] == 0xfd ? 0 : 14; i < 16; i++) {
         *at++ = digits[gid->raw[i] >> 4];
         *at++ = digits[gid->raw[i] & 15];
     }
@@ -103,10 +105,14 @@ static void not_yet(struct sim_qp *qp) {
 /* The port of the peer takes the connection at once or is not there. */
 void sim_dial(struct sim_qp *qp) {
     struct sim_context *ctx = sim_of(qp->base.context);
-    struct sim_packet hello = {
-        .op = SIM_CONNECT, .rkey = qp->base.qp_num, .addr = qp->attr.dest_qp_num, .gid = ctx->gid};
+    struct sim_packet hello = {.op = SIM_CONNECT, .rkey = qp->base.qp_num, .addr = qp->attr.dest_qp_num};
+    hello.gid = ctx->gids[qp->attr.port_num - 1][qp->attr.ah_attr.grh.sgid_index];
     struct sockaddr_un name;
     socklen_t len = port_name(&qp->attr.ah_attr.grh.dgid, &name);
+    if (ctx->down >> qp->attr.port_num & 1) {
+        not_yet(qp);
+        return;
+    }
     qp->out = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (qp->out < 0 || connect(qp->out, (struct sockaddr *)&name, len)) {
         if (qp->out >= 0 && errno != EAGAIN) qp->gone = 1;
@@ -189,7 +195,7 @@ static void on_caller(struct sim_context *ctx, uint32_t id) {
     ssize_t n = recv(c->fd, &hello, sizeof hello, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
     struct sim_qp *qp = n == sizeof hello && hello.op == SIM_CONNECT ? sim_qp_find(ctx, (uint32_t)hello.addr) : NULL;
-    if (!qp || qp->base.state == IBV_QPS_ERR) {
+    if (!qp || qp->base.state == IBV_QPS_ERR || ctx->down >> qp->attr.port_num & 1) {
         caller_free(ctx, c);
         return;
     }
@@ -315,16 +321,41 @@ static void port_drop(struct sim_context *ctx) {
     ctx->epfd = ctx->kick = -1;
 }
 
-int sim_port_open(struct sim_context *ctx) {
+/* A unique local address, as far as GIDs go; or addresses as the ports of several networks have them. */
+static int make_gids(struct sim_context *ctx) {
+    uint8_t random[16];
+    if (getrandom(random, sizeof random, 0) != sizeof random) return -1;
+    memcpy(ctx->gids[0][0].raw, random, sizeof random);
+    ctx->gids[0][0].raw[0] = 0xfd;
+    for (int i = 0; i < SIM_PORTS && ctx->ngids == SIM_GIDS; i++) {
+        uint8_t port = (uint8_t)(i + 1), r = random[0], q = random[1];
+        ctx->gids[i][0] = (union ibv_gid){.raw = {0xfe, 0x80, [8] = port, [14] = r, q}};
+        ctx->gids[i][1] = (union ibv_gid){.raw = {[10] = 0xff, 0xff, 198, (uint8_t)(17 + port), r, q}};
+        ctx->gids[i][2] = (union ibv_gid){.raw = {0x20, 0x01, 0x0d, 0xb8, [7] = port, [14] = r, q}};
+    }
+    return 0;
+}
+
+/* The numbers of "sim2" are few: another node may have the same. */
+static int bind_node(struct sim_context *ctx) {
     struct sockaddr_un name;
-    socklen_t len = port_name(&ctx->gid, &name);
+    for (int i = 0; i < 100; i++) {
+        if (make_gids(ctx)) return -1;
+        socklen_t len = port_name(&ctx->gids[0][0], &name);
+        if (bind(ctx->listener, (struct sockaddr *)&name, len) == 0) return 0;
+        if (errno != EADDRINUSE) return -1;
+    }
+    return -1;
+}
+
+int sim_port_open(struct sim_context *ctx) {
     sigset_t all, old;
     int error;
     ctx->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     ctx->epfd = epoll_create1(EPOLL_CLOEXEC);
     ctx->kick = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (ctx->listener >= 0 && ctx->epfd >= 0 && ctx->kick >= 0 &&
-        bind(ctx->listener, (struct sockaddr *)&name, len) == 0 && listen(ctx->listener, MAX_CALLERS) == 0 &&
+    if (ctx->listener >= 0 && ctx->epfd >= 0 && ctx->kick >= 0 && bind_node(ctx) == 0 &&
+        listen(ctx->listener, MAX_CALLERS) == 0 &&
         watch(ctx, EPOLL_CTL_ADD, ctx->listener, EPOLLIN, event_name(AT_LISTENER, 0)) == 0) {
         sigfillset(&all); /* signals are for the threads of the program */
         pthread_sigmask(SIG_SETMASK, &all, &old);

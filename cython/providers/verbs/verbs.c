@@ -28,7 +28,7 @@ static hr_status parse_option(struct hr_verbs_domain *d, const char *key, const 
     int known = hr_verbs_inject_option(&d->inject, key, value, detail);
     if (known) return known > 0 ? HR_OK : HR_ERR_INVALID;
     if (strcmp(key, "gid") == 0 && size >= 0 && size < 256) {
-        d->gid_index = (int)size;
+        d->wish.gid = (int)size;
         return HR_OK;
     }
     if (strcmp(key, "pin") == 0 && size >= 0) {
@@ -40,7 +40,8 @@ static hr_status parse_option(struct hr_verbs_domain *d, const char *key, const 
                  *key == 'g' ? "an index of the port's GID table, 0 to 255" : "a size in bytes such as 64M");
     else
         snprintf(detail, 256,
-                 "verbs has no option '%.60s'; it has gid, pin, wc_error, wc_status, errno, fault_seed, fault_budget",
+                 "verbs has no option '%.60s'; it has gid, pin, wc_error, wc_status, errno, reg_errno, deaf, narrow, "
+                 "fault_seed, fault_budget",
                  key);
     return HR_ERR_INVALID;
 }
@@ -62,34 +63,38 @@ static hr_status parse_options(struct hr_verbs_domain *d, const char *text, char
 
 static void domain_close(struct hr_domain *domain) {
     struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
-    while (!hr_verbs_link_alone(&d->calls))
-        hr_verbs_call_free(d, HR_VERBS_OF(d->calls.next, struct hr_verbs_call, link));
-    for (int i = 0; i < d->nlisteners; i++) hr_verbs_unwatch(d, &d->listeners[i].source);
-    hr_verbs_forget(d, &d->comp); /* the device's own descriptors */
-    hr_verbs_forget(d, &d->async);
+    hr_door_close(&d->door);
+    hr_poll_forget(&d->poll, &d->comp); /* the device's own descriptors */
+    hr_poll_forget(&d->poll, &d->async);
     hr_verbs_unwatch(d, &d->timer);
     hr_verbs_unwatch(d, &d->wake);
-    if (d->epfd >= 0) close(d->epfd);
+    if (d->poll.fd >= 0) close(d->poll.fd);
     hr_verbs_mem_close(d);
     hr_verbs_device_close(d);
-    free(d->listeners);
+    free(d->ifaces);
+    free(d->wish.ifname);
     free(d->stash);
     free(d);
 }
 
 static hr_status open_parts(struct hr_verbs_domain *d, const struct hr_domain_params *params, char detail[256]) {
     hr_status status = parse_options(d, params->options, detail);
+    if (!status && params->ifname && !(d->wish.ifname = strdup(params->ifname))) status = HR_ERR_NOMEM;
     if (!status) status = hr_verbs_device_open(d, params->device, detail);
-    if (!status) status = hr_verbs_own_addresses(d, detail);
     if (status) return status;
-    d->epfd = epoll_create1(EPOLL_CLOEXEC);
+    if ((d->nifaces = hr_ifaces_scan(&d->ifaces)) < 0) {
+        d->nifaces = 0;
+        snprintf(detail, 256, "cannot list network interfaces: %s", strerror(errno));
+        return HR_ERR_DEVICE;
+    }
+    d->poll.fd = epoll_create1(EPOLL_CLOEXEC);
     d->timer.fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     d->wake.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     d->comp.fd = d->channel->fd;
     d->async.fd = d->ctx->async_fd;
-    if (d->epfd < 0 || d->timer.fd < 0 || d->wake.fd < 0 || hr_verbs_watch(d, &d->timer, EPOLLIN) ||
-        hr_verbs_watch(d, &d->wake, EPOLLIN) || hr_verbs_watch(d, &d->comp, EPOLLIN) ||
-        hr_verbs_watch(d, &d->async, EPOLLIN)) {
+    if (d->poll.fd < 0 || d->timer.fd < 0 || d->wake.fd < 0 || hr_poll_watch(&d->poll, &d->timer, EPOLLIN) ||
+        hr_poll_watch(&d->poll, &d->wake, EPOLLIN) || hr_poll_watch(&d->poll, &d->comp, EPOLLIN) ||
+        hr_poll_watch(&d->poll, &d->async, EPOLLIN)) {
         snprintf(detail, 256, "cannot set up the verbs domain: %s (open files: ulimit -n)", strerror(errno));
         return HR_ERR_NOMEM;
     }
@@ -108,18 +113,19 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     d->base = (struct hr_domain){.ops = self, .sink = params->sink, .owner = params->owner};
     d->auth = params->auth;
     d->self_id = params->self_id;
-    d->gid_index = -1;
+    d->wish.gid = -1;
     d->pin = PIN;
     d->inject = (struct hr_verbs_inject){.status = IBV_WC_RETRY_EXC_ERR, .seed = 1, .budget = UINT64_MAX};
-    d->epfd = -1;
-    d->timer = (struct hr_verbs_source){.kind = HR_VERBS_TIMER, .fd = -1};
-    d->wake = (struct hr_verbs_source){.kind = HR_VERBS_WAKE, .fd = -1};
-    d->comp = (struct hr_verbs_source){.kind = HR_VERBS_CHANNEL, .fd = -1};
-    d->async = (struct hr_verbs_source){.kind = HR_VERBS_ASYNC, .fd = -1};
-    hr_verbs_link_init(&d->eps);
-    hr_verbs_link_init(&d->ready);
-    hr_verbs_link_init(&d->calls);
-    hr_verbs_link_init(&d->ending);
+    d->poll.fd = -1;
+    d->timer = (struct hr_source){.kind = HR_VERBS_TIMER, .fd = -1};
+    d->wake = (struct hr_source){.kind = HR_VERBS_WAKE, .fd = -1};
+    d->comp = (struct hr_source){.kind = HR_VERBS_CHANNEL, .fd = -1};
+    d->async = (struct hr_source){.kind = HR_VERBS_ASYNC, .fd = -1};
+    hr_list_init(&d->eps);
+    hr_list_init(&d->ready);
+    hr_list_init(&d->calls);
+    hr_list_init(&d->door.callers);
+    hr_list_init(&d->ending);
     status = open_parts(d, params, detail);
     if (status) {
         domain_close(&d->base);
@@ -142,10 +148,10 @@ static size_t domain_address(struct hr_domain *domain, void *addr) {
 
 static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
     struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
-    char gid[64], at[80];
-    hr_verbs_gid_text(&d->gid, gid);
-    snprintf(text, size, "%s port %d, GID %d %s, MTU %d, called at %s", d->ctx->device->name, d->port, d->gid_index,
-             gid, 128 << d->port_attr.active_mtu, hr_verbs_sockaddr_text(&d->listeners[0].at, at));
+    char path[160] = "no active port", at[HR_SOCKADDR_TEXT];
+    if (d->used.port || d->paths.n) hr_verbs_path_text(d->used.port ? &d->used : &d->paths.list[0], path);
+    snprintf(text, size, "%.60s, %s: %s, of %d; called at %s%s%s", d->ctx->device->name, d->reason, path, d->paths.n,
+             hr_sockaddr_text(&d->door.listeners[0].at, at), *d->fallback ? "; left: " : "", d->fallback);
 }
 
 const struct hr_provider hr_provider_verbs = {

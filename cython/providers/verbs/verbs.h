@@ -4,8 +4,9 @@
 
 /*
  * verbs.c     the vtable; options, opening and closing of a domain
- * device.c    which device, port and GID                    address.c   the bytes by which peers reach a domain
- * call.c      the TCP exchange that makes a connection      endpoint.c  life of an endpoint
+ * device.c    which device                                  address.c   the bytes by which peers reach a domain
+ * paths.c     GIDs and ports, which pairs to try            endpoint.c  life of an endpoint
+ * call.c      the TCP exchange that makes a connection      try.c       queue pairs tried until they carry packets
  * qp.c        queue pairs: made, brought up, broken         memory.c    registrations, descriptors, arenas
  * post.c      work requests out, and their ends             send.c      messages and credits
  * rma.c       reads, writes, atomics                        recv.c      what arrives
@@ -16,41 +17,19 @@
  * the domain's ready list.
  */
 
-#include <netinet/in.h>
 #include <stdint.h>
-#include <sys/epoll.h>
 
 #include "hr/auth.h"
 #include "hr/clock.h"
+#include "hr/door.h"
 #include "hr/provider.h"
 #include "providers/verbs/backend.h"
 #include "providers/verbs/inject.h"
 
-struct hr_verbs_link {
-    struct hr_verbs_link *next, *prev;
-};
-#define HR_VERBS_OF(ptr, type, field) ((type *)((char *)(ptr) - offsetof(type, field)))
-
-static inline void hr_verbs_link_init(struct hr_verbs_link *l) { l->next = l->prev = l; }
-static inline int hr_verbs_link_alone(const struct hr_verbs_link *l) { return l->next == l; }
-static inline void hr_verbs_link_push(struct hr_verbs_link *head, struct hr_verbs_link *l) {
-    l->prev = head->prev, l->next = head;
-    head->prev->next = l, head->prev = l;
-}
-/* Removing twice is harmless. */
-static inline void hr_verbs_link_remove(struct hr_verbs_link *l) {
-    l->prev->next = l->next, l->next->prev = l->prev;
-    hr_verbs_link_init(l);
-}
-
-union hr_verbs_sockaddr {
-    struct sockaddr sa;
-    struct sockaddr_in v4;
-    struct sockaddr_in6 v6;
-};
-
 enum {
     HR_VERBS_ADDRESSES = 8,
+    HR_VERBS_PATHS = 8,
+    HR_VERBS_PAIRS = 16,
     HR_VERBS_EPS = 4096, /* endpoints of a domain */
     HR_VERBS_RECVS = 64, /* messages that the peer may send before it hears of room */
     HR_VERBS_SPARE =
@@ -65,14 +44,20 @@ enum {
     HR_VERBS_INLINE = 192,
     HR_VERBS_CTL_BYTES = 64,
     HR_VERBS_REVOCATIONS = 64, /* that an endpoint remembers: those before were told to the engine long ago */
-    HR_VERBS_EVENTS = 16,
     HR_VERBS_STRIDE = (HR_VERBS_MESSAGE + HR_MAX_HDR + HR_VERBS_PREFIX + 63) / 64 * 64,
     HR_VERBS_BATCH = 16
 };
 #define HR_VERBS_MS 1000000LL
 
 /* Before every message. Then the header, then the payload. */
-enum hr_verbs_kind { HR_VERBS_MSG = 1, HR_VERBS_NOTIFY, HR_VERBS_CREDIT, HR_VERBS_REVOKE, HR_VERBS_REVOKED };
+enum hr_verbs_kind {
+    HR_VERBS_MSG = 1,
+    HR_VERBS_NOTIFY,
+    HR_VERBS_CREDIT,
+    HR_VERBS_REVOKE,
+    HR_VERBS_REVOKED,
+    HR_VERBS_HELLO
+};
 struct hr_verbs_prefix {
     uint8_t kind, hdr_len;
     uint16_t credit; /* receives of the sender's that were posted again */
@@ -82,9 +67,10 @@ struct hr_verbs_notice { /* header of NOTIFY */
     uint64_t value, nbytes;
 };
 
-/* What an epoll event points to; the first member of everything that has a descriptor there. */
+/* Kinds of source. */
 enum hr_verbs_source_kind {
     HR_VERBS_LISTENER,
+    HR_VERBS_CALLER,
     HR_VERBS_CALL,
     HR_VERBS_EP,
     HR_VERBS_TIMER,
@@ -92,47 +78,82 @@ enum hr_verbs_source_kind {
     HR_VERBS_CHANNEL,
     HR_VERBS_ASYNC
 };
-struct hr_verbs_source {
-    enum hr_verbs_source_kind kind;
-    int fd;
-    int watched;
-    uint32_t interest;
+/* What of a device was asked for. */
+struct hr_verbs_wish {
+    int port;     /* 0: any */
+    int gid;      /* index; -1: any */
+    char *ifname; /* interface grammar, or NULL */
 };
 
-struct hr_verbs_listener {
-    struct hr_verbs_source source;
-    union hr_verbs_sockaddr at;
+/* A way out of the device: a GID of an active port. */
+struct hr_verbs_path {
+    union ibv_gid gid;
+    uint16_t lid;
+    uint8_t port, index, kind, mtu, ethernet;
+    char ndev[IF_NAMESIZE]; /* the interface behind it; "": none is known */
+};
+struct hr_verbs_paths { /* best first */
+    struct hr_verbs_path list[HR_VERBS_PATHS];
+    int n;
+    uint32_t max_message;
+};
+
+/* The same as the peer hears of it. */
+struct hr_verbs_end {
+    union ibv_gid gid;
+    uint16_t lid;
+    uint8_t mtu, kind;
+    uint32_t zero;
 };
 
 /* What both ends tell of themselves once the job key is proved. */
 struct hr_verbs_open {
     uint64_t magic;
     uint32_t version, stream;
-    uint32_t qpn, psn;
-    union ibv_gid gid;
-    uint16_t lid;
-    uint8_t mtu, rd_atomic;
     uint32_t message;
-    uint64_t nonce; /* goes into the descriptors that this end will hand out */
+    uint8_t rd_atomic, npaths, fixed, zero; /* fixed: the GID was asked for, whatever its kind */
+    uint64_t nonce;                         /* goes into the descriptors that this end will hand out */
+    struct hr_verbs_end paths[HR_VERBS_PATHS];
 };
 
-/* The exchange of one connection, from either side. */
-enum hr_verbs_step { HR_VERBS_CONNECTING, HR_VERBS_PROVING, HR_VERBS_OPENING, HR_VERBS_PARKED, HR_VERBS_READYING };
+/* One path of either side, tried together. */
+struct hr_verbs_pair {
+    uint8_t active, passive; /* indices into their lists */
+    int goodness;
+};
+
+/* What is said while pairs are tried; turn: which. */
+enum hr_verbs_word_kind { HR_VERBS_TRY = 1, HR_VERBS_READY, HR_VERBS_GOOD, HR_VERBS_BAD };
+struct hr_verbs_word {
+    uint16_t kind, turn;
+    uint32_t qpn, psn; /* TRY */
+};
+
+/* The exchange of one connection: from the first for who calls, from the last for who was called. */
+enum hr_verbs_step { HR_VERBS_CONNECTING, HR_VERBS_PROVING, HR_VERBS_OPENING, HR_VERBS_TRYING };
 struct hr_verbs_ep;
 struct hr_verbs_call {
-    struct hr_verbs_source source;
-    struct hr_verbs_link link; /* domain.calls */
-    struct hr_verbs_ep *ep;    /* NULL: a caller that has no endpoint yet */
+    struct hr_source source;
+    struct hr_link link; /* domain.calls */
+    struct hr_verbs_ep *ep;
     enum hr_verbs_step step;
     int active;
     struct hr_handshake hs;
-    struct hr_verbs_open open; /* the peer's */
-    uint32_t have;
+    struct hr_verbs_open open, own; /* the peer's, ours */
+    struct hr_verbs_word word;
+    uint32_t have;    /* bytes of open, or of word */
     int64_t deadline; /* 0: none */
-    union hr_verbs_sockaddr list[HR_VERBS_ADDRESSES];
+    union hr_sockaddr list[HR_VERBS_ADDRESSES];
     int n, current;
     hr_status worst;
-    char why[160];
+    char why[180];
+
+    struct hr_verbs_paths paths; /* ours as they were when the peer was told of them */
+    struct hr_verbs_pair pairs[HR_VERBS_PAIRS];
+    int npairs, turn;
+    int ready, greeted; /* of this turn: 1 here, 2 at both ends; greetings that were sent */
+    int acked, heard;   /* of them those that the peer's device has; those that came from it */
+    int good, their_good;
 };
 
 /* A registration of the device's: an arena's is shared by all that lies in it. */
@@ -163,7 +184,7 @@ struct hr_verbs_wqe {
 
 /* A read or write that returned HR_INPROGRESS. */
 struct hr_verbs_op {
-    struct hr_verbs_link link; /* ep.queue until it is posted in full */
+    struct hr_link link; /* ep.queue until it is posted in full */
     int is_read, notify, in_use, posted_all;
     uint8_t *local;
     uint64_t len, posted, open; /* open: work requests without an end */
@@ -187,9 +208,9 @@ enum hr_verbs_state {
 
 struct hr_verbs_ep {
     struct hr_ep base;
-    struct hr_verbs_source source; /* the socket of the exchange: its end is the peer's end */
+    struct hr_source source; /* the socket of the exchange: its end is the peer's end */
     enum hr_verbs_state state;
-    struct hr_verbs_link link, ready;
+    struct hr_link link, ready;
     uint32_t serial; /* in work request ids: index and generation */
     int active;
     uint32_t stream;
@@ -197,7 +218,7 @@ struct hr_verbs_ep {
     struct hr_verbs_call *call;
     int64_t ended;
 
-    struct hr_verbs_link end; /* domain.ending */
+    struct hr_link end; /* domain.ending */
     int told;
     hr_status tell;
     char detail[200];
@@ -225,7 +246,7 @@ struct hr_verbs_ep {
     uint32_t nunposted, paid; /* paid: of them those that the peer used room for; posting gives it back */
 
     struct hr_verbs_op ops[HR_VERBS_OPS];
-    struct hr_verbs_link queue;
+    struct hr_link queue;
 };
 
 struct hr_verbs_counts { /* since the domain was opened; for tests and for people */
@@ -246,31 +267,29 @@ struct hr_verbs_domain {
     struct ibv_cq *cq;
     uint32_t cq_used, cq_stale; /* completions that may come; of them for queue pairs that are gone */
     struct ibv_device_attr attr;
-    struct ibv_port_attr port_attr;
-    uint8_t port;
-    int gid_index; /* option, -1: chosen here */
-    union ibv_gid gid;
+    struct hr_verbs_wish wish;
+    struct hr_verbs_paths paths; /* as the device had them last */
+    uint32_t max_message;
+    struct hr_verbs_path used; /* by the connection that was made last; port 0: none was */
+    char reason[80];           /* why this device */
+    char fallback[180];        /* the last pair that did not do, and why; "": all did */
     int is_sim;
     uint32_t registrations; /* so far: names them to peers */
     uint64_t pin, pinned;   /* bytes outside arenas: option, now */
 
-    struct hr_verbs_listener *listeners;
-    int nlisteners;
-    union hr_verbs_sockaddr own[32]; /* addresses of this host */
-    int nown;
-    int epfd;
-    struct hr_verbs_source timer, wake, comp, async;
+    struct hr_iface *ifaces; /* addresses of this host */
+    int nifaces;
+    struct hr_poll poll;
+    struct hr_source timer, wake, comp, async;
     int64_t tick; /* of the timer; 0: off */
     int in_progress, look;
-    int starved; /* accepting found no descriptor or memory */
-    int room;    /* came back to an endpoint that had refused for lack of it: somebody may want to try again */
-    struct hr_verbs_link eps, ready, calls, ending;
-    int calling, half_open, parked;
+    int room; /* came back to an endpoint that had refused for lack of it: somebody may want to try again */
+    struct hr_link eps, ready, calls, ending;
+    struct hr_door door;
+    int calling; /* calls, in either direction */
     struct hr_verbs_ep *table[HR_VERBS_EPS];
     uint32_t generation[HR_VERBS_EPS];
     struct hr_verbs_mr *mrs;
-    struct epoll_event events[HR_VERBS_EVENTS];
-    int event_next, event_count;
     struct ibv_wc *stash; /* completions that were fetched and not looked at yet */
     int stashed, stash_at, stash_cap;
     unsigned turn;
@@ -286,28 +305,45 @@ static inline struct hr_verbs_domain *hr_verbs_domain_of(struct hr_ep *ep) {
 int hr_verbs_device_count(const char **why_p);
 hr_status hr_verbs_device_open(struct hr_verbs_domain *d, const char *device, char detail[256]);
 void hr_verbs_device_close(struct hr_verbs_domain *d);
+/* A device of the kernel's that the library does not list, for want of a driver; 0: there is none. folder: of sysfs. */
+int hr_verbs_driverless(const char *folder, struct ibv_device **list, int n, char name[64]);
+
+/* paths.c */
 void hr_verbs_gid_text(const union ibv_gid *gid, char text[64]);
+/* 0: it is none that a socket could be called at. */
+int hr_verbs_gid_address(const union ibv_gid *gid, union hr_sockaddr *a);
+hr_status hr_verbs_paths_scan(const struct hr_verbs_wish *wish, const struct hr_verbs_backend *verbs,
+                              struct ibv_context *ctx, int ports, struct hr_verbs_paths *paths, char detail[256]);
+void hr_verbs_path_text(const struct hr_verbs_path *path, char text[160]);
+/* As the kernel counts it: 10 for the same node, or where nothing is known. */
+int hr_verbs_numa_distance(const struct ibv_device *device, unsigned node);
+/* The same list at both ends, best first. Returns how many. */
+int hr_verbs_pairs(const struct hr_verbs_open *active, const struct hr_verbs_open *passive,
+                   struct hr_verbs_pair pairs[HR_VERBS_PAIRS]);
 
 /* address.c */
-hr_status hr_verbs_own_addresses(struct hr_verbs_domain *d, char detail[256]);
 /* Where this domain is called: addresses of the device's network, at most n. */
-int hr_verbs_call_addresses(struct hr_verbs_domain *d, union hr_verbs_sockaddr *list, int n);
+int hr_verbs_call_addresses(struct hr_verbs_domain *d, union hr_sockaddr *list, int n);
 size_t hr_verbs_address_write(const struct hr_verbs_domain *d, void *bytes);
-int hr_verbs_address_read(const void *bytes, size_t len, union hr_verbs_sockaddr *list);
-int hr_verbs_is_own(const struct hr_verbs_domain *d, const union hr_verbs_sockaddr *a);
-socklen_t hr_verbs_sockaddr_len(const union hr_verbs_sockaddr *a);
-const char *hr_verbs_sockaddr_text(const union hr_verbs_sockaddr *a, char text[80]);
+int hr_verbs_address_read(const void *bytes, size_t len, union hr_sockaddr *list);
 
 /* call.c */
 hr_status hr_verbs_listen(struct hr_verbs_domain *d, char detail[256]);
 hr_status hr_verbs_ep_connect(struct hr_ep *base, const void *addr, size_t addr_len, int active);
-void hr_verbs_accept(struct hr_verbs_domain *d, struct hr_verbs_listener *listener);
 void hr_verbs_call_event(struct hr_verbs_domain *d, struct hr_verbs_call *call);
 void hr_verbs_calls_tick(struct hr_verbs_domain *d, int64_t now);
 void hr_verbs_call_free(struct hr_verbs_domain *d, struct hr_verbs_call *call);
 
-/* The peer's queue pair has spoken: the connection is open on both sides. */
-void hr_verbs_heard(struct hr_verbs_ep *ep);
+/* try.c */
+/* Both ends have told of themselves: the first pair is tried. */
+void hr_verbs_try(struct hr_verbs_call *call);
+void hr_verbs_try_event(struct hr_verbs_call *call);
+/* Sends what of the greetings could not leave yet. */
+void hr_verbs_try_greet(struct hr_verbs_call *call);
+void hr_verbs_try_late(struct hr_verbs_call *call);
+/* A completion of an endpoint that is being connected. 1: it was part of that. 0: it is for the connection, which is
+ * open on both sides. */
+int hr_verbs_try_completion(struct hr_verbs_ep *ep, const struct ibv_wc *wc);
 
 /* endpoint.c */
 hr_status hr_verbs_ep_create(struct hr_domain *domain, uint64_t peer_id, void *ctx, struct hr_ep **ep_p);
@@ -320,17 +356,27 @@ void hr_verbs_ep_tell(struct hr_verbs_ep *ep, hr_status status);
 void hr_verbs_ep_fail(struct hr_verbs_ep *ep, hr_status status, const char *what, int error);
 /* The peer has gone: what it sent before is delivered first. */
 void hr_verbs_ep_end(struct hr_verbs_ep *ep);
+/* Connected: the socket goes from its call to it. The engine is told from progress. */
+void hr_verbs_ep_up(struct hr_verbs_ep *ep);
+/* Completions that are on their way to it are nobody's from now on. */
+void hr_verbs_ep_renew(struct hr_verbs_ep *ep);
 /* HR_OK where operations may be posted. */
 hr_status hr_verbs_usable(const struct hr_verbs_ep *ep);
 struct hr_verbs_ep *hr_verbs_ep_find(struct hr_verbs_domain *d, uint64_t wr_id);
 
 /* qp.c */
-hr_status hr_verbs_qp_open(struct hr_verbs_ep *ep, char why[160]);
-void hr_verbs_qp_describe(struct hr_verbs_ep *ep, struct hr_verbs_open *open_p);
-/* To the state in which it may send, with receives posted. */
-hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_open *peer, char why[160]);
+/* A new one, for that path; the endpoint is as if nothing had ever been sent on it. */
+hr_status hr_verbs_qp_open(struct hr_verbs_ep *ep, const struct hr_verbs_path *path, char why[160]);
+/* To the state in which it may send, with receives posted. word: the peer's TRY. */
+hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_path *path, const struct hr_verbs_open *peer,
+                         const struct hr_verbs_end *end, const struct hr_verbs_word *word, char why[160]);
+int hr_verbs_rd_atomic(const struct hr_verbs_domain *d);
+/* The memlock limit in words, where an errno may come of it: "" or "; ...". */
+const char *hr_verbs_memlock_text(int error, char text[120]);
 /* On return the device touches none of this endpoint's memory any more. */
 void hr_verbs_qp_break(struct hr_verbs_ep *ep);
+/* Its end; the slab stays for another one. */
+void hr_verbs_qp_drop(struct hr_verbs_ep *ep);
 void hr_verbs_qp_close(struct hr_verbs_ep *ep);
 
 /* memory.c */
@@ -376,6 +422,9 @@ uint16_t hr_verbs_take_owed(struct hr_verbs_ep *ep);
 /* A message without payload that uses none of the room. 0: it did not leave. */
 int hr_verbs_send_control(struct hr_verbs_ep *ep, enum hr_verbs_kind kind, uint32_t word);
 
+/* So many bytes that mean nothing, at most a message: 0: they did not leave. */
+int hr_verbs_send_hello(struct hr_verbs_ep *ep, uint32_t len);
+
 /* quiet.c */
 hr_status hr_verbs_mem_quiet(struct hr_ep *base, const struct hr_mem *mem);
 void hr_verbs_on_revoke(struct hr_verbs_ep *ep, uint32_t serial);
@@ -401,6 +450,8 @@ int hr_verbs_received(struct hr_verbs_ep *ep, const struct ibv_wc *wc);
 int hr_verbs_control(struct hr_verbs_ep *ep, const struct ibv_wc *wc);
 /* Posts receives that are free again. */
 void hr_verbs_repost(struct hr_verbs_ep *ep);
+/* The receive is free again; counted: the peer paid for it with room. */
+void hr_verbs_give_back(struct hr_verbs_ep *ep, uint32_t buffer, int counted);
 
 /* progress.c */
 /* Fetches completions behind those at hand; returns how many, or -1. */
@@ -410,10 +461,8 @@ int hr_verbs_event_fd(struct hr_domain *domain);
 hr_status hr_verbs_event_arm(struct hr_domain *domain);
 void hr_verbs_event_disarm(struct hr_domain *domain);
 void hr_verbs_ep_ready(struct hr_verbs_ep *ep);
-int hr_verbs_watch(struct hr_verbs_domain *d, struct hr_verbs_source *source, uint32_t interest);
-/* Out of the epoll; unwatch also closes the descriptor. */
-void hr_verbs_forget(struct hr_verbs_domain *d, struct hr_verbs_source *source);
-void hr_verbs_unwatch(struct hr_verbs_domain *d, struct hr_verbs_source *source);
+/* Out of the epoll, and closed; nothing when there is no descriptor. */
+void hr_verbs_unwatch(struct hr_verbs_domain *d, struct hr_source *source);
 void hr_verbs_timer_update(struct hr_verbs_domain *d);
 
 #endif

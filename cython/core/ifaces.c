@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "providers/tcp/ifaces.h"
+#include "hr/ifaces.h"
 
 #define MAX_ITEMS 64
 
@@ -17,11 +17,11 @@ struct item {
     char text[64];
     int exclude;
     int network; /* at/prefix below; otherwise text is a name or glob */
-    union hr_tcp_sockaddr at;
+    union hr_sockaddr at;
     int prefix;
 };
 
-static const uint8_t *bytes_of(const union hr_tcp_sockaddr *a, int *nbytes_p) {
+static const uint8_t *bytes_of(const union hr_sockaddr *a, int *nbytes_p) {
     if (a->sa.sa_family == AF_INET) {
         *nbytes_p = 4;
         return (const uint8_t *)&a->v4.sin_addr;
@@ -30,7 +30,7 @@ static const uint8_t *bytes_of(const union hr_tcp_sockaddr *a, int *nbytes_p) {
     return (const uint8_t *)&a->v6.sin6_addr;
 }
 
-int hr_tcp_addr_within(const union hr_tcp_sockaddr *a, const union hr_tcp_sockaddr *b, int prefix) {
+int hr_sockaddr_within(const union hr_sockaddr *a, const union hr_sockaddr *b, int prefix) {
     int n;
     if (a->sa.sa_family != b->sa.sa_family) return 0;
     const uint8_t *x = bytes_of(a, &n), *y = bytes_of(b, &n);
@@ -39,40 +39,47 @@ int hr_tcp_addr_within(const union hr_tcp_sockaddr *a, const union hr_tcp_sockad
     return rest == 0 || ((x[whole] ^ y[whole]) >> (8 - rest)) == 0;
 }
 
-int hr_tcp_addr_loopback(const union hr_tcp_sockaddr *a) {
+int hr_sockaddr_loopback(const union hr_sockaddr *a) {
     int n;
     if (a->sa.sa_family == AF_INET) return *bytes_of(a, &n) == 127;
     return IN6_IS_ADDR_LOOPBACK(&a->v6.sin6_addr);
 }
 
-socklen_t hr_tcp_addr_len(const union hr_tcp_sockaddr *a) {
+int hr_ifaces_own(const struct hr_iface *list, int n, const union hr_sockaddr *a) {
+    if (hr_sockaddr_loopback(a)) return 1;
+    for (int i = 0; i < n; i++)
+        if (hr_sockaddr_within(a, &list[i].at, a->sa.sa_family == AF_INET ? 32 : 128)) return 1;
+    return 0;
+}
+
+socklen_t hr_sockaddr_len(const union hr_sockaddr *a) {
     return a->sa.sa_family == AF_INET ? sizeof a->v4 : sizeof a->v6;
 }
 
-uint16_t hr_tcp_addr_port(const union hr_tcp_sockaddr *a) {
+uint16_t hr_sockaddr_port(const union hr_sockaddr *a) {
     return ntohs(a->sa.sa_family == AF_INET ? a->v4.sin_port : a->v6.sin6_port);
 }
 
-void hr_tcp_addr_set_port(union hr_tcp_sockaddr *a, uint16_t port) {
+void hr_sockaddr_set_port(union hr_sockaddr *a, uint16_t port) {
     if (a->sa.sa_family == AF_INET)
         a->v4.sin_port = htons(port);
     else
         a->v6.sin6_port = htons(port);
 }
 
-const char *hr_tcp_addr_text(const union hr_tcp_sockaddr *a, char text[HR_TCP_TEXT]) {
+const char *hr_sockaddr_text(const union hr_sockaddr *a, char text[HR_SOCKADDR_TEXT]) {
     char host[INET6_ADDRSTRLEN] = "?";
-    int n, v6 = a->sa.sa_family == AF_INET6, port = hr_tcp_addr_port(a);
+    int n, v6 = a->sa.sa_family == AF_INET6, port = hr_sockaddr_port(a);
     inet_ntop(a->sa.sa_family, bytes_of(a, &n), host, sizeof host);
     if (port)
-        snprintf(text, HR_TCP_TEXT, "%s%s%s:%d", v6 ? "[" : "", host, v6 ? "]" : "", port);
+        snprintf(text, HR_SOCKADDR_TEXT, "%s%s%s:%d", v6 ? "[" : "", host, v6 ? "]" : "", port);
     else
-        snprintf(text, HR_TCP_TEXT, "%s", host);
+        snprintf(text, HR_SOCKADDR_TEXT, "%s", host);
     return text;
 }
 
 static int prefix_of(const struct sockaddr *mask, int family) {
-    union hr_tcp_sockaddr m;
+    union hr_sockaddr m;
     int n, bits = 0;
     if (!mask) return family == AF_INET ? 32 : 128;
     memset(&m, 0, sizeof m);
@@ -93,12 +100,12 @@ static int usable(const struct ifaddrs *ifa) {
     return !IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr);
 }
 
-int hr_tcp_ifaces_scan(struct hr_tcp_addr **list_p) {
+int hr_ifaces_scan(struct hr_iface **list_p) {
     struct ifaddrs *all;
     int count = 0, n = 0;
     if (getifaddrs(&all)) return -1;
     for (struct ifaddrs *ifa = all; ifa; ifa = ifa->ifa_next) count += usable(ifa);
-    struct hr_tcp_addr *list = calloc(count ? (size_t)count : 1, sizeof *list);
+    struct hr_iface *list = calloc(count ? (size_t)count : 1, sizeof *list);
     if (!list) {
         freeifaddrs(all);
         return -1;
@@ -106,11 +113,11 @@ int hr_tcp_ifaces_scan(struct hr_tcp_addr **list_p) {
     for (int loopback = 0; loopback < 2; loopback++)
         for (struct ifaddrs *ifa = all; ifa; ifa = ifa->ifa_next) {
             if (!usable(ifa) || !!(ifa->ifa_flags & IFF_LOOPBACK) != loopback) continue;
-            struct hr_tcp_addr *a = &list[n++];
+            struct hr_iface *a = &list[n++];
             int family = ifa->ifa_addr->sa_family;
             snprintf(a->name, sizeof a->name, "%s", ifa->ifa_name);
             memcpy(&a->at, ifa->ifa_addr, family == AF_INET ? sizeof a->at.v4 : sizeof a->at.v6);
-            hr_tcp_addr_set_port(&a->at, 0);
+            hr_sockaddr_set_port(&a->at, 0);
             a->prefix = (uint8_t)prefix_of(ifa->ifa_netmask, family);
             a->loopback = (uint8_t)loopback;
         }
@@ -178,20 +185,20 @@ static int parse(const char *grammar, struct item *items, char detail[256]) {
     }
 }
 
-static int matches(const struct item *item, const struct hr_tcp_addr *a) {
-    if (item->network) return hr_tcp_addr_within(&item->at, &a->at, item->prefix);
+static int matches(const struct item *item, const struct hr_iface *a) {
+    if (item->network) return hr_sockaddr_within(&item->at, &a->at, item->prefix);
     return fnmatch(item->text, a->name, 0) == 0;
 }
 
-static void say_what_exists(const struct hr_tcp_addr *list, int n, const char *grammar, char detail[256]) {
-    char text[HR_TCP_TEXT];
+static void say_what_exists(const struct hr_iface *list, int n, const char *grammar, char detail[256]) {
+    char text[HR_SOCKADDR_TEXT];
     int used = snprintf(detail, 256, "no interface matches '%.80s'; there are:", grammar);
     for (int i = 0; i < n && used < 256; i++)
         used += snprintf(detail + used, 256 - (size_t)used, "%s %s %s/%d", i ? "," : "", list[i].name,
-                         hr_tcp_addr_text(&list[i].at, text), list[i].prefix);
+                         hr_sockaddr_text(&list[i].at, text), list[i].prefix);
 }
 
-hr_status hr_tcp_ifaces_choose(struct hr_tcp_addr *list, int n, const char *grammar, char detail[256]) {
+hr_status hr_ifaces_choose(struct hr_iface *list, int n, const char *grammar, char detail[256]) {
     struct item items[MAX_ITEMS];
     int nitems = 0, positive = 0, chosen = 0;
     if (grammar && *grammar && (nitems = parse(grammar, items, detail)) < 0) return HR_ERR_INVALID;

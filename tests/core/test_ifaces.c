@@ -1,12 +1,12 @@
-/* test_tcp_ifaces.c - the interface grammar of the tcp provider, on a host that is made up. */
+/* test_ifaces.c - the interface grammar, on a host that is made up. */
 
 #include <arpa/inet.h>
 
 #include "check.h"
-#include "providers/tcp/ifaces.h"
+#include "hr/ifaces.h"
 
 #define N 7
-static struct hr_tcp_addr host[N];
+static struct hr_iface host[N];
 
 static void add(int i, const char *name, const char *address, int prefix) {
     memset(&host[i], 0, sizeof host[i]);
@@ -35,7 +35,7 @@ static const char *chosen(const char *grammar) {
     static char text[N + 1];
     char detail[256] = "";
     make_host();
-    hr_status status = hr_tcp_ifaces_choose(host, N, grammar, detail);
+    hr_status status = hr_ifaces_choose(host, N, grammar, detail);
     if (status == HR_ERR_INVALID) return "invalid";
     if (status == HR_ERR_NO_DEVICE) return "none";
     for (int i = 0; i < N; i++) text[i] = host[i].chosen ? '1' : '.';
@@ -97,44 +97,44 @@ TEST(what_a_grammar_chooses) {
 TEST(messages_show_the_item_and_what_exists) {
     char detail[256] = "";
     make_host();
-    CHECK_EQ(hr_tcp_ifaces_choose(host, N, "eth0,10.0.0.0/33", detail), HR_ERR_INVALID);
+    CHECK_EQ(hr_ifaces_choose(host, N, "eth0,10.0.0.0/33", detail), HR_ERR_INVALID);
     CHECK(strstr(detail, "10.0.0.0/33") && strstr(detail, "0..32"));
-    CHECK_EQ(hr_tcp_ifaces_choose(host, N, "wlan0", detail), HR_ERR_NO_DEVICE);
+    CHECK_EQ(hr_ifaces_choose(host, N, "wlan0", detail), HR_ERR_NO_DEVICE);
     CHECK(strstr(detail, "wlan0") && strstr(detail, "eth1 10.2.2.3/16"));
-    CHECK_EQ(hr_tcp_ifaces_choose(host, 0, NULL, detail), HR_ERR_NO_DEVICE);
+    CHECK_EQ(hr_ifaces_choose(host, 0, NULL, detail), HR_ERR_NO_DEVICE);
     CHECK(strstr(detail, "ip link set lo up"));
     char many[200] = "a";
     for (int i = 0; i < 64; i++) strcat(many, ",a");
-    CHECK_EQ(hr_tcp_ifaces_choose(host, N, many, detail), HR_ERR_INVALID);
+    CHECK_EQ(hr_ifaces_choose(host, N, many, detail), HR_ERR_INVALID);
     CHECK(strstr(detail, "64"));
 }
 
 TEST(networks) {
-    union hr_tcp_sockaddr a = {.v4 = {.sin_family = AF_INET}}, b = a, v6 = {.v6 = {.sin6_family = AF_INET6}};
-    char text[HR_TCP_TEXT];
+    union hr_sockaddr a = {.v4 = {.sin_family = AF_INET}}, b = a, v6 = {.v6 = {.sin6_family = AF_INET6}};
+    char text[HR_SOCKADDR_TEXT];
     a.v4.sin_addr.s_addr = htonl(0xc0a80780);
     b.v4.sin_addr.s_addr = htonl(0xc0a807ff);
-    CHECK(hr_tcp_addr_within(&a, &b, 25) && !hr_tcp_addr_within(&a, &b, 26) && hr_tcp_addr_within(&a, &b, 0));
-    CHECK(!hr_tcp_addr_within(&a, &v6, 0));
-    hr_tcp_addr_set_port(&a, 4242);
-    CHECK_STR(hr_tcp_addr_text(&a, text), "192.168.7.128:4242");
+    CHECK(hr_sockaddr_within(&a, &b, 25) && !hr_sockaddr_within(&a, &b, 26) && hr_sockaddr_within(&a, &b, 0));
+    CHECK(!hr_sockaddr_within(&a, &v6, 0));
+    hr_sockaddr_set_port(&a, 4242);
+    CHECK_STR(hr_sockaddr_text(&a, text), "192.168.7.128:4242");
     v6.v6.sin6_addr = in6addr_loopback;
-    CHECK(hr_tcp_addr_loopback(&v6) && !hr_tcp_addr_loopback(&a));
-    CHECK_STR(hr_tcp_addr_text(&v6, text), "::1");
-    hr_tcp_addr_set_port(&v6, 80);
-    CHECK_STR(hr_tcp_addr_text(&v6, text), "[::1]:80");
+    CHECK(hr_sockaddr_loopback(&v6) && !hr_sockaddr_loopback(&a));
+    CHECK_STR(hr_sockaddr_text(&v6, text), "::1");
+    hr_sockaddr_set_port(&v6, 80);
+    CHECK_STR(hr_sockaddr_text(&v6, text), "[::1]:80");
 }
 
 TEST(this_host) {
-    struct hr_tcp_addr *list;
-    int n = hr_tcp_ifaces_scan(&list), loopback = 0;
+    struct hr_iface *list;
+    int n = hr_ifaces_scan(&list), loopback = 0;
     REQUIRE(n >= 0);
     for (int i = 0; i < n; i++) {
         CHECK(list[i].loopback >= loopback); /* loopback comes last */
         loopback = list[i].loopback;
-        CHECK_EQ(hr_tcp_addr_port(&list[i].at), 0);
+        CHECK_EQ(hr_sockaddr_port(&list[i].at), 0);
         CHECK(list[i].prefix > 0);
-        CHECK_EQ(hr_tcp_addr_loopback(&list[i].at), list[i].loopback);
+        CHECK_EQ(hr_sockaddr_loopback(&list[i].at), list[i].loopback);
     }
     free(list);
 }

@@ -1,6 +1,6 @@
-/* list.h - intrusive doubly linked lists. */
-#ifndef HR_CORE_LIST_H
-#define HR_CORE_LIST_H
+/* list.h - intrusive doubly linked lists: of the engine, and of providers. */
+#ifndef HR_LIST_H
+#define HR_LIST_H
 
 #include <stddef.h>
 

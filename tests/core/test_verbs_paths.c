@@ -1,0 +1,357 @@
+/* test_verbs_paths.c - which device, port and GID a connection takes: ranking, trying, what is told when none will do.
+ */
+
+#define _GNU_SOURCE
+#include <ftw.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "providers/verbs/sim.h"
+#include "verbs_rig.h"
+
+/* sim2: GID 0 of each port is link-local, 1 of IPv4, 2 of IPv6. */
+enum { IPV4 = 1, IPV6 = 2, LINK_LOCAL = 0, ALL_PAIRS = 12 };
+
+static void open_two(struct pair *p, const char *a, const char *b) {
+    char detail[256];
+    memset(p, 0, sizeof *p);
+    REQUIRE(node_open(&p->a, 1, "sim2", a, detail) == HR_OK);
+    REQUIRE(node_open(&p->b, 2, "sim2", b, detail) == HR_OK);
+}
+
+static int port_of(const struct conn *c) {
+    struct ibv_qp_attr attr = {0};
+    struct ibv_qp_init_attr init;
+    hr_verbs_sim.query_qp(((struct hr_verbs_ep *)c->ep)->qp, &attr, IBV_QP_PORT | IBV_QP_AV, &init);
+    return attr.port_num * 10 + attr.ah_attr.grh.sgid_index;
+}
+
+static void both_ways(struct pair *p) {
+    CHECK_EQ(send_some(&p->ca, 3000), HR_OK);
+    CHECK_EQ(send_some(&p->cb, 3000), HR_OK);
+    RUN(p->a, p->b, p->ca.messages == 1 && p->cb.messages == 1);
+    CHECK(!p->ca.losses && !p->cb.losses);
+}
+
+/* ---- ranking ---- */
+
+TEST(gids_are_ranked) {
+    static const int order[] = {10 + IPV4, 20 + IPV4, 10 + IPV6, 20 + IPV6, 10 + LINK_LOCAL, 20 + LINK_LOCAL};
+    struct node n;
+    char text[256];
+    REQUIRE(node_open(&n, 1, "sim2", NULL, text) == HR_OK);
+    const struct hr_verbs_paths *paths = &inside(&n)->paths;
+    CHECK_EQ(paths->n, 6);
+    for (int i = 0; i < 6; i++) CHECK_EQ(paths->list[i].port * 10 + paths->list[i].index, order[i]);
+    verbs->domain_describe(n.domain, text, sizeof text);
+    CHECK(strstr(text, "port 1 GID 1 ::ffff:198.18.") && strstr(text, "IPv4") && strstr(text, "of 6;"));
+    verbs->domain_close(n.domain);
+}
+
+TEST(a_port_and_a_gid_can_be_named) {
+    struct node n;
+    char detail[256];
+    REQUIRE(node_open(&n, 1, "sim2:2", "gid=2", detail) == HR_OK);
+    CHECK_EQ(inside(&n)->paths.n, 1);
+    CHECK_EQ(inside(&n)->paths.list[0].port, 2);
+    CHECK_EQ(inside(&n)->paths.list[0].index, 2);
+    verbs->domain_close(n.domain);
+    CHECK_EQ(node_open(&n, 1, "sim2:3", NULL, detail), HR_ERR_NO_DEVICE);
+    CHECK_EQ(node_open(&n, 1, "sim2", "gid=3", detail), HR_ERR_INVALID);
+    CHECK(strstr(detail, "gid=3") && strstr(detail, "3 entries"));
+}
+
+static void describe(const struct hr_verbs_paths *paths, int fixed, struct hr_verbs_open *open_p) {
+    *open_p = (struct hr_verbs_open){.npaths = (uint8_t)paths->n, .fixed = (uint8_t)fixed};
+    for (int i = 0; i < paths->n; i++)
+        open_p->paths[i] = (struct hr_verbs_end){.gid = paths->list[i].gid, .kind = paths->list[i].kind, .mtu = 5};
+}
+
+TEST(pairs_of_one_kind_and_network_come_first) {
+    struct pair p;
+    struct hr_verbs_open a, b;
+    struct hr_verbs_pair pairs[HR_VERBS_PAIRS];
+    open_two(&p, NULL, NULL);
+    describe(&inside(&p.a)->paths, 0, &a);
+    describe(&inside(&p.b)->paths, 0, &b);
+    CHECK_EQ(hr_verbs_pairs(&a, &b, pairs), ALL_PAIRS);
+    for (int i = 0; i < ALL_PAIRS; i++) {
+        CHECK_EQ(a.paths[pairs[i].active].kind, b.paths[pairs[i].passive].kind);
+        CHECK(!i || pairs[i].goodness <= pairs[i - 1].goodness);
+        if (i % 4 < 2 && i < 8) CHECK_EQ(pairs[i].active, pairs[i].passive); /* of one network, before those of two */
+    }
+    a.npaths = 1; /* IPv4 alone */
+    memmove(b.paths, b.paths + 2, 4 * sizeof b.paths[0]);
+    b.npaths = 4; /* no IPv4 */
+    CHECK_EQ(hr_verbs_pairs(&a, &b, pairs), 0);
+    b.fixed = 1;
+    CHECK_EQ(hr_verbs_pairs(&a, &b, pairs), 4);
+    verbs->domain_close(p.a.domain);
+    verbs->domain_close(p.b.domain);
+}
+
+/* ---- trying ---- */
+
+TEST(a_pair_that_does_not_answer_is_left) {
+    static const struct {
+        const char *a, *b;
+        int found; /* by the active side */
+    } cases[] = {{NULL, NULL, 10 + IPV4},         {"deaf=1", NULL, 20 + IPV4},
+                 {NULL, "deaf=1", 20 + IPV4},     {"deaf=1", "deaf=1", 20 + IPV4},
+                 {"deaf=4", "deaf=2", 10 + IPV6}, {"deaf=1,narrow=7", NULL, 10 + LINK_LOCAL}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct pair p;
+        char text[256];
+        open_two(&p, cases[i].a, cases[i].b);
+        connect_pair(&p, &p.ca, &p.cb);
+        REQUIRE(p.ca.ups && p.cb.ups);
+        CHECK_EQ(port_of(&p.ca), cases[i].found);
+        CHECK_EQ(port_of(&p.cb), cases[i].found);
+        both_ways(&p);
+        CHECK_EQ(inside(&p.a)->counts.rnr + inside(&p.b)->counts.rnr, 0);
+        verbs->domain_describe(p.a.domain, text, sizeof text);
+        CHECK_EQ(strtol(strstr(text, "port ") + 5, NULL, 10), cases[i].found / 10);
+        CHECK_EQ(strstr(text, "left: GID") != NULL, cases[i].a || cases[i].b);
+        pair_close(&p);
+    }
+}
+
+TEST(every_pair_may_fail) {
+    static const struct {
+        const char *options, *text;
+    } cases[] = {{"deaf=100", "UDP port 4791"}, {"narrow=100", "packets of 4096 bytes do not get there"}};
+    for (int i = 0; i < 2; i++) {
+        struct pair p;
+        open_two(&p, cases[i].options, NULL);
+        connect_pair(&p, &p.ca, &p.cb);
+        CHECK_EQ(p.ca.loss, HR_ERR_UNREACHABLE);
+        CHECK_EQ(p.cb.loss, HR_ERR_UNREACHABLE);
+        CHECK_STR(strstr(p.ca.detail, cases[i].text) ? cases[i].text : p.ca.detail, cases[i].text);
+        CHECK(strstr(p.ca.detail, "the last of 12 pairs"));
+        CHECK_EQ(inside(&p.a)->inject.tries, ALL_PAIRS);
+        pair_close(&p);
+    }
+}
+
+TEST(kinds_that_do_not_meet) {
+    struct pair p;
+    open_two(&p, NULL, NULL);
+    struct hr_verbs_paths *a = &((struct hr_verbs_domain *)p.a.domain)->paths;
+    struct hr_verbs_paths *b = &((struct hr_verbs_domain *)p.b.domain)->paths;
+    a->n = 2;
+    b->n = 4;
+    memmove(b->list, b->list + 2, 4 * sizeof b->list[0]);
+    connect_pair(&p, &p.ca, &p.cb);
+    CHECK_EQ(p.ca.loss, HR_ERR_UNREACHABLE);
+    CHECK(strstr(p.ca.detail, "GIDs of one kind"));
+    pair_close(&p);
+}
+
+/* ---- events ---- */
+
+static void swallow_event(const struct node *n) {
+    struct ibv_async_event event;
+    REQUIRE(hr_verbs_sim.get_async_event(inside(n)->ctx, &event) == 0);
+    hr_verbs_sim.ack_async_event(&event);
+}
+
+TEST(ports_are_looked_at_again_after_an_event) {
+    struct pair p;
+    struct conn more_a = {0}, more_b = {0};
+    open_two(&p, NULL, NULL);
+    hr_verbs_sim_port(inside(&p.a)->ctx, 1, 0);
+    RUN(p.a, p.b, inside(&p.a)->paths.n == 3);
+    connect_pair(&p, &p.ca, &p.cb);
+    REQUIRE(p.ca.ups && p.cb.ups);
+    CHECK_EQ(port_of(&p.ca), 20 + IPV4);
+    hr_verbs_sim_port(inside(&p.a)->ctx, 1, 1);
+    RUN(p.a, p.b, inside(&p.a)->paths.n == 6);
+    connect_pair(&p, &more_a, &more_b);
+    REQUIRE(more_a.ups && more_b.ups);
+    CHECK_EQ(port_of(&more_a), 10 + IPV4);
+    both_ways(&p); /* the other one was left alone */
+    verbs->ep_destroy(more_a.ep);
+    verbs->ep_destroy(more_b.ep);
+    pair_close(&p);
+}
+
+TEST(a_port_that_went_down_in_silence_is_found_out) {
+    struct pair p;
+    open_two(&p, NULL, NULL);
+    hr_verbs_sim_port(inside(&p.b)->ctx, 1, 0);
+    swallow_event(&p.b);
+    CHECK_EQ(inside(&p.b)->paths.n, 6);
+    connect_pair(&p, &p.ca, &p.cb);
+    REQUIRE(p.ca.ups && p.cb.ups);
+    CHECK_EQ(port_of(&p.cb) / 10, 2);
+    both_ways(&p);
+    pair_close(&p);
+}
+
+TEST(no_port_is_left) {
+    struct pair p;
+    open_two(&p, NULL, NULL);
+    for (int port = 1; port <= 2; port++) hr_verbs_sim_port(inside(&p.a)->ctx, port, 0);
+    RUN(p.a, p.b, inside(&p.a)->paths.n == 0);
+    connect_pair(&p, &p.ca, &p.cb);
+    CHECK_EQ(p.ca.loss, HR_ERR_UNREACHABLE);
+    CHECK(strstr(p.ca.detail, "no active port"));
+    pair_close(&p);
+}
+
+TEST(a_link_that_dies_ends_the_connection_with_the_reason) {
+    struct pair p;
+    open_two(&p, NULL, NULL);
+    connect_pair(&p, &p.ca, &p.cb);
+    REQUIRE(p.ca.ups && p.cb.ups);
+    hr_verbs_sim_port(inside(&p.b)->ctx, 1, 0);
+    RUN(p.a, p.b, (send_some(&p.ca, 100), p.ca.losses));
+    CHECK_EQ(p.ca.loss, HR_ERR_PEER_LOST);
+    CHECK(strstr(p.ca.detail, "retries exceeded") && strstr(p.ca.detail, "half a second"));
+    verbs->ep_abort(p.ca.ep);
+    RUN(p.a, p.b, p.cb.losses);
+    pair_close(&p);
+}
+
+/* ---- what the kernel tells: a tree like sysfs, behind the device ---- */
+
+static char tree[64];
+static struct ibv_device *sim2;
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *at) {
+    (void)st, (void)type, (void)at;
+    return remove(path);
+}
+
+static void tree_end(void) {
+    if (sim2) *sim2->ibdev_path = 0;
+    sim2 = NULL;
+    nftw(tree, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+static void tree_put(const char *name, const char *text) {
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", tree, name);
+    for (char *slash = strchr(path + strlen(tree) + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = 0;
+        mkdir(path, 0700);
+        *slash = '/';
+    }
+    FILE *file = fopen(path, "w");
+    REQUIRE(file && fputs(text, file) >= 0);
+    fclose(file);
+}
+
+static void tree_make(void) {
+    int n;
+    snprintf(tree, sizeof tree, "/tmp/hrdma-paths-XXXXXX");
+    REQUIRE(mkdtemp(tree));
+    for (int port = 1; port <= 2; port++)
+        for (int i = 0; i < 3; i++) {
+            char name[64];
+            snprintf(name, sizeof name, "ports/%d/gid_attrs/ndevs/%d", port, i);
+            tree_put(name, port == 1 ? "east\n" : "west\n");
+            snprintf(name, sizeof name, "ports/%d/gid_attrs/types/%d", port, i);
+            tree_put(name, port == 1 && i == IPV4 ? "IB/RoCE v1\n" : "RoCE v2\n");
+        }
+    struct ibv_device **list = hr_verbs_sim.get_device_list(&n);
+    REQUIRE(list && n == 2);
+    sim2 = list[1];
+    hr_verbs_sim.free_device_list(list);
+    snprintf(sim2->ibdev_path, sizeof sim2->ibdev_path, "%s", tree);
+}
+
+TEST(interfaces_choose_devices_too) {
+    static const struct {
+        const char *ifname;
+        int n, first;
+    } cases[] = {{NULL, 6, 20 + IPV4}, /* port 1's is of version 1 */
+                 {"east", 3, 10 + IPV6},
+                 {"w*", 3, 20 + IPV4},
+                 {"^east", 3, 20 + IPV4},
+                 {"198.18.0.0/16", 1, 10 + IPV4},
+                 {"2001:db8::/32,^west", 1, 10 + IPV6}};
+    struct node n;
+    char detail[256];
+    tree_make();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        REQUIRE(node_open_on(&n, 1, "sim2", cases[i].ifname, NULL, detail) == HR_OK);
+        const struct hr_verbs_paths *paths = &inside(&n)->paths;
+        CHECK_EQ(paths->n, cases[i].n);
+        CHECK_EQ(paths->list[0].port * 10 + paths->list[0].index, cases[i].first);
+        verbs->domain_close(n.domain);
+    }
+    CHECK_EQ(node_open_on(&n, 1, "sim2", "north", NULL, detail), HR_ERR_NO_DEVICE);
+    CHECK(strstr(detail, "sim2") && strstr(detail, "north") && strstr(detail, "west"));
+    CHECK_EQ(node_open_on(&n, 1, "sim2", "10.0.0.0/33", NULL, detail), HR_ERR_INVALID);
+    CHECK(strstr(detail, "10.0.0.0/33"));
+    REQUIRE(node_open_on(&n, 1, "sim", "north", NULL, detail) == HR_OK); /* is on no interface */
+    verbs->domain_close(n.domain);
+    tree_end();
+}
+
+TEST(near_devices_are_known) {
+    tree_make();
+    CHECK_EQ(hr_verbs_numa_distance(sim2, 0), 10); /* nothing is told */
+    tree_put("device/numa_node", "-1\n");
+    CHECK_EQ(hr_verbs_numa_distance(sim2, 0), 10);
+    tree_put("device/numa_node", "3\n");
+    CHECK_EQ(hr_verbs_numa_distance(sim2, 3), 10);
+    CHECK(hr_verbs_numa_distance(sim2, 100000) > 10); /* no such node */
+    tree_end();
+}
+
+TEST(a_device_without_a_driver_is_named) {
+    char name[64];
+    tree_make();
+    CHECK_EQ(hr_verbs_driverless(tree, &sim2, 1, name), 1);
+    CHECK_STR(name, "ports");
+    CHECK_EQ(hr_verbs_driverless("/nonexistent", &sim2, 1, name), 0);
+    tree_end();
+    REQUIRE(mkdir(tree, 0700) == 0);
+    tree_put("sim9", "");
+    CHECK_EQ(hr_verbs_driverless(tree, NULL, 0, name), 1);
+    CHECK_STR(name, "sim9");
+    tree_end();
+}
+
+/* ---- memory that cannot be pinned ---- */
+
+TEST(the_memlock_limit_is_told) {
+    struct pair p;
+    struct rlimit old, low;
+    REQUIRE(getrlimit(RLIMIT_MEMLOCK, &old) == 0);
+    low = (struct rlimit){.rlim_cur = old.rlim_max < 65536 ? old.rlim_max : 65536, .rlim_max = old.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_MEMLOCK, &low) == 0);
+    open_two(&p, "reg_errno=1", NULL);
+    connect_pair(&p, &p.ca, &p.cb);
+    CHECK_EQ(p.ca.loss, HR_ERR_UNREACHABLE);
+    CHECK(strstr(p.ca.detail, "cannot register") && strstr(p.ca.detail, "KiB for a connection"));
+    CHECK(strstr(p.ca.detail, "ulimit -l unlimited"));
+    CHECK(inside(&p.a)->inject.registrations > 0);
+    setrlimit(RLIMIT_MEMLOCK, &old);
+    pair_close(&p);
+}
+
+TEST(arenas_that_cannot_be_pinned_are_copied) {
+    enum { LEN = 1 << 18 };
+    struct pair p;
+    struct hr_mem mem;
+    struct hr_rmem rmem;
+    uint8_t *here = hr_arena_alloc(LEN, 0), *there = hr_arena_alloc(LEN, HR_ARENA_WRITABLE_BY_PEERS);
+    pair_open(&p, NULL);
+    ((struct hr_verbs_domain *)p.a.domain)->inject.reg_error = 1;
+    share(&p, there, LEN, &mem, &rmem);
+    memset(here, 5, LEN);
+    struct hr_rma write = {.local = here, .len = LEN, .remote = &rmem, .with_notify = 1, .value = 7, .cookie = &p};
+    CHECK(!hr_is_error(verbs->post_write(p.ca.ep, &write)));
+    RUN(p.a, p.b, p.cb.notifies == 1);
+    CHECK_MEM(there, here, LEN);
+    CHECK_EQ(inside(&p.a)->counts.staged, LEN);
+    verbs->mem_deregister(p.b.domain, &mem);
+    pair_close(&p);
+    hr_arena_free(here);
+    hr_arena_free(there);
+}
