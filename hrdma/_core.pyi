@@ -330,10 +330,17 @@ class CompletionQueue(Resource):
 
 _Pieces = MemoryRegion | Piece | Sequence[MemoryRegion | Piece]
 
+class SharedReceiveQueue(Resource):
+    pd: ProtectionDomain
+    recvs: int
+    def __init__(self, pd: ProtectionDomain, recvs: int = 256) -> None: ...
+    def post_recv(self, what: _Pieces, *, wr_id: int = 0) -> None: ...
+
 class QueuePair(Resource):
     pd: ProtectionDomain
     send_cq: CompletionQueue
     recv_cq: CompletionQueue
+    srq: SharedReceiveQueue | None
     sends: int
     recvs: int
     inline: int
@@ -346,6 +353,7 @@ class QueuePair(Resource):
         sends: int = 64,
         recvs: int = 64,
         inline: int = 0,
+        srq: SharedReceiveQueue | None = None,
     ) -> None: ...
     @property
     def num(self) -> int: ...
@@ -369,4 +377,18 @@ class QueuePair(Resource):
         inline: bool = False,
     ) -> None: ...
     def read(self, what: _Pieces, remote: int, rkey: int, *, wr_id: int = 0, signaled: bool = True) -> None: ...
+    def fetch_add(
+        self, what: MemoryRegion | Piece, remote: int, rkey: int, add: int, *, wr_id: int = 0, signaled: bool = True
+    ) -> None: ...
+    def compare_swap(
+        self,
+        what: MemoryRegion | Piece,
+        remote: int,
+        rkey: int,
+        compare: int,
+        swap: int,
+        *,
+        wr_id: int = 0,
+        signaled: bool = True,
+    ) -> None: ...
     def post_recv(self, what: _Pieces, *, wr_id: int = 0) -> None: ...
