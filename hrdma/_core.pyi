@@ -250,6 +250,71 @@ class CommunicatorBase(Planned):
         self, *, async_op: bool = False, priority: int | None = None, timeout: float | None = None
     ) -> Request | None: ...
 
+class Memory:
+    nbytes: int
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...
+    def __bytes__(self) -> bytes: ...
+    def __len__(self) -> int: ...
+    def __enter__(self) -> Memory: ...
+    def __exit__(self, *_: object) -> None: ...
+
+class RemoteMemory:
+    nbytes: int
+    def __len__(self) -> int: ...
+
+class Endpoint:
+    rank: int
+    def __init__(self, comm: Messenger, rank: int) -> None: ...
+    def expose(
+        self, x: Buffer, *, read: bool = True, write: bool = False, atomic: bool = False, timeout: float | None = None
+    ) -> Memory: ...
+    def remote(self, descriptor: Buffer) -> RemoteMemory: ...
+    def write(
+        self,
+        x: Buffer,
+        remote: RemoteMemory,
+        offset: int = 0,
+        *,
+        notify: int | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+        priority: int | None = None,
+    ) -> Request | None: ...
+    def read(
+        self,
+        x: Buffer,
+        remote: RemoteMemory,
+        offset: int = 0,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+        priority: int | None = None,
+    ) -> Request | None: ...
+    def fetch_add(
+        self,
+        remote: RemoteMemory,
+        offset: int,
+        value: int,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+        priority: int | None = None,
+    ) -> Any: ...
+    def compare_swap(
+        self,
+        remote: RemoteMemory,
+        offset: int,
+        compare: int,
+        swap: int,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+        priority: int | None = None,
+    ) -> Any: ...
+    def notified(self, *, async_op: bool = False, timeout: float | None = None) -> Any: ...
+
 # hrdma.verbs
 
 class QueuePairAddress(NamedTuple):
