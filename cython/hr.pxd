@@ -40,13 +40,17 @@ cdef extern from "hr/reduce.h" nogil:
         HR_SUM
         HR_REDOPS
 
+    ctypedef enum hr_store:
+        HR_STORE_CACHED
+        HR_STORE_UNREAD
+
     int HR_REDUCE_MAX_SRC
     size_t hr_dtype_size(hr_dtype t) noexcept
     const char *hr_dtype_name(hr_dtype t) noexcept
     const char *hr_redop_name(hr_redop op) noexcept
     bint hr_reduce_supported(hr_redop op, hr_dtype t) noexcept
     void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int nsrc, size_t count, double scale,
-                   int nontemporal) noexcept
+                   hr_store store) noexcept
     const char *hr_reduce_isa() noexcept
     bint hr_reduce_force_isa(const char *name) noexcept
 

@@ -155,7 +155,8 @@ def reduce(op, dtype, dst, srcs, double scale=1.0, bint nontemporal=False):
                 raise ValueError(f"source {i} has {nbytes} bytes, dst {target.nbytes}")
         count = target.nbytes // hr_dtype_size(<hr_dtype> kind)
         with nogil:
-            hr_reduce(<hr_redop> code, <hr_dtype> kind, target.ptr, pointers, n, count, scale, nontemporal)
+            hr_reduce(<hr_redop> code, <hr_dtype> kind, target.ptr, pointers, n, count, scale,
+                      HR_STORE_UNREAD if nontemporal else HR_STORE_CACHED)
     finally:
         span_close(&target)
 

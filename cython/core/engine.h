@@ -389,6 +389,7 @@ void hr_xfer_on_done(struct hr_xfer *x, hr_status status);
 hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t *nbytes_p);
 void hr_xfer_return(struct hr_engine *engine, struct hr_xfer *x); /* LENT: the borrower is through */
 void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell);
+hr_store hr_store_into(const void *dst, uint64_t len, int unread);
 void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_t len);
 
 /* onesided.c */

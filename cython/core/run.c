@@ -194,7 +194,8 @@ static void start_talk(struct hr_run *run, uint32_t i, const struct hr_instr *in
 static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offset, uint64_t len) {
     char *dst = run->bufs[in->dst_buf] + in->dst_off + offset;
     if (in->op == HR_OP_COPY) {
-        hr_copy(dst, run->bufs[in->src_buf] + in->src_off + offset, len, in->flags & HR_INSTR_NT);
+        hr_copy(dst, run->bufs[in->src_buf] + in->src_off + offset, len,
+                hr_store_into(dst, len, in->flags & HR_INSTR_NT));
         return;
     }
     const void *src[HR_REDUCE_MAX_SRC];
@@ -209,7 +210,7 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
     }
     double scale = in->flags & HR_INSTR_SCALE ? 1.0 / run->comm->size : 1.0;
     hr_reduce(run->op, run->dtype, dst, src, (int)in->nref, len / hr_dtype_size(run->dtype), scale,
-              in->flags & HR_INSTR_NT);
+              hr_store_into(dst, len, in->flags & HR_INSTR_NT));
 }
 
 /* What it read may have been taken back by a lender that has broken the communicator: the run ends when we hear. */

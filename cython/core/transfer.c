@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "core/engine.h"
+#include "hr/memory.h"
 
 static struct hr_xfer *xfer_find(struct hr_conn *conn, uint32_t id) {
     struct hr_engine *engine = conn->engine;
@@ -34,12 +35,19 @@ static void send_fin(struct hr_conn *conn, uint64_t comm, uint32_t sreq, hr_stat
     hr_conn_send_ctl(conn, &h, sizeof h);
 }
 
+/* Arenas are what peers read in place. */
+hr_store hr_store_into(const void *dst, uint64_t len, int unread) {
+    struct hr_arena_info arena;
+    if (unread) return HR_STORE_UNREAD;
+    return len >= HR_SHARED_MIN && hr_arena_find(dst, len, &arena) ? HR_STORE_SHARED : HR_STORE_CACHED;
+}
+
 /* Copies or reduces what came into its place. Offsets of reductions are multiples of the element size. */
 void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_t len) {
     char *dst = (char *)req->buf + offset;
     if (!len) return;
     if (!(req->rflags & HR_RECV_REDUCE)) {
-        hr_copy(dst, data, len, req->rflags & HR_RECV_NT);
+        hr_copy(dst, data, len, hr_store_into(dst, len, req->rflags & HR_RECV_NT));
         return;
     }
     const void *src[2] = {dst, data};
@@ -48,7 +56,8 @@ void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_
         src[1] = dst;
     }
     double scale = req->rflags & HR_RECV_SCALE ? hr_run_scale(req) : 1.0;
-    hr_reduce(req->op, req->dtype, dst, src, 2, len / hr_dtype_size(req->dtype), scale, req->rflags & HR_RECV_NT);
+    hr_reduce(req->op, req->dtype, dst, src, 2, len / hr_dtype_size(req->dtype), scale,
+              hr_store_into(dst, len, req->rflags & HR_RECV_NT));
 }
 
 /* Pieces of a segment: whole elements, whole cache lines. */

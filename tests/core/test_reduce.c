@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include "check.h"
+#include "core/reduce/stores.h"
 #include "hr/reduce.h"
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
@@ -212,7 +213,7 @@ static int canaries_live(const char *base, const char *dst, size_t nbytes) {
 }
 
 /* alias: the source that is dst, or -1. */
-static void one_case(hr_redop op, hr_dtype t, int nsrc, size_t count, int alias, int nontemporal, int kind) {
+static void one_case(hr_redop op, hr_dtype t, int nsrc, size_t count, int alias, hr_store store, int kind) {
     const size_t size = hr_dtype_size(t), nbytes = count * size;
     const double scale = op == HR_AVG && below(4) ? 1.0 / nsrc : 1.0;
     const void *src[HR_REDUCE_MAX_SRC];
@@ -225,7 +226,7 @@ static void one_case(hr_redop op, hr_dtype t, int nsrc, size_t count, int alias,
         src[s] = p;
     }
     reference(op, t, expected, src, nsrc, count, scale);
-    hr_reduce(op, t, dst, src, nsrc, count, scale, nontemporal);
+    hr_reduce(op, t, dst, src, nsrc, count, scale, store);
 
     const size_t wrong = first_wrong(dst, expected, nbytes);
     if (wrong < nbytes && check_note())
@@ -336,6 +337,29 @@ TEST(nontemporal) {
     free_rooms();
 }
 
+/* As if plain stores had been slow, or fast, of late. */
+static void make_stores(size_t len, int slow) {
+    hr_stores_forget();
+    for (int i = 0; i < 8; i++) hr_stores_took(len, HR_STORES_PIECE, 1, slow ? 1000000 : 0);
+}
+
+TEST(memory_that_others_have_read) {
+    static const size_t lens[] = {8192, 9000, 20000, 32768, 70001, (1 << 20) + 12345};
+    make_rooms((1 << 20) + 12345);
+    FOR_EACH_ISA for (size_t i = 0; i < COUNT(lens); i++) {
+        for (int slow = 0; slow < 2; slow++) {
+            for (int t = 0; t < HR_DTYPES; t += 5) {
+                make_stores(lens[i], slow);
+                one_case(HR_SUM, t, 2, lens[i] / hr_dtype_size(t), -1, HR_STORE_SHARED, TAME);
+                one_case(HR_SUM, t, 2, lens[i] / hr_dtype_size(t), 0, HR_STORE_SHARED, TAME);
+                one_case(HR_SUM, t, 1, lens[i] / hr_dtype_size(t), -1, HR_STORE_SHARED, TAME);
+            }
+        }
+    }
+    hr_stores_forget();
+    free_rooms();
+}
+
 /* No byte outside the operands is touched: each lies against an inaccessible page, before or behind it. */
 TEST(no_overrun) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -436,11 +460,11 @@ TEST(copy) {
     static const size_t lens[] = {0, 1, 63, 64, 4097, (1 << 20) - 1, 1 << 20, (2 << 20) + 77};
     make_rooms((2 << 20) + 77);
     FOR_EACH_ISA for (size_t i = 0; i < COUNT(lens); i++) {
-        for (int nontemporal = 0; nontemporal < 2; nontemporal++) {
+        for (hr_store store = HR_STORE_CACHED; store <= HR_STORE_SHARED; store++) {
             char *dst = room[0] + below(MARGIN), *src = room[1] + below(MARGIN);
             memset(room[0], CANARY, room_size);
             for (size_t k = 0; k < lens[i]; k++) src[k] = (char)(k * 7 + (k >> 8));
-            hr_copy(dst, src, lens[i], nontemporal);
+            hr_copy(dst, src, lens[i], store);
             CHECK_MEM(dst, src, lens[i]);
             CHECK(canaries_live(room[0], dst, lens[i]));
         }

@@ -15,7 +15,7 @@ STAGES = {"one": "--hosts 1", "two": "--hosts 2 --wires 2"}
 
 @pytest.mark.xdist_group("rxe")
 @pytest.mark.slow
-@pytest.mark.timeout(340)
+@pytest.mark.timeout(620)
 @pytest.mark.parametrize("hosts", STAGES)
 def test_in_guests(run, hosts):
     out = ROOT / "build" / "rxe_vm" / hosts  # JUnit results stay there
@@ -25,8 +25,8 @@ def test_in_guests(run, hosts):
         fcntl.flock(lock, fcntl.LOCK_EX)
         subprocess.run(["make", "-s", "-f", "tests/core/Makefile", "build/c/plain/conformance"], cwd=ROOT, check=True)
     tests = "pytest tests/rxe -q -p no:cacheprovider --durations=3 --junitxml=$RXE_OUT/junit.xml"
-    options = [*STAGES[hosts].split(), "--timeout", "320", "--out", out]
-    done = subprocess.run([run, *options, "--", "sh", "-c", f"python -m {tests}"], timeout=335)
+    options = [*STAGES[hosts].split(), "--timeout", "600", "--out", out]
+    done = subprocess.run([run, *options, "--", "sh", "-c", f"python -m {tests}"], timeout=615)
     assert done.returncode == 0
     (suite,) = ET.parse(results).getroot().iter("testsuite")
     assert int(suite.attrib["tests"]) > 0

@@ -10,6 +10,8 @@
 #    include <cpuid.h>
 #endif
 
+#include "hr/clock.h"
+#include "stores.h"
 #include "table.h"
 
 #define GROUP 8
@@ -125,32 +127,64 @@ static int in_place(const void *dst, const void *const *src, int nsrc) {
     return 0;
 }
 
+static void in_full(hr_reduce_kernel kernel, const hr_reduce_job *job) {
+    if (job->nsrc <= GROUP || job->end <= BLOCK)
+        kernel(job);
+    else
+        reduce_blocks(kernel, job);
+    if (job->nontemporal) end_stream();
+}
+
+/* A reduction of one source is a copy. */
+static hr_reduce_kernel copy_kernel(void) { return table()->kernel[HR_BOR][HR_UINT8]; }
+
+/* A piece at a time, so that one can be timed; see stores.h. */
+static void in_pieces(hr_reduce_kernel kernel, const hr_reduce_job *whole) {
+    hr_reduce_job job = *whole;
+    int streamed = 0;
+    for (job.begin = 0; job.begin < whole->end; job.begin = job.end) {
+        size_t left = whole->end - job.begin;
+        enum hr_stores_way way = hr_stores_way(whole->end);
+        int64_t start = way == HR_STORES_TIMED ? hr_now() : 0;
+        job.end = left < 2 * HR_STORES_PIECE ? whole->end : job.begin + HR_STORES_PIECE;
+        job.nontemporal = way == HR_STORES_PAST;
+        if (kernel == copy_kernel() && !job.nontemporal)
+            memcpy((char *)job.dst + job.begin, (const char *)job.src[0] + job.begin, job.end - job.begin);
+        else
+            kernel(&job);
+        streamed |= job.nontemporal;
+        if (way == HR_STORES_TIMED) hr_stores_took(whole->end, job.end - job.begin, job.nsrc, hr_now() - start);
+    }
+    if (streamed) end_stream();
+}
+
 void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int nsrc, size_t count, double scale,
-               int nontemporal) {
+               hr_store store) {
     const size_t nbytes = count * dtypes[t].size;
     if (nsrc == 1 && (op != HR_AVG || scale == 1.0)) {
-        hr_copy(dst, src[0], nbytes, nontemporal);
+        hr_copy(dst, src[0], nbytes, store);
         return;
     }
     hr_reduce_kernel kernel = table()->kernel[op][t];
     hr_reduce_job job = {.src = src, .nsrc = nsrc, .dst = dst, .end = nbytes, .scale = scale};
-    job.nontemporal = nontemporal && nbytes >= STREAM_FROM && !in_place(dst, src, nsrc);
-    if (nsrc <= GROUP || nbytes <= BLOCK) {
-        kernel(&job);
-    } else {
-        reduce_blocks(kernel, &job);
+    if (store == HR_STORE_SHARED && nbytes >= HR_SHARED_MIN && nsrc <= GROUP) {
+        in_pieces(kernel, &job);
+        return;
     }
-    if (job.nontemporal) end_stream();
+    job.nontemporal = store == HR_STORE_UNREAD && nbytes >= STREAM_FROM && !in_place(dst, src, nsrc);
+    in_full(kernel, &job);
 }
 
-void hr_copy(void *dst, const void *src, size_t len, int nontemporal) {
+void hr_copy(void *dst, const void *src, size_t len, hr_store store) {
     if (dst == src) return;
-    if (!nontemporal || len < STREAM_FROM) {
+    if (store == HR_STORE_CACHED || len < (store == HR_STORE_SHARED ? HR_SHARED_MIN : STREAM_FROM)) {
         memcpy(dst, src, len);
         return;
     }
-    /* A reduction of one source is a copy. */
+    hr_reduce_kernel kernel = copy_kernel();
     hr_reduce_job job = {.src = &src, .nsrc = 1, .dst = dst, .end = len, .nontemporal = 1};
-    table()->kernel[HR_BOR][HR_UINT8](&job);
-    end_stream();
+    if (store == HR_STORE_SHARED)
+        in_pieces(kernel, &job);
+    else
+        in_full(kernel, &job);
 }

@@ -31,6 +31,14 @@ int hr_reduce_supported(hr_redop op, hr_dtype t);
 
 #define HR_REDUCE_MAX_SRC 64
 
+typedef enum hr_store {
+    HR_STORE_CACHED,
+    HR_STORE_UNREAD, /* will not be read soon: large runs bypass the cache */
+    HR_STORE_SHARED, /* memory that other cores have read: by whichever way takes it back from them faster */
+} hr_store;
+
+#define HR_SHARED_MIN 8192 /* shorter runs are written as if they were not shared */
+
 /*
  * dst[i] = ((src[0][i] op src[1][i]) op src[2][i]) ... for i in [0, count), left to right, with a 32-bit accumulator
  * for 16-bit floating types (rounded once, to nearest even, at the end). nsrc 1 copies. dst may be equal to any src,
@@ -38,14 +46,11 @@ int hr_reduce_supported(hr_redop op, hr_dtype t);
  *
  * avg: sums, and multiplies by scale (1 / number of ranks) before rounding if scale is not 1.0; partial reductions pass
  * 1.0, the last one 1/n. scale is ignored by the other operators.
- *
- * nontemporal: the result will not be read soon; large runs bypass the cache.
  */
 void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int nsrc, size_t count, double scale,
-               int nontemporal);
+               hr_store store);
 
-/* memcpy that bypasses the cache for large runs when asked. */
-void hr_copy(void *dst, const void *src, size_t len, int nontemporal);
+void hr_copy(void *dst, const void *src, size_t len, hr_store store);
 
 /* The instruction set in use ("avx512", "avx2", "neon", "scalar"); HRDMA_SIMD is read by the caller, not here. */
 const char *hr_reduce_isa(void);

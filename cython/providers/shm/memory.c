@@ -157,7 +157,8 @@ hr_status hr_shm_post_read(struct hr_ep *ep, const struct hr_rma *rma) {
         rma->len > remote->len - rma->offset)
         return HR_ERR_ACCESS;
     if (remote->ptr)
-        hr_copy(rma->local, (const uint8_t *)remote->ptr + rma->offset, rma->len, remote->len >= NONTEMPORAL_MIN);
+        hr_copy(rma->local, (const uint8_t *)remote->ptr + rma->offset, rma->len,
+                remote->len >= NONTEMPORAL_MIN ? HR_STORE_UNREAD : HR_STORE_CACHED);
     else if (shm_key_route(remote->rkey) == SHM_ROUTE_PROCESS)
         return read_process(e, rma->local, remote->addr + rma->offset, rma->len);
     else
