@@ -237,6 +237,24 @@ def lost(comm, how):
     return found.value.operation
 
 
+def flood(comm):
+    """Nobody takes them: what is kept has a bound, and then the connection ends with the reason."""
+    end = hrdma.Endpoint(comm, 0)
+    memory = end.expose(hrdma.zeros(8, "uint8"), write=True)
+    remote = end.remote(bytes(memory))
+    for _ in range(1 << 16):
+        end.write(b"", remote, notify=1)
+    for _ in range(10):
+        assert end.notified() == 1
+    for _ in range(10):
+        end.write(b"", remote, notify=2)
+    with pytest.raises(hrdma.PeerError, match="more notifications than are kept"):
+        stop = time.monotonic() + 20
+        while time.monotonic() < stop:
+            end.write(b"", remote, notify=3)
+    return True
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_every_size(transport):
     harness.ranks(every_size, 2, env=over(transport))
@@ -274,6 +292,10 @@ def test_memory_that_was_taken_back_does_not_change(transport):
 def test_a_lost_peer(transport, how):
     found = harness.outcomes(lost, 2, env=over(transport), how=how)
     assert found[0].status == 0 and found[0].value == how, found[0]
+
+
+def test_notifications_that_nobody_takes_are_bounded():
+    assert harness.ranks(flood, 1) == [True]
 
 
 # --- with oneself ---
