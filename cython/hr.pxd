@@ -203,6 +203,33 @@ cdef extern from "hr/hr.h" nogil:
     hr_status hr_isend(hr_comm *comm, const void *buf, size_t size, int dst, uint32_t tag,
                        hr_request *req) noexcept
     hr_status hr_irecv(hr_comm *comm, void *buf, size_t size, int src, uint32_t tag, hr_request *req) noexcept
+    struct hr_desc:
+        uint8_t bytes[32]
+    struct hr_rmem:
+        uint64_t len
+    enum:
+        HR_DESC_BYTES
+        HR_ACCESS_REMOTE_READ
+        HR_ACCESS_REMOTE_WRITE
+        HR_ACCESS_REMOTE_ATOMIC
+    enum hr_atomic_op:
+        HR_ATOMIC_FETCH_ADD
+        HR_ATOMIC_CMP_SWAP
+    struct hr_exposed:
+        pass
+
+    hr_status hr_expose(hr_comm *comm, int rank, void *addr, size_t size, uint32_t access, hr_desc *desc_p,
+                        hr_exposed **exposed_p) noexcept
+    void hr_conceal(hr_engine *engine, hr_exposed *exposed) noexcept
+    hr_status hr_import(hr_comm *comm, int rank, const hr_desc *desc, hr_rmem *rmem_p) noexcept
+    void hr_release(hr_comm *comm, int rank, hr_rmem *rmem) noexcept
+    hr_status hr_iwrite(hr_comm *comm, int rank, const void *buf, size_t size, const hr_rmem *remote, uint64_t offset,
+                        const uint32_t *notify, hr_request *req) noexcept
+    hr_status hr_iread(hr_comm *comm, int rank, void *buf, size_t size, const hr_rmem *remote, uint64_t offset,
+                       hr_request *req) noexcept
+    hr_status hr_iatomic(hr_comm *comm, int rank, hr_atomic_op op, uint64_t *before, uint64_t operand,
+                         uint64_t compare, const hr_rmem *remote, uint64_t offset, hr_request *req) noexcept
+    hr_status hr_inotified(hr_comm *comm, int rank, hr_request *req) noexcept
     hr_status hr_run(hr_comm *comm, hr_program *program, const void *inp, void *out, hr_dtype dtype, hr_redop op,
                      uint64_t sig, hr_request *req) noexcept
 

@@ -50,12 +50,18 @@ cdef extern from "providers/verbs/backend.h" nogil:
         IBV_WR_SEND
         IBV_WR_SEND_WITH_IMM
         IBV_WR_RDMA_READ
+        IBV_WR_ATOMIC_CMP_AND_SWP
+        IBV_WR_ATOMIC_FETCH_AND_ADD
+    enum ibv_atomic_cap:
+        IBV_ATOMIC_NONE
     enum ibv_wc_status:
         IBV_WC_SUCCESS
     enum ibv_wc_opcode:
         IBV_WC_SEND
         IBV_WC_RDMA_WRITE
         IBV_WC_RDMA_READ
+        IBV_WC_COMP_SWAP
+        IBV_WC_FETCH_ADD
         IBV_WC_RECV
         IBV_WC_RECV_RDMA_WITH_IMM
 
@@ -95,6 +101,10 @@ cdef extern from "providers/verbs/backend.h" nogil:
         uint32_t imm_data
         uint64_t remote_addr "wr.rdma.remote_addr"
         uint32_t remote_key "wr.rdma.rkey"
+        uint64_t atomic_addr "wr.atomic.remote_addr"
+        uint64_t compare_add "wr.atomic.compare_add"
+        uint64_t swap "wr.atomic.swap"
+        uint32_t atomic_key "wr.atomic.rkey"
     struct ibv_wc:
         uint64_t wr_id
         ibv_wc_status status
@@ -104,6 +114,13 @@ cdef extern from "providers/verbs/backend.h" nogil:
         uint32_t imm_data
         uint32_t qp_num
         unsigned wc_flags
+    struct ibv_srq:
+        pass
+    struct ibv_srq_attr:
+        uint32_t max_wr
+        uint32_t max_sge
+    struct ibv_srq_init_attr:
+        ibv_srq_attr attr
     struct ibv_qp_cap:
         uint32_t max_send_wr
         uint32_t max_recv_wr
@@ -113,6 +130,7 @@ cdef extern from "providers/verbs/backend.h" nogil:
     struct ibv_qp_init_attr:
         ibv_cq *send_cq
         ibv_cq *recv_cq
+        ibv_srq *srq
         ibv_qp_cap cap
         ibv_qp_type qp_type
     struct ibv_global_route:
@@ -151,6 +169,8 @@ cdef extern from "providers/verbs/backend.h" nogil:
         int max_cqe
         int max_mr
         int max_qp_rd_atom
+        ibv_atomic_cap atomic_cap
+        int max_srq
         uint8_t phys_port_cnt
     struct ibv_port_attr:
         ibv_port_state state
@@ -178,6 +198,8 @@ cdef extern from "providers/verbs/backend.h" nogil:
         int (*destroy_cq)(ibv_cq *cq) noexcept nogil
         int (*get_cq_event)(ibv_comp_channel *channel, ibv_cq **cq, void **cq_context) noexcept nogil
         void (*ack_cq_events)(ibv_cq *cq, unsigned n) noexcept nogil
+        ibv_srq *(*create_srq)(ibv_pd *pd, ibv_srq_init_attr *attr) noexcept nogil
+        int (*destroy_srq)(ibv_srq *srq) noexcept nogil
         ibv_qp *(*create_qp)(ibv_pd *pd, ibv_qp_init_attr *attr) noexcept nogil
         int (*modify_qp)(ibv_qp *qp, ibv_qp_attr *attr, int mask) noexcept nogil
         int (*query_qp)(ibv_qp *qp, ibv_qp_attr *attr, int mask, ibv_qp_init_attr *init) noexcept nogil
@@ -191,5 +213,6 @@ cdef extern from "providers/verbs/backend.h" nogil:
 
     int ibv_post_send(ibv_qp *qp, ibv_send_wr *wr, ibv_send_wr **bad_wr) noexcept
     int ibv_post_recv(ibv_qp *qp, ibv_recv_wr *wr, ibv_recv_wr **bad_wr) noexcept
+    int ibv_post_srq_recv(ibv_srq *srq, ibv_recv_wr *wr, ibv_recv_wr **bad_wr) noexcept
     int ibv_poll_cq(ibv_cq *cq, int n, ibv_wc *wc) noexcept
     int ibv_req_notify_cq(ibv_cq *cq, int solicited_only) noexcept

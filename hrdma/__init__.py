@@ -14,7 +14,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from hrdma._core import Request, empty, is_registered, memory_stats, zeros
+    from hrdma._core import Endpoint, Memory, RemoteMemory, Request, empty, is_registered, memory_stats, zeros
     from hrdma.communicator import Communicator
     from hrdma.errors import (
         CollectiveMismatchError,
@@ -36,8 +36,11 @@ _HOME = {
     "CollectiveMismatchError": "hrdma.errors",
     "Communicator": "hrdma.communicator",
     "DeviceError": "hrdma.errors",
+    "Endpoint": "hrdma._core",
     "HrdmaError": "hrdma.errors",
+    "Memory": "hrdma._core",
     "PeerError": "hrdma.errors",
+    "RemoteMemory": "hrdma._core",
     "Request": "hrdma._core",
     "RequestError": "hrdma.errors",
     "ScheduleError": "hrdma.errors",
@@ -55,8 +58,11 @@ __all__ = [
     "CollectiveMismatchError",
     "Communicator",
     "DeviceError",
+    "Endpoint",
     "HrdmaError",
+    "Memory",
     "PeerError",
+    "RemoteMemory",
     "Request",
     "RequestError",
     "ScheduleError",

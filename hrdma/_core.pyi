@@ -264,6 +264,71 @@ class CommunicatorBase(Planned):
         self, *, async_op: bool = False, priority: int | None = None, timeout: float | None = None
     ) -> Request | None: ...
 
+class Memory:
+    nbytes: int
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...
+    def __bytes__(self) -> bytes: ...
+    def __len__(self) -> int: ...
+    def __enter__(self) -> Memory: ...
+    def __exit__(self, *_: object) -> None: ...
+
+class RemoteMemory:
+    nbytes: int
+    def __len__(self) -> int: ...
+
+class Endpoint:
+    rank: int
+    def __init__(self, comm: Messenger, rank: int) -> None: ...
+    def expose(
+        self, x: Buffer, *, read: bool = True, write: bool = False, atomic: bool = False, timeout: float | None = None
+    ) -> Memory: ...
+    def remote(self, descriptor: Buffer) -> RemoteMemory: ...
+    def write(
+        self,
+        x: Buffer,
+        remote: RemoteMemory,
+        offset: int = 0,
+        *,
+        notify: int | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+        priority: int | None = None,
+    ) -> Request | None: ...
+    def read(
+        self,
+        x: Buffer,
+        remote: RemoteMemory,
+        offset: int = 0,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+        priority: int | None = None,
+    ) -> Request | None: ...
+    def fetch_add(
+        self,
+        remote: RemoteMemory,
+        offset: int,
+        value: int,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+        priority: int | None = None,
+    ) -> Any: ...
+    def compare_swap(
+        self,
+        remote: RemoteMemory,
+        offset: int,
+        compare: int,
+        swap: int,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+        priority: int | None = None,
+    ) -> Any: ...
+    def notified(self, *, async_op: bool = False, timeout: float | None = None) -> Any: ...
+
 # hrdma.verbs
 
 class QueuePairAddress(NamedTuple):
@@ -344,10 +409,17 @@ class CompletionQueue(Resource):
 
 _Pieces = MemoryRegion | Piece | Sequence[MemoryRegion | Piece]
 
+class SharedReceiveQueue(Resource):
+    pd: ProtectionDomain
+    recvs: int
+    def __init__(self, pd: ProtectionDomain, recvs: int = 256) -> None: ...
+    def post_recv(self, what: _Pieces, *, wr_id: int = 0) -> None: ...
+
 class QueuePair(Resource):
     pd: ProtectionDomain
     send_cq: CompletionQueue
     recv_cq: CompletionQueue
+    srq: SharedReceiveQueue | None
     sends: int
     recvs: int
     inline: int
@@ -360,6 +432,7 @@ class QueuePair(Resource):
         sends: int = 64,
         recvs: int = 64,
         inline: int = 0,
+        srq: SharedReceiveQueue | None = None,
     ) -> None: ...
     @property
     def num(self) -> int: ...
@@ -383,4 +456,18 @@ class QueuePair(Resource):
         inline: bool = False,
     ) -> None: ...
     def read(self, what: _Pieces, remote: int, rkey: int, *, wr_id: int = 0, signaled: bool = True) -> None: ...
+    def fetch_add(
+        self, what: MemoryRegion | Piece, remote: int, rkey: int, add: int, *, wr_id: int = 0, signaled: bool = True
+    ) -> None: ...
+    def compare_swap(
+        self,
+        what: MemoryRegion | Piece,
+        remote: int,
+        rkey: int,
+        compare: int,
+        swap: int,
+        *,
+        wr_id: int = 0,
+        signaled: bool = True,
+    ) -> None: ...
     def post_recv(self, what: _Pieces, *, wr_id: int = 0) -> None: ...

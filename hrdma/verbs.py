@@ -27,6 +27,7 @@ from hrdma._core import (
     ProtectionDomain,
     QueuePair,
     QueuePairAddress,
+    SharedReceiveQueue,
 )
 from hrdma._core import verbs_devices as devices
 
@@ -39,5 +40,6 @@ __all__ = [
     "ProtectionDomain",
     "QueuePair",
     "QueuePairAddress",
+    "SharedReceiveQueue",
     "devices",
 ]

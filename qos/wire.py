@@ -1,4 +1,4 @@
-"""A rtnetlink socket with deadlines and the kernel's own words; the messages are pyroute2's.
+"""A netlink socket with deadlines and the kernel's own words; the messages are pyroute2's.
 
 pyroute2's sockets have no deadline per request and drop the text of an extended acknowledgement, of which the first must
 not be and the second is what a user needs; its message and attribute classes are used as they are. ``TCA_OPTIONS`` is left
@@ -203,10 +203,10 @@ def attribute(number: int, value: bytes) -> bytes:
 
 
 class Wire:
-    """One rtnetlink socket in the network namespace of the thread that opens it. Not for several threads."""
+    """One netlink socket, rtnetlink's or another, in the network namespace of the thread that opens it. Not for several threads."""
 
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_ROUTE)
+    def __init__(self, protocol: int = NETLINK_ROUTE) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
         self._socket.settimeout(TIMEOUT)
         self._socket.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
         self._socket.bind((0, 0))

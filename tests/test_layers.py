@@ -64,10 +64,13 @@ RULES = {
     "hrdma.places": Rule(),
     "hrdma.launch": Rule(f"{BASE} {SETTINGS} hrdma.places", "click rich"),
     "hrdma.lab": Rule(f"{BASE} hrdma.topo hrdma.launch hrdma.places hrdma.communicator", "numpy pyroute2"),
+    "hrdma.rxe": Rule(f"{BASE} hrdma.nics hrdma.qos", "pyroute2"),
+    # Reads the NICs' own priorities with the controller's messages, so that those are written once.
+    "hrdma.doctor": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma.verbs hrdma.nics hrdma.qos", "numpy"),
     "hrdma.bench": Rule(f"{BASE} {SETTINGS} {API} hrdma", "numpy ml_dtypes"),
     "hrdma.bench.fabrics": Rule(f"{BASE} {API} hrdma hrdma.planning hrdma.topo hrdma.lab", "numpy"),
     "hrdma.cli": Rule(
-        f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.topo hrdma.bench hrdma.bench.fabrics hrdma.launch hrdma.lab hrdma.planning",
+        f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.topo hrdma.bench hrdma.bench.fabrics hrdma.launch hrdma.lab hrdma.planning hrdma.doctor hrdma.rxe",
         "click rich",
     ),
     "hrdma.__main__": Rule("hrdma.cli"),

@@ -173,6 +173,7 @@ cdef class Messenger(Channel):
         cdef int urgency = self.priority_of(priority)
         self.describe(&call, b"irecv", self.deadline_seconds(timeout), peer)
         request = Request()
+        request.yields = YIELDS_STATUS
         span_open(x, True, &request.target)
         request.prepare(self, &call, urgency)
         request.launched(hr_irecv(self.handle, request.target.ptr, request.target.nbytes, peer, label, &request.req))

@@ -5,11 +5,18 @@
 # buffers are held just as long.
 
 
+cdef enum:
+    YIELDS_VALUE   # None, or the array that was given
+    YIELDS_STATUS  # of a receive
+    YIELDS_WORD    # of an atomic
+    YIELDS_NOTE    # of a notification
+
+
 cdef class Request:
     """An operation that was started with ``isend``, ``irecv`` or ``async_op=True``.
 
     ``await request``, ``request.wait()`` and ``request.result()`` give the result: the array of a collective, the
-    :class:`~hrdma.types.Status` of a receive, None for a send.
+    :class:`~hrdma.types.Status` of a receive, the integer of an atomic or a notification, None for a send or a write.
 
     Notes
     -----
@@ -27,6 +34,9 @@ cdef class Request:
     cdef object value
     cdef list waiters   # of asyncio: (loop, future)
     cdef bint reaped
+    cdef int yields     # what its result is made of
+    cdef uint64_t word  # what an atomic found
+    cdef object keep    # the remote memory of a one-sided operation
 
     def __cinit__(self):
         memset(&self.req, 0, sizeof(self.req))
@@ -137,8 +147,13 @@ cdef class Request:
             self.channel.engine.reap()
         if self.req.status != HR_OK:
             self.channel.fail(&self.req, &self.call)
-        if self.program is None and self.value is None and self.call.operation[1] == c"r":  # irecv
-            self.value = Status(self.req.peer, self.req.nbytes)
+        if self.value is None:
+            if self.yields == YIELDS_STATUS:
+                self.value = Status(self.req.peer, self.req.nbytes)
+            elif self.yields == YIELDS_WORD:
+                self.value = self.word
+            elif self.yields == YIELDS_NOTE:
+                self.value = self.req.nbytes
         return self.value
 
     def result(self):

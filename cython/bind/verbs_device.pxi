@@ -233,7 +233,7 @@ cdef class Device(Resource):
         dict
             ``vendor``, ``firmware``, ``queue_pairs``, ``work_requests`` of one queue pair, ``completions`` of one
             queue, ``regions``, ``region_bytes``, ``message_bytes``, ``reads`` under way at a time, ``ports``;
-            ``active``: the port can be used.
+            ``shared_queues``: shared receive queues; ``atomics``: it has them; ``active``: the port can be used.
         """
         cdef ibv_device_attr attr
         self.check()
@@ -245,7 +245,8 @@ cdef class Device(Resource):
             "vendor": attr.vendor_id, "firmware": text_of(attr.fw_ver), "queue_pairs": attr.max_qp,
             "work_requests": attr.max_qp_wr, "completions": attr.max_cqe, "regions": attr.max_mr,
             "region_bytes": attr.max_mr_size, "message_bytes": self.attr.max_msg_sz, "reads": attr.max_qp_rd_atom,
-            "ports": attr.phys_port_cnt, "active": self.attr.state == IBV_PORT_ACTIVE,
+            "ports": attr.phys_port_cnt, "shared_queues": attr.max_srq, "atomics": attr.atomic_cap != IBV_ATOMIC_NONE,
+            "active": self.attr.state == IBV_PORT_ACTIVE,
         }
 
     def __repr__(self):

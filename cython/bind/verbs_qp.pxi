@@ -13,6 +13,8 @@ cdef class QueuePair(Resource):
         Work requests that may be under way.
     inline : int
         Bytes that may be sent with ``inline=True``.
+    srq : SharedReceiveQueue, optional
+        Where its receives are taken from, instead of a queue of its own; `recvs` then says nothing.
 
     Attributes
     ----------
@@ -40,10 +42,11 @@ cdef class QueuePair(Resource):
     cdef uint32_t psn
     cdef readonly ProtectionDomain pd
     cdef readonly CompletionQueue send_cq, recv_cq
+    cdef readonly SharedReceiveQueue srq
     cdef readonly int sends, recvs, inline
 
     def __cinit__(self, ProtectionDomain pd not None, CompletionQueue send_cq not None, recv_cq=None, *, int sends=64,
-                  int recvs=64, int inline=0):
+                  int recvs=64, int inline=0, SharedReceiveQueue srq=None):
         cdef ibv_qp_init_attr init
         cdef ibv_qp_attr attr
         cdef CompletionQueue second = send_cq if recv_cq is None else recv_cq
@@ -52,15 +55,19 @@ cdef class QueuePair(Resource):
             raise ValueError("the protection domain and the completion queues are of different devices")
         if sends < 1 or recvs < 1 or inline < 0:
             raise ValueError(f"sends={sends}, recvs={recvs}, inline={inline}: at least 1, 1 and 0")
-        self.pd, self.send_cq, self.recv_cq = pd, send_cq, second
+        if srq is not None and srq.pd is not pd:
+            raise ValueError(f"{srq!r} is of another protection domain")
+        self.pd, self.send_cq, self.recv_cq, self.srq = pd, send_cq, second, srq
         self.sends, self.recvs = sends, recvs
         self.used = set()
         self.psn = _secrets.randbits(24)
-        self.begin(0, [pd, send_cq, second])
+        self.begin(0, [pd, send_cq, second] if srq is None else [pd, send_cq, second, srq])
         memset(&init, 0, sizeof(init))
         init.send_cq, init.recv_cq, init.qp_type = send_cq.cq, second.cq, IBV_QPT_RC
         init.cap.max_send_wr, init.cap.max_recv_wr, init.cap.max_inline_data = sends, recvs, inline
         init.cap.max_send_sge = init.cap.max_recv_sge = 1
+        if srq is not None:
+            init.srq, init.cap.max_recv_wr, init.cap.max_recv_sge = srq.srq, 0, 0
         self.qp = self.verbs.create_qp(pd.pd, &init)
         if self.qp == NULL:
             rc = errno
@@ -202,29 +209,6 @@ cdef class QueuePair(Resource):
         """Reads the peer's memory at address `remote` into the pieces. Else as `write`."""
         self.post("read", what, IBV_WR_RDMA_READ, remote, rkey, wr_id, None, signaled, False)
 
-    cdef list pieces(self, what):
-        """The batch; every region is checked and kept."""
-        cdef Piece piece
-        batch = [what] if isinstance(what, (MemoryRegion, Piece)) else list(what)
-        batch = [Piece(one, 0, len(one)) if isinstance(one, MemoryRegion) else one for one in batch]
-        self.check()  # what made the sequence may have closed it
-        for piece in batch:
-            piece.region.check()
-            if piece.region.pd is not self.pd:
-                raise ValueError(f"{piece.region!r} is of another protection domain")
-            if len(piece) > 0xffffffff:
-                raise ValueError(f"a piece of {len(piece)} bytes: less than 4 GiB, and what Device.limits() says")
-            self.used.add(piece.region)
-        return batch
-
-    cdef int use(self, list batch, int more) except -1:
-        """Nobody closes it, or the regions, while the device is given work."""
-        cdef Piece piece
-        self.inside += more
-        for piece in batch:
-            piece.region.inside += more
-        return 0
-
     cdef int post(self, str name, what, ibv_wr_opcode opcode, remote, rkey, wr_id, imm, bint signaled,
                   bint inline) except -1:
         cdef ibv_send_wr *wrs
@@ -234,7 +218,7 @@ cdef class QueuePair(Resource):
         cdef uint64_t at = remote, first = wr_id
         cdef uint32_t key = rkey, word = 0 if imm is None else imm
         cdef int i, rc, n
-        batch = self.pieces(what)
+        batch = pieces_of(self, self.pd, self.used, what)
         n = <int> len(batch)
         if not n:
             return 0
@@ -254,46 +238,92 @@ cdef class QueuePair(Resource):
             if opcode != IBV_WR_SEND and opcode != IBV_WR_SEND_WITH_IMM:
                 wrs[i].remote_addr, wrs[i].remote_key = at, key
                 at += sges[i].length
-        self.use(batch, 1)
+        use(self, batch, 1)
         with nogil:
             rc = ibv_post_send(self.qp, wrs, &bad)
-        self.use(batch, -1)
+        use(self, batch, -1)
         i = <int> (bad - wrs) if bad != NULL else 0
         free(wrs)
         if rc:
             self.refused(name, rc, i, n, self.sends)
         return 0
 
+    cdef int atomic(self, str name, what, ibv_wr_opcode opcode, remote, rkey, uint64_t operand, uint64_t swap, wr_id,
+                    bint signaled) except -1:
+        cdef ibv_send_wr wr
+        cdef ibv_send_wr *bad = NULL
+        cdef ibv_sge sge
+        cdef Piece piece
+        cdef int rc
+        batch = pieces_of(self, self.pd, self.used, what)
+        if len(batch) != 1 or len(batch[0]) != 8 or remote % 8:
+            raise ValueError(f"{name}: one piece of 8 bytes, and a remote address that is a multiple of 8, not "
+                             f"{[len(one) for one in batch]} and {remote:#x}")
+        piece = batch[0]
+        memset(&wr, 0, sizeof(wr))
+        sge.addr, sge.length, sge.lkey = <uint64_t> piece.region.span.ptr + piece.start, 8, piece.region.mr.lkey
+        wr.wr_id, wr.opcode, wr.sg_list, wr.num_sge = wr_id, opcode, &sge, 1
+        wr.send_flags = IBV_SEND_SIGNALED if signaled else 0
+        wr.atomic_addr, wr.atomic_key, wr.compare_add, wr.swap = remote, rkey, operand, swap
+        use(self, batch, 1)
+        with nogil:
+            rc = ibv_post_send(self.qp, &wr, &bad)
+        use(self, batch, -1)
+        if rc:
+            self.refused(name, rc, 0, 1, self.sends)
+        return 0
+
+    def fetch_add(self, what, remote, rkey, add, *, wr_id=0, bint signaled=True):
+        """Adds to the 64-bit integer at the peer's address `remote`, at once; what was there before comes into `what`.
+
+        Parameters
+        ----------
+        what : MemoryRegion or Piece
+            8 bytes.
+        remote : int
+            A multiple of 8, in a region with ``remote_atomic``.
+        add : int
+            0 to 2**64 - 1; the sum wraps.
+
+        Raises
+        ------
+        ValueError
+            Not 8 bytes, or not aligned; nothing was posted.
+        RequestError
+            As `post_send`.
+
+        Notes
+        -----
+        Atomic among the accesses of the device; whether the processors take part is for the device to say (`limits`).
+        """
+        self.atomic("fetch_add", what, IBV_WR_ATOMIC_FETCH_AND_ADD, remote, rkey, add, 0, wr_id, signaled)
+
+    def compare_swap(self, what, remote, rkey, compare, swap, *, wr_id=0, bint signaled=True):
+        """Where the 64-bit integer at `remote` is `compare`, it becomes `swap`; what was there comes into `what`.
+
+        Else as `fetch_add`.
+        """
+        self.atomic("compare_swap", what, IBV_WR_ATOMIC_CMP_AND_SWP, remote, rkey, compare, swap, wr_id, signaled)
+
     def post_recv(self, what, *, wr_id=0):
         """Gives the device memory for the peer's next messages, a piece for each; a batch as in `post_send`."""
-        cdef ibv_recv_wr *wrs
+        cdef ibv_recv_wr *wrs = NULL
         cdef ibv_recv_wr *bad = NULL
-        cdef ibv_sge *sges
-        cdef Piece piece
-        cdef uint64_t first = wr_id
-        cdef int i, rc, n
-        batch = self.pieces(what)
-        n = <int> len(batch)
-        if not n:
+        cdef int i, rc
+        if self.srq is not None:
+            raise ValueError(f"{self!r} receives from {self.srq!r}: post there")
+        batch = pieces_of(self, self.pd, self.used, what)
+        if not batch:
             return
-        wrs = <ibv_recv_wr *> calloc(n, sizeof(ibv_recv_wr) + sizeof(ibv_sge))
-        if wrs == NULL:
-            raise MemoryError()
-        sges = <ibv_sge *> (wrs + n)
-        for i in range(n):
-            piece = batch[i]
-            sges[i].addr = <uint64_t> piece.region.span.ptr + piece.start
-            sges[i].length, sges[i].lkey = <uint32_t> (piece.end - piece.start), piece.region.mr.lkey
-            wrs[i].wr_id, wrs[i].next = first + <uint64_t> i, &wrs[i + 1] if i + 1 < n else NULL
-            wrs[i].sg_list, wrs[i].num_sge = &sges[i], 1 if sges[i].length else 0
-        self.use(batch, 1)
+        recvs_of(batch, wr_id, &wrs)
+        use(self, batch, 1)
         with nogil:
             rc = ibv_post_recv(self.qp, wrs, &bad)
-        self.use(batch, -1)
+        use(self, batch, -1)
         i = <int> (bad - wrs) if bad != NULL else 0
         free(wrs)
         if rc:
-            self.refused("post_recv", rc, i, n, self.recvs)
+            self.refused("post_recv", rc, i, len(batch), self.recvs)
 
     cdef int refused(self, str name, int rc, int posted, int n, int room) except -1:
         rc = rc if rc > 0 else errno

@@ -1,4 +1,4 @@
-# verbs_queue.pxi - hrdma.verbs: completion queues and queue pairs, posting and polling without the GIL.
+# verbs_queue.pxi - hrdma.verbs: completion queues, polled without the GIL.
 from libc.stdlib cimport calloc, free
 from posix.fcntl cimport F_GETFL, F_SETFL, O_NONBLOCK, fcntl
 
@@ -25,6 +25,8 @@ VERBS_OPCODES = {
     <int> IBV_WC_SEND: "send",
     <int> IBV_WC_RDMA_WRITE: "write",
     <int> IBV_WC_RDMA_READ: "read",
+    <int> IBV_WC_COMP_SWAP: "compare_swap",
+    <int> IBV_WC_FETCH_ADD: "fetch_add",
     <int> IBV_WC_RECV: "recv",
     <int> IBV_WC_RECV_RDMA_WITH_IMM: "recv of write",
 }
@@ -44,7 +46,8 @@ cdef class Completion:
     status : str
         ``"success"``, or what went wrong.
     opcode : str
-        ``send``, ``write``, ``read``, ``recv``, ``recv of write`` (with immediate data); unknown when it failed.
+        ``send``, ``write``, ``read``, ``fetch_add``, ``compare_swap``, ``recv``, ``recv of write`` (with immediate
+        data); unknown when it failed.
     nbytes : int
         Of what was received.
     imm : int or None

@@ -73,6 +73,8 @@ hr_status hr_comm_open(struct hr_engine *engine, uint64_t id, const uint64_t *pe
     comm->state.peer = -1;
     hr_list_init(&comm->runs);
     hr_list_init(&comm->strays);
+    hr_list_init(&comm->exposed);
+    hr_list_init(&comm->notes);
     for (uint32_t i = 0; i < comm->nranks; i++) comm->ranks[i] = -1;
     for (int i = 0; i < size; i++) {
         comm->conns[i] = hr_conn_find(engine, peers[i]);
@@ -171,6 +173,7 @@ void hr_comm_state(struct hr_comm *comm, struct hr_comm_state *state_p) {
 }
 
 void hr_comm_free(struct hr_comm *comm) {
+    hr_onesided_close(comm);
     hr_list_remove(&comm->link);
     free(comm->conns);
     free(comm->ranks);

@@ -12,6 +12,7 @@
  *   match.c     order of arrival, posted receives, unexpected messages
  *   transfer.c  rendezvous: pull, push, segments
  *   xfer.c      the table of transfers and their ids
+ *   onesided.c  memory that users expose, their reads and writes there, notifications
  *   ledger.c    what a pulled message was read from had not been taken back
  *   request.c   isend, irecv, finish, abort
  *   comm.c      communicators: open, close, break
@@ -114,6 +115,7 @@ enum hr_xfer_mode {
     HR_XFER_SEND,
     HR_XFER_SEND_PUSH,
     HR_XFER_SEND_SEG,
+    HR_XFER_RMA, /* a user's read, write or atomic: onesided.c */
     HR_XFER_PULL,
     HR_XFER_PUSH,
     HR_XFER_SEG,
@@ -219,7 +221,10 @@ struct hr_comm {
     uint32_t nranks;
     struct hr_request *pending; /* circular; runs are not here, what they started is */
     struct hr_link runs;
-    struct hr_link strays; /* struct hr_umsg of collectives that nobody here has asked for yet */
+    struct hr_link strays;  /* struct hr_umsg of collectives that nobody here has asked for yet */
+    struct hr_link exposed; /* struct hr_exposed */
+    struct hr_link notes;   /* struct hr_note */
+    uint32_t nnotes;
     uint64_t run_seq;
     struct hr_comm_state state;
 };
@@ -369,6 +374,7 @@ struct hr_conn *hr_match_stray(struct hr_comm *comm, uint64_t seq); /* of a run 
 uint8_t hr_match_bucket(uint64_t comm, uint64_t tag);
 
 /* transfer.c */
+#define HR_XFER_COOKIE(x) ((void *)((uintptr_t)(x) | 1))
 struct hr_xfer *hr_xfer_new(struct hr_engine *engine, struct hr_request *req, struct hr_conn *conn, int mode);
 void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x);
 hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_hdr_long *rts);
@@ -386,6 +392,12 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell);
 hr_store hr_store_into(const void *dst, uint64_t len, int unread);
 void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_t len);
 
+/* onesided.c */
+#define HR_IS_NOTE(value) ((value) >> 63)
+hr_status hr_rma_segment(struct hr_conn *conn, struct hr_xfer *x); /* as hr_xfer_send_segment */
+void hr_note_arrived(struct hr_conn *conn, uint64_t value);
+void hr_onesided_close(struct hr_comm *comm);
+
 /* ledger.c */
 #define HR_ID_INDEX_BITS 20 /* of a transfer's id; the rest is its generation */
 #define HR_ID_INDEX(id) ((id) & ((1u << HR_ID_INDEX_BITS) - 1))
@@ -399,13 +411,15 @@ void hr_ledger_forget(struct hr_conn *conn);
 void hr_ledger_close(struct hr_engine *engine);
 
 /* request.c */
-enum hr_req_kind { HR_REQ_SEND = 1, HR_REQ_RECV, HR_REQ_RUN };
+enum hr_req_kind { HR_REQ_SEND = 1, HR_REQ_RECV, HR_REQ_RUN, HR_REQ_RMA, HR_REQ_NOTE };
 enum { HR_RECV_REDUCE = 1, HR_RECV_SWAP = 2, HR_RECV_BORROW = 4, HR_RECV_SCALE = 8, HR_RECV_NT = 16, HR_RECV_ANY = 32 };
 enum { HR_QUEUED_NO, HR_QUEUED_POSTED /* receive in a chain */, HR_QUEUED_SEND, HR_QUEUED_PROVIDER };
 /* buf, len, tag, sig and the caller's fields are set; flags of a receive in rflags */
 void hr_send_start(struct hr_comm *comm, struct hr_request *req, int dst, unsigned lane);
 void hr_recv_start(struct hr_comm *comm, struct hr_request *req, int src, unsigned lane);
 void hr_request_init(struct hr_comm *comm, struct hr_request *req, int kind);
+/* The same, and pending from now on; 0: the communicator is broken, and it has ended. */
+int hr_request_begin(struct hr_comm *comm, struct hr_request *req, int kind);
 void hr_finish(struct hr_engine *engine, struct hr_request *req, hr_status status);
 void hr_fail(struct hr_engine *engine, struct hr_request *req, hr_status status, int peer, int phase,
              struct hr_conn *conn);

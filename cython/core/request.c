@@ -119,12 +119,16 @@ static int comm_refuses(struct hr_comm *comm, struct hr_request *req) {
     return 1;
 }
 
+int hr_request_begin(struct hr_comm *comm, struct hr_request *req, int kind) {
+    hr_request_init(comm, req, kind);
+    pending_add(req);
+    return !comm_refuses(comm, req);
+}
+
 void hr_send_start(struct hr_comm *comm, struct hr_request *req, int dst, unsigned lane) {
     struct hr_engine *engine = comm->engine;
     struct hr_conn *conn = hr_conn_rail(comm->conns[dst], lane);
-    hr_request_init(comm, req, HR_REQ_SEND);
-    pending_add(req);
-    if (comm_refuses(comm, req)) return;
+    if (!hr_request_begin(comm, req, HR_REQ_SEND)) return;
     req->conn = conn;
     if (conn->state == HR_CONN_CLOSED || conn->state == HR_CONN_LOST) {
         hr_fail(engine, req, conn->why, dst, HR_PHASE_POST, conn);
@@ -139,9 +143,7 @@ void hr_send_start(struct hr_comm *comm, struct hr_request *req, int dst, unsign
 }
 
 void hr_recv_start(struct hr_comm *comm, struct hr_request *req, int src, unsigned lane) {
-    hr_request_init(comm, req, HR_REQ_RECV);
-    pending_add(req);
-    if (comm_refuses(comm, req)) return;
+    if (!hr_request_begin(comm, req, HR_REQ_RECV)) return;
     struct hr_conn *conn = src == HR_ANY_SOURCE ? NULL : hr_conn_rail(comm->conns[src], lane);
     req->conn = conn;
     if (!conn) req->rflags |= HR_RECV_ANY;

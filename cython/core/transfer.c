@@ -21,8 +21,6 @@
 #include "core/engine.h"
 #include "hr/memory.h"
 
-#define XFER_COOKIE(x) ((void *)((uintptr_t)(x) | 1))
-
 static struct hr_xfer *xfer_find(struct hr_conn *conn, uint32_t id) {
     struct hr_engine *engine = conn->engine;
     if (HR_ID_INDEX(id) >= engine->nxfers) return NULL;
@@ -155,6 +153,7 @@ static hr_status write_segment(struct hr_conn *conn, struct hr_rma *rma) {
 hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t *nbytes_p) {
     uint64_t left = x->len - x->posted, n = segment_size(conn, x->mode == HR_XFER_SEND_SEG);
     hr_status status;
+    if (x->mode == HR_XFER_RMA) return hr_rma_segment(conn, x);
     if (n > left) n = left;
     if (x->mode == HR_XFER_SEND_PUSH) {
         struct hr_rma rma = {.local = x->buf + x->posted,
@@ -163,11 +162,11 @@ hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t
                              .offset = x->posted,
                              .with_notify = 1,
                              .value = x->remote,
-                             .cookie = XFER_COOKIE(x)};
+                             .cookie = HR_XFER_COOKIE(x)};
         status = write_segment(conn, &rma);
     } else {
         struct hr_hdr h = {.kind = HR_MSG_SEG, .comm = x->req->comm->id, .aux = x->posted, .rreq = x->remote};
-        status = hr_conn_post_segment(conn, &h, x->id, x->buf + x->posted, n, XFER_COOKIE(x));
+        status = hr_conn_post_segment(conn, &h, x->id, x->buf + x->posted, n, HR_XFER_COOKIE(x));
     }
     if (status == HR_AGAIN) return status;
     if (hr_is_error(status)) {
@@ -241,8 +240,11 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     if (x->rmem.ptr) {
         hr_consume(x->req, (const char *)x->rmem.ptr + x->posted, x->posted, n);
     } else {
-        struct hr_rma rma = {
-            .local = x->buf + x->posted, .len = n, .remote = &x->rmem, .offset = x->posted, .cookie = XFER_COOKIE(x)};
+        struct hr_rma rma = {.local = x->buf + x->posted,
+                             .len = n,
+                             .remote = &x->rmem,
+                             .offset = x->posted,
+                             .cookie = HR_XFER_COOKIE(x)};
         hr_status status = ep->domain->ops->post_read(ep, &rma);
         if (status == HR_AGAIN) return 1;
         if (status == HR_ERR_ACCESS && !hr_ledger_stands(conn, x->remote)) return 1;
@@ -348,6 +350,10 @@ void hr_xfer_on_seg(struct hr_conn *conn, const struct hr_hdr *h, const void *pa
 }
 
 void hr_xfer_on_notify(struct hr_conn *conn, uint64_t value, size_t nbytes) {
+    if (HR_IS_NOTE(value)) {
+        hr_note_arrived(conn, value);
+        return;
+    }
     hr_conn_owe(conn, 0, (uint32_t)nbytes);
     struct hr_xfer *x = value <= UINT32_MAX ? xfer_find(conn, (uint32_t)value) : NULL;
     if (!x) return;
@@ -430,7 +436,7 @@ static int withdraw(struct hr_conn *conn, struct hr_xfer *x) {
     for (int i = 0; i < conn->nlanes; i++) {
         struct hr_ep *ep = conn->lanes[i].ep;
         if (!conn->lanes[i].up) continue; /* aborted */
-        while (x->outstanding && ep->domain->ops->cancel(ep, XFER_COOKIE(x)) == HR_OK) x->outstanding--;
+        while (x->outstanding && ep->domain->ops->cancel(ep, HR_XFER_COOKIE(x)) == HR_OK) x->outstanding--;
     }
     return !x->outstanding;
 }
@@ -449,6 +455,7 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
     struct hr_conn *conn = x->conn;
     int sender = x->mode == HR_XFER_SEND || x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG;
     uint32_t posted = x->outstanding;
+    if (x->mode == HR_XFER_RMA) tell = 0; /* the peer knows nothing of it */
     int lost = conn->state == HR_CONN_LOST, cut = !withdraw(conn, x);
     /* A sender that has withdrawn said so behind the last of its writes, on the lane that they took. On a connection
      * that is lost nobody says anything: there only a dead endpoint keeps late writes out of the buffer. */

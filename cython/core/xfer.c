@@ -42,7 +42,7 @@ void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x) {
     struct hr_conn *conn = x->conn;
     hr_ledger_strike(engine, x->id);
     if (!hr_list_empty(&x->work.link)) {
-        if (x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG) {
+        if (x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG || x->mode == HR_XFER_RMA) {
             hr_list_remove(&x->work.link);
             conn->nbulk--;
         } else {

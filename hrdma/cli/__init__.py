@@ -1,4 +1,4 @@
-"""The `hrdma` command: info, run, bench, topo, lab, qos. Each is a file of its own, imported when it is called."""
+"""The `hrdma` command: info, doctor, rxe, run, bench, topo, lab, qos. Each is a file of its own, imported when it is called."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ EXIT_USAGE = 2
 # name -> module with `command`, and the line shown by --help (so that --help imports none of them)
 COMMANDS = {
     "info": ("hrdma.cli.info", "Providers, why one is not available, the effective configuration."),
+    "doctor": ("hrdma.cli.doctor", "What is wrong or slow on this host and on the way to a peer, and what mends it."),
+    "rxe": ("hrdma.cli.rxe", "Soft-RoCE devices on network cards: up, down, status."),
     "run": ("hrdma.launch", "Start the ranks of a job on this host."),
     "qos": ("hrdma.qos.cli", "NIC priorities: which job's bytes leave this host first."),
     "bench": ("hrdma.cli.bench", "Measure and verify a collective or a point-to-point pattern."),
@@ -48,7 +50,7 @@ def command() -> None:
         1  the command failed
         2  wrong usage: an option, or an HRDMA_* setting
       124  run, bench: the time of --timeout was over
-      126  lab: not root
+      126  lab, rxe: not root
       127  run: no such command
       128 + n  run, bench: a rank, or the command itself, was ended by signal n
     `hrdma run` gives the exit code of the first rank that failed.

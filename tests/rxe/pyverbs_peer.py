@@ -23,8 +23,9 @@ from pyverbs.wr import SGE, RecvWR, SendWR
 
 SIZE = 1 << 20
 PSN = 0xABCDE
-ACCESS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
+ACCESS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_ATOMIC
 OPCODES = {"send": e.IBV_WR_SEND, "write": e.IBV_WR_RDMA_WRITE, "read": e.IBV_WR_RDMA_READ}
+ATOMICS = {"fetch_add": e.IBV_WR_ATOMIC_FETCH_AND_ADD, "compare_swap": e.IBV_WR_ATOMIC_CMP_AND_SWP}
 WITH_IMM = {"send": e.IBV_WR_SEND_WITH_IMM, "write": e.IBV_WR_RDMA_WRITE_WITH_IMM}
 
 
@@ -80,6 +81,11 @@ class Peer:
         )
         if kind != "send":
             wr.set_wr_rdma(rkey, remote)
+        self.qp.post_send(wr)
+
+    def atomic(self, kind: str, at: int, remote: int, rkey: int, operand: int, swap: int = 0) -> None:
+        wr = SendWR(opcode=ATOMICS[kind], num_sge=1, send_flags=e.IBV_SEND_SIGNALED, sg=[self._sge(at, 8)])
+        wr.set_wr_atomic(rkey, remote, operand, swap)
         self.qp.post_send(wr)
 
     def poll(self, seconds: float = 10.0) -> dict[str, int] | None:

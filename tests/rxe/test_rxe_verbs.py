@@ -16,6 +16,7 @@ from hrdma import verbs
 
 HERE = Path(__file__).parent
 SIZE = 1 << 20
+SUITES = ("tests/api/test_verbs.py", "tests/api/test_verbs_more.py")
 
 
 class Other:
@@ -52,7 +53,8 @@ def ends(device):
             pd, cq = verbs.ProtectionDomain(opened), verbs.CompletionQueue(opened)
             qp = verbs.QueuePair(pd, cq)
             array = np.zeros(SIZE, "uint8")
-            region = verbs.MemoryRegion(pd, array, remote_read=True, remote_write=True)
+            rights = {"remote_read": True, "remote_write": True, "remote_atomic": True}
+            region = verbs.MemoryRegion(pd, array, **rights)
             there = other("open", device=device, gid_index=opened.gid_index)
             other("connect", **qp.address._asdict())
             qp.connect([there[name] for name in ("gid", "lid", "num", "psn", "mtu")])
@@ -124,6 +126,59 @@ def test_pyverbs_writes_and_reads_our_memory(ends):
     assert bytes.fromhex(other("look", at=500_000, nbytes=200_000)) == data.tobytes()
 
 
+def word(data):
+    return int(np.frombuffer(bytes(data), "uint64")[0])
+
+
+def test_our_atomics_change_the_memory_of_pyverbs(ends):
+    qp, cq, region, array, other, there = ends
+    other("fill", at=64, data=np.array([40], "uint64").tobytes().hex())
+    place = (there["address"] + 64, there["rkey"])
+    qp.fetch_add(region[:8], *place, 2)
+    assert ended(cq).opcode == "fetch_add"
+    qp.compare_swap(region[8:16], *place, 42, 1 << 63)
+    assert ended(cq).opcode == "compare_swap"
+    qp.compare_swap(region[16:24], *place, 42, 5)
+    ended(cq)
+    assert [word(array[at : at + 8]) for at in (0, 8, 16)] == [40, 42, 1 << 63]
+    assert word(bytes.fromhex(other("look", at=64, nbytes=8))) == 1 << 63
+
+
+def test_atomics_of_pyverbs_change_our_memory(ends):
+    _, _, region, array, other, _ = ends
+    array[80:88] = np.frombuffer(np.array([1000], "uint64").tobytes(), "uint8")
+    place = {"remote": region.address + 80, "rkey": region.rkey}
+    other("atomic", kind="fetch_add", at=0, operand=(1 << 64) - 1, **place)
+    assert other("poll")["status"] == 0
+    assert (word(bytes.fromhex(other("look", at=0, nbytes=8))), word(array[80:88])) == (1000, 999)
+    other("atomic", kind="compare_swap", at=8, operand=999, swap=7, **place)
+    assert other("poll")["status"] == 0
+    assert (word(bytes.fromhex(other("look", at=8, nbytes=8))), word(array[80:88])) == (999, 7)
+
+
+def test_pyverbs_sends_to_our_shared_queue(ends):
+    qp, cq, region, array, _, _ = ends
+    srq = verbs.SharedReceiveQueue(qp.pd, 8)
+    srq.post_recv([region[i * 10_000 : (i + 1) * 10_000] for i in range(2)], wr_id=20)
+    others = [Other(), Other()]
+    try:
+        mine = [verbs.QueuePair(qp.pd, cq, srq=srq) for _ in others]
+        for one, other in zip(mine, others):
+            there = other("open", device=qp.pd.device.name, gid_index=qp.pd.device.gid_index)
+            other("connect", **one.address._asdict())
+            one.connect([there[name] for name in ("gid", "lid", "num", "psn", "mtu")])
+        for turn, (one, other) in enumerate(zip(mine, others)):
+            data = pattern(9000, turn)
+            other("fill", at=0, data=data.tobytes().hex())
+            other("post", kind="send", at=0, nbytes=9000)
+            got = ended(cq)
+            assert (got.wr_id, got.nbytes, got.qp_num) == (20 + turn, 9000, one.num)
+            assert (array[turn * 10_000 : turn * 10_000 + 9000] == data).all()
+    finally:
+        for other in others:
+            other.close()
+
+
 def test_both_have_the_same_name_for_a_wrong_key(ends):
     qp, cq, region, _, _, there = ends
     qp.write(region[:8], there["address"], there["rkey"] ^ 0x5500)
@@ -143,7 +198,7 @@ def test_both_have_the_same_name_for_a_wrong_key(ends):
 
 
 def test_what_holds_on_the_simulated_device_holds_here(device):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/api/test_verbs.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITES]
     env = os.environ | {"HRDMA_TEST_DEVICE": device}
     done = subprocess.run(command, cwd=HERE.parents[1], env=env, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr

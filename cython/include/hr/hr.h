@@ -137,6 +137,26 @@ void hr_comm_state(struct hr_comm *comm, struct hr_comm_state *state_p);
 /* Point to point. tag below 2^31. req fields flags, priority and user are set by the caller before. */
 hr_status hr_isend(struct hr_comm *comm, const void *buf, size_t len, int dst, uint32_t tag, struct hr_request *req);
 hr_status hr_irecv(struct hr_comm *comm, void *buf, size_t len, int src, uint32_t tag, struct hr_request *req);
+/* One-sided access between two ranks of a communicator. hr_expose: desc is what the peer needs; HR_AGAIN: again after
+ * progress; HR_ERR_UNSUPPORTED: this peer cannot reach such memory. It is exposed until hr_conceal, or until the
+ * communicator is closed, and not touched afterwards. */
+struct hr_exposed;
+hr_status hr_expose(struct hr_comm *comm, int rank, void *addr, size_t len, uint32_t access, struct hr_desc *desc_p,
+                    struct hr_exposed **exposed_p);
+void hr_conceal(struct hr_engine *engine, struct hr_exposed *exposed);
+/* The peer's memory; to be released unless the communicator was closed before. */
+hr_status hr_import(struct hr_comm *comm, int rank, const struct hr_desc *desc, struct hr_rmem *rmem_p);
+void hr_release(struct hr_comm *comm, int rank, struct hr_rmem *rmem);
+/* Operations there. HR_ERR_ACCESS: beyond its end. remote is copied and stays imported until they are done. notify: the
+ * peer is told this value once the bytes are there. An atomic leaves in *before what it found. */
+hr_status hr_iwrite(struct hr_comm *comm, int rank, const void *buf, size_t len, const struct hr_rmem *remote,
+                    uint64_t offset, const uint32_t *notify, struct hr_request *req);
+hr_status hr_iread(struct hr_comm *comm, int rank, void *buf, size_t len, const struct hr_rmem *remote, uint64_t offset,
+                   struct hr_request *req);
+hr_status hr_iatomic(struct hr_comm *comm, int rank, enum hr_atomic_op op, uint64_t *before, uint64_t operand,
+                     uint64_t compare, const struct hr_rmem *remote, uint64_t offset, struct hr_request *req);
+/* The next notification of this rank: req->nbytes is its value. */
+hr_status hr_inotified(struct hr_comm *comm, int rank, struct hr_request *req);
 /* Runs a program. sig: 64-bit signature of (operation, dtype, count, root, op), the same on all ranks. */
 hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *in, void *out, hr_dtype dtype,
                  hr_redop op, uint64_t sig, struct hr_request *req);

@@ -114,6 +114,7 @@ enum ibv_event_type {
 struct ibv_context;
 struct ibv_qp;
 struct ibv_cq;
+struct ibv_srq;
 
 struct ibv_device {
     void *ops[2];
@@ -181,10 +182,12 @@ struct ibv_context_ops {
     void *compat_a[11];
     int (*poll_cq)(struct ibv_cq *cq, int n, struct ibv_wc *wc);
     int (*req_notify_cq)(struct ibv_cq *cq, int solicited_only);
-    void *compat_b[12];
+    void *compat_b[7];
+    int (*post_srq_recv)(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
+    void *compat_c[4];
     int (*post_send)(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr);
     int (*post_recv)(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
-    void *compat_c[5];
+    void *compat_d[5];
 };
 
 struct ibv_context {
@@ -230,13 +233,34 @@ struct ibv_cq {
     uint32_t async_events_completed;
 };
 
+struct ibv_srq {
+    struct ibv_context *context;
+    void *srq_context;
+    struct ibv_pd *pd;
+    uint32_t handle;
+    pthread_mutex_t mutex;
+    pthread_cond_t cond;
+    uint32_t events_completed;
+};
+
+struct ibv_srq_attr {
+    uint32_t max_wr;
+    uint32_t max_sge;
+    uint32_t srq_limit;
+};
+
+struct ibv_srq_init_attr {
+    void *srq_context;
+    struct ibv_srq_attr attr;
+};
+
 struct ibv_qp {
     struct ibv_context *context;
     void *qp_context;
     struct ibv_pd *pd;
     struct ibv_cq *send_cq;
     struct ibv_cq *recv_cq;
-    void *srq;
+    struct ibv_srq *srq;
     uint32_t handle;
     uint32_t qp_num;
     enum ibv_qp_state state;
@@ -258,7 +282,7 @@ struct ibv_qp_init_attr {
     void *qp_context;
     struct ibv_cq *send_cq;
     struct ibv_cq *recv_cq;
-    void *srq;
+    struct ibv_srq *srq;
     struct ibv_qp_cap cap;
     enum ibv_qp_type qp_type;
     int sq_sig_all;
@@ -335,7 +359,10 @@ struct ibv_device_attr {
     int max_qp_init_rd_atom;
     int max_ee_init_rd_atom;
     enum ibv_atomic_cap atomic_cap;
-    int rest[14];
+    int rest[11];
+    int max_srq;
+    int max_srq_wr;
+    int max_srq_sge;
     uint16_t max_pkeys;
     uint8_t local_ca_ack_delay;
     uint8_t phys_port_cnt;
@@ -382,6 +409,9 @@ static inline int ibv_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struc
 static inline int ibv_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr) {
     return qp->context->ops.post_recv(qp, wr, bad_wr);
 }
+static inline int ibv_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr) {
+    return srq->context->ops.post_srq_recv(srq, wr, bad_wr);
+}
 static inline int ibv_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc) {
     return cq->context->ops.poll_cq(cq, n, wc);
 }
@@ -393,6 +423,7 @@ static inline int ibv_req_notify_cq(struct ibv_cq *cq, int solicited_only) {
 #    define HR_AT(type, field, at) _Static_assert(offsetof(struct type, field) == (at), #type "." #field)
 HR_AT(ibv_device, name, 24);
 HR_AT(ibv_context_ops, poll_cq, 88);
+HR_AT(ibv_context_ops, post_srq_recv, 160);
 HR_AT(ibv_context_ops, post_send, 200);
 HR_AT(ibv_context, cmd_fd, 264);
 HR_AT(ibv_send_wr, opcode, 28);
@@ -406,6 +437,7 @@ HR_AT(ibv_qp_attr, pkey_index, 120);
 HR_AT(ibv_qp_attr, timeout, 130);
 HR_AT(ibv_device_attr, max_qp, 108);
 HR_AT(ibv_device_attr, atomic_cap, 164);
+HR_AT(ibv_device_attr, max_srq, 212);
 HR_AT(ibv_device_attr, phys_port_cnt, 227);
 HR_AT(ibv_port_attr, link_layer, 46);
 _Static_assert(sizeof(struct ibv_send_wr) == 128 && sizeof(struct ibv_wc) == 48, "work requests");

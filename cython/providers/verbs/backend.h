@@ -29,6 +29,8 @@
     X(int, destroy_cq, (struct ibv_cq * cq))                                                                   \
     X(int, get_cq_event, (struct ibv_comp_channel * channel, struct ibv_cq * *cq, void **cq_context))          \
     X(void, ack_cq_events, (struct ibv_cq * cq, unsigned n))                                                   \
+    X(struct ibv_srq *, create_srq, (struct ibv_pd * pd, struct ibv_srq_init_attr * attr))                     \
+    X(int, destroy_srq, (struct ibv_srq * srq))                                                                \
     X(struct ibv_qp *, create_qp, (struct ibv_pd * pd, struct ibv_qp_init_attr * attr))                        \
     X(int, modify_qp, (struct ibv_qp * qp, struct ibv_qp_attr * attr, int mask))                               \
     X(int, query_qp, (struct ibv_qp * qp, struct ibv_qp_attr * attr, int mask, struct ibv_qp_init_attr *init)) \

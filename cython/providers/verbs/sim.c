@@ -190,6 +190,7 @@ static int dealloc_pd(struct ibv_pd *pd) {
     pthread_mutex_lock(&ctx->lock);
     for (uint32_t i = 0; i < ctx->nmrs; i++) used |= ctx->mrs[i] && ctx->mrs[i]->base.pd == pd;
     for (int i = 0; i < SIM_MAX_QP; i++) used |= ctx->qps[i] && ctx->qps[i]->base.pd == pd;
+    for (struct sim_srq *srq = ctx->srqs; srq; srq = srq->next) used |= srq->base.pd == pd;
     pthread_mutex_unlock(&ctx->lock);
     if (used) return EBUSY;
     free(pd);
@@ -304,6 +305,7 @@ static struct ibv_context *open_device(struct ibv_device *dev) {
     ctx->base.ops.req_notify_cq = req_notify_cq;
     ctx->base.ops.post_send = sim_post_send;
     ctx->base.ops.post_recv = sim_post_recv;
+    ctx->base.ops.post_srq_recv = sim_post_srq_recv;
     ctx->base.cmd_fd = -1;
     ctx->base.async_fd = eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
     ctx->ports = dev == &devices[1] ? SIM_PORTS : 1;
@@ -341,6 +343,9 @@ static int query_device(struct ibv_context *ctx, struct ibv_device_attr *attr) {
                                      .max_qp_rd_atom = SIM_RD_ATOMIC,
                                      .max_qp_init_rd_atom = SIM_RD_ATOMIC,
                                      .atomic_cap = IBV_ATOMIC_GLOB,
+                                     .max_srq = 1 << 16,
+                                     .max_srq_wr = SIM_MAX_WR,
+                                     .max_srq_sge = SIM_SGE,
                                      .max_pkeys = 1,
                                      .phys_port_cnt = (uint8_t)sim_of(ctx)->ports};
     return 0;
@@ -420,6 +425,8 @@ const struct hr_verbs_backend hr_verbs_sim = {
     .destroy_cq = destroy_cq,
     .get_cq_event = get_cq_event,
     .ack_cq_events = ack_cq_events,
+    .create_srq = sim_create_srq,
+    .destroy_srq = sim_destroy_srq,
     .create_qp = sim_create_qp,
     .modify_qp = sim_modify_qp,
     .query_qp = sim_query_qp,

@@ -10,6 +10,7 @@
  *
  *   sim.c       contexts, completion queues, memory regions: what has no protocol
  *   sim_qp.c    states of a queue pair, posting, completing, flushing
+ *   sim_srq.c   shared receive queues
  *   sim_req.c   the requester: packets out, acknowledgements in
  *   sim_resp.c  the responder: requests in, order, access, answers out
  *   sim_wire.c  sockets, the device's thread
@@ -91,6 +92,13 @@ struct sim_rwqe {
     struct ibv_sge sge[SIM_SGE];
 };
 
+struct sim_srq { /* receives of many queue pairs */
+    struct ibv_srq base;
+    struct sim_rwqe *ring;
+    uint32_t head, tail, cap;
+    struct sim_srq *next;
+};
+
 struct sim_answer {
     uint8_t op, nak;
     uint32_t psn, rkey;
@@ -117,7 +125,7 @@ struct sim_qp {
 
     /* responder */
     int in, in_waits;
-    struct sim_rwqe *rq;
+    struct sim_rwqe *rq; /* with a shared queue: the one receive that was taken from it */
     uint32_t rq_head, rq_tail;
     uint32_t expect;  /* PSN */
     int nak_sent;     /* until the expected packet comes */
@@ -157,6 +165,7 @@ struct sim_context {
     uint16_t generation[SIM_MAX_QP];
     int nqps, waiting; /* waiting: queue pairs that pause or could not connect, callers that could not be taken */
     int deaf;          /* the listener is not looked at until the next tick */
+    struct sim_srq *srqs;
     struct sim_caller *callers;
     uint32_t next_caller;
     _Alignas(8) uint8_t packet[sizeof(struct sim_packet) + SIM_MTU];
@@ -195,6 +204,16 @@ void sim_complete_recv(struct sim_qp *qp, enum ibv_wc_status status, enum ibv_wc
                        const struct sim_packet *packet);
 /* To the error state: everything that is posted is flushed. */
 void sim_qp_error(struct sim_qp *qp);
+
+/* What is wrong with posting this receive to a queue in which so many wait; 0: it was put at the place. */
+int sim_rwqe_fill(struct sim_rwqe *rwqe, const struct ibv_recv_wr *wr, uint32_t waiting, uint32_t cap);
+
+/* sim_srq.c */
+struct ibv_srq *sim_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *attr);
+int sim_destroy_srq(struct ibv_srq *srq);
+int sim_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
+/* The oldest receive becomes that of this queue pair, if there is one. */
+void sim_srq_take(struct sim_qp *qp);
 
 /* sim_req.c */
 void sim_transmit(struct sim_qp *qp);

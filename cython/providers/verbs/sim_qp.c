@@ -19,8 +19,8 @@ struct ibv_qp *sim_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init) {
     struct sim_context *ctx = sim_of(pd->context);
     struct sim_qp *qp = NULL;
     int i = 0;
-    if (init->qp_type != IBV_QPT_RC || init->srq || init->cap.max_send_wr > SIM_MAX_WR ||
-        init->cap.max_recv_wr > SIM_MAX_WR || init->cap.max_send_sge > SIM_SGE || init->cap.max_recv_sge > SIM_SGE ||
+    if (init->qp_type != IBV_QPT_RC || init->cap.max_send_wr > SIM_MAX_WR || init->cap.max_recv_wr > SIM_MAX_WR ||
+        init->cap.max_send_sge > SIM_SGE || init->cap.max_recv_sge > SIM_SGE ||
         init->cap.max_inline_data > SIM_INLINE) {
         errno = EINVAL;
         return NULL;
@@ -28,8 +28,9 @@ struct ibv_qp *sim_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init) {
     qp = calloc(1, sizeof *qp);
     if (qp) {
         qp->cap = init->cap;
+        if (init->srq) qp->cap.max_recv_wr = 1;
         qp->sq = calloc(init->cap.max_send_wr + 1, sizeof *qp->sq);
-        qp->rq = calloc(init->cap.max_recv_wr + 1, sizeof *qp->rq);
+        qp->rq = calloc(qp->cap.max_recv_wr + 1, sizeof *qp->rq);
     }
     pthread_mutex_lock(&ctx->lock);
     while (i < SIM_MAX_QP && ctx->qps[i]) i++;
@@ -45,6 +46,7 @@ struct ibv_qp *sim_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init) {
                                .pd = pd,
                                .send_cq = init->send_cq,
                                .recv_cq = init->recv_cq,
+                               .srq = init->srq,
                                .qp_type = IBV_QPT_RC,
                                .state = IBV_QPS_RESET};
     ctx->generation[i] = (uint16_t)(ctx->generation[i] % 2047 + 1);
@@ -284,20 +286,27 @@ int sim_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_w
     return rc;
 }
 
+int sim_rwqe_fill(struct sim_rwqe *rwqe, const struct ibv_recv_wr *wr, uint32_t waiting, uint32_t cap) {
+    if (wr->num_sge < 0 || wr->num_sge > SIM_SGE) return EINVAL;
+    if (waiting >= cap) return ENOMEM;
+    rwqe->wr_id = wr->wr_id;
+    rwqe->num_sge = wr->num_sge;
+    for (int i = 0; i < wr->num_sge; i++) rwqe->sge[i] = wr->sg_list[i];
+    return 0;
+}
+
 int sim_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr) {
     struct sim_qp *qp = (struct sim_qp *)base;
     int rc = 0;
     pthread_mutex_lock(&ctx_of(qp)->lock);
     for (; wr; wr = wr->next) {
-        if (base->state == IBV_QPS_RESET || wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_recv_sge)
+        if (base->state == IBV_QPS_RESET || base->srq || (uint32_t)wr->num_sge > qp->cap.max_recv_sge)
             rc = EINVAL;
-        else if (qp->rq_tail - qp->rq_head >= qp->cap.max_recv_wr)
-            rc = ENOMEM;
+        else
+            rc = sim_rwqe_fill(&qp->rq[qp->rq_tail % qp->cap.max_recv_wr], wr, qp->rq_tail - qp->rq_head,
+                               qp->cap.max_recv_wr);
         if (rc) break;
-        struct sim_rwqe *rwqe = &qp->rq[qp->rq_tail++ % qp->cap.max_recv_wr];
-        rwqe->wr_id = wr->wr_id;
-        rwqe->num_sge = wr->num_sge;
-        for (int i = 0; i < wr->num_sge; i++) rwqe->sge[i] = wr->sg_list[i];
+        qp->rq_tail++;
         if (base->state == IBV_QPS_ERR) sim_complete_recv(qp, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV, 0, NULL);
     }
     if (rc) *bad_wr = wr;

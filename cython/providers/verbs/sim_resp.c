@@ -74,6 +74,7 @@ static void accept_packet(struct sim_qp *qp, uint32_t packets) {
 static void acknowledge(struct sim_qp *qp, uint32_t psn) { answer(qp, (struct sim_answer){.op = SIM_ACK, .psn = psn}); }
 
 static struct sim_rwqe *posted(struct sim_qp *qp, uint32_t psn) {
+    if (qp->rq_head == qp->rq_tail && qp->base.srq) sim_srq_take(qp);
     if (qp->rq_head != qp->rq_tail) return &qp->rq[qp->rq_head % qp->cap.max_recv_wr];
     qp->nak_sent = 1;
     refuse(qp, SIM_NAK_RNR, psn);

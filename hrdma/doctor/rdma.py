@@ -1,0 +1,179 @@
+"""RDMA on this host: the kernel's part, the library's, every device, port and GID, and an exchange over each."""
+
+from __future__ import annotations
+
+import ctypes
+import ipaddress
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hrdma import verbs
+from hrdma.doctor import exchange
+from hrdma.doctor.finding import ERROR, OK, WARNING, Finding
+from hrdma.doctor.host import read
+from hrdma.units import in_bytes, in_seconds
+
+__all__ = ["active", "examine", "kernel", "library", "measured", "port"]
+
+BEST_MTU = 4096
+APT = "apt install ibverbs-providers"
+
+
+def examine(root: Path) -> Iterator[Finding]:
+    """Everything in this file. Takes about a second for each device."""
+    yield from kernel(root, os.uname().release)
+    devices = sorted(path.name for path in (root / "sys/class/infiniband").glob("*"))
+    loads, found = library(bool(devices))
+    yield found
+    driven = verbs.devices() if loads else ["sim"]
+    for name in devices:
+        folder = root / "sys/class/infiniband" / name
+        yield from _access(root, name)
+        if name not in driven:
+            yield Finding(ERROR, name, "no provider library on this host drives it", APT)
+        for place in sorted((folder / "ports").glob("*"), key=lambda path: int(path.name)):
+            yield from port(root, name, int(place.name))
+            if name in driven and read(place / "state").endswith("ACTIVE"):
+                yield _mtu(root, name, int(place.name))
+                yield _exchanged(name, int(place.name))
+    yield _exchanged("sim", 1)
+
+
+def active(root: Path) -> list[tuple[str, int]]:
+    """Devices and ports that can be used now, as the kernel and the library have them; not the simulated one."""
+    folder = root / "sys/class/infiniband"
+    return [
+        (name, int(place.name))
+        for name in verbs.devices()
+        for place in sorted((folder / name / "ports").glob("*"), key=lambda path: int(path.name))
+        if read(place / "state").endswith("ACTIVE")
+    ]
+
+
+def kernel(root: Path, release: str) -> Iterator[Finding]:
+    """Modules: what is loaded, what could be."""
+    there = read(root / "lib/modules" / release / "modules.dep") + read(
+        root / "lib/modules" / release / "modules.builtin"
+    )
+    loaded = [name for name in ("ib_core", "ib_uverbs", "rdma_rxe") if (root / "sys/module" / name).exists()]
+    devices = any((root / "sys/class/infiniband").glob("*"))
+    if devices and not (root / "sys/class/infiniband_verbs").exists():
+        yield Finding(ERROR, "kernel", "there are RDMA devices, and programs cannot open them", "modprobe ib_uverbs")
+    elif devices:
+        yield Finding(OK, "kernel", f"RDMA devices; modules {' '.join(loaded) or 'built in'}")
+    elif "rdma_rxe" in loaded or "/rdma_rxe.ko" in there:
+        text = "no RDMA device: hosts are joined by tcp. Soft-RoCE makes one of any network card, to try"
+        yield Finding(WARNING, "kernel", text, "sudo hrdma rxe up")
+    else:
+        text = f"no RDMA device, and kernel {release} has no soft-RoCE (rdma_rxe): hosts are joined by tcp"
+        yield Finding(WARNING, "kernel", text, "HRDMA_DEVICES=sim tries provider verbs without a device")
+
+
+def library(needed: bool) -> tuple[bool, Finding]:
+    """Whether libibverbs can be loaded; an error only where there are devices that need it."""
+    try:
+        ctypes.CDLL("libibverbs.so.1")
+    except OSError:
+        if needed:
+            return False, Finding(ERROR, "libibverbs", "not installed, and there are devices that need it", APT)
+        return False, Finding(OK, "libibverbs", "not installed; only RDMA devices need it")
+    return True, Finding(OK, "libibverbs", "installed")
+
+
+def _access(root: Path, name: str) -> Iterator[Finding]:
+    for folder in (root / "sys/class/infiniband_verbs").glob("uverbs*"):
+        node = root / "dev/infiniband" / folder.name
+        if read(folder / "ibdev") == name and not os.access(node, os.R_OK | os.W_OK):
+            mend = f"chmod 666 /dev/infiniband/{folder.name}; in containers --device /dev/infiniband"
+            yield Finding(ERROR, name, f"/dev/infiniband/{folder.name} cannot be opened by this user", mend)
+
+
+def port(root: Path, name: str, number: int) -> Iterator[Finding]:
+    """State, GIDs and losslessness of one port, as the kernel shows them."""
+    device = root / "sys/class/infiniband" / name
+    folder = device / "ports" / str(number)
+    where = f"{name}:{number}"
+    netdev = next((name for path in (folder / "gid_attrs/ndevs").glob("*") if (name := read(path))), "")
+    state, layer = read(folder / "state").partition(" ")[2], read(folder / "link_layer")
+    details = [layer, read(folder / "rate"), f"on {netdev}" if netdev else ""]
+    numa = read(device / "device/numa_node")
+    details += [f"NUMA node {numa}"] if numa.isdecimal() else []
+    text = f"{state.lower() or 'unknown state'}; {', '.join(filter(None, details))}"
+    if state == "ACTIVE":
+        yield Finding(OK, where, text)
+    else:
+        cable = f"ip link set {netdev} up" if netdev else "check cable and switch, and on InfiniBand the subnet manager"
+        yield Finding(WARNING, where, text, cable)
+    if layer == "Ethernet":
+        yield _gids(folder, where, netdev)
+        if state == "ACTIVE" and netdev and (device / "device").exists() and not (device / "parent").exists():
+            yield _lossless(where, netdev)
+
+
+def _gids(folder: Path, where: str, netdev: str) -> Finding:
+    """Which GIDs there are. Rank: IPv4-mapped, global IPv6, link-local; RoCE v2 alone crosses routers."""
+    found = []
+    for path in sorted((folder / "gids").glob("*"), key=lambda path: int(path.name)):
+        text = read(path)
+        if text and int(text.replace(":", ""), 16):
+            address = ipaddress.IPv6Address(text)
+            found.append((int(path.name), address, read(folder / "gid_attrs/types" / path.name)))
+    shown = ", ".join(f"{index}: {address.ipv4_mapped or address} {kind}" for index, address, kind in found)
+    mend = f"ip address add 10.0.0.1/24 dev {netdev or '...'} (an address of your network)"
+    if not found:
+        return Finding(ERROR, f"{where} GIDs", "none: nothing can be connected", mend)
+    if not any(kind == "RoCE v2" and not address.is_link_local for _, address, kind in found):
+        return Finding(WARNING, f"{where} GIDs", f"none of an address that crosses networks ({shown})", mend)
+    return Finding(OK, f"{where} GIDs", shown)
+
+
+def _lossless(where: str, netdev: str) -> Finding:
+    """Priority flow control and trust, by the kernel's dcbnl."""
+    from hrdma.qos import dcb
+    from hrdma.qos.wire import Wire
+
+    with Wire() as wire:
+        state = dcb.read(wire, netdev)
+    if state is None:
+        return Finding(OK, f"{where} PFC", f"{netdev} does not show its priorities")
+    trust = "not shown" if state.trust is None else "DSCP" if state.trust == dcb.DSCP_ONLY else "not DSCP"
+    on = [str(priority) for priority in range(8) if state.lossless >> priority & 1]
+    if not on:
+        text = f"no priority of {netdev} is lossless: full switches drop packets, which RDMA repays with retries"
+        return Finding(WARNING, f"{where} PFC", f"{text}; trust: {trust}", f"dcb pfc set dev {netdev} prio-pfc 3:on")
+    mend = f"dcb apptrust set dev {netdev} order dscp" if trust == "not DSCP" else ""
+    text = f"lossless priorities {' '.join(on)}; trust: {trust}"
+    return Finding(WARNING if mend else OK, f"{where} PFC", text, mend)
+
+
+def _mtu(root: Path, name: str, number: int) -> Finding:
+    where = f"{name}:{number} MTU"
+    try:
+        with verbs.Device(name, number) as device:
+            mtu, gid = device.mtu, f"GID {device.gid_index} ({device.gid}) is chosen"
+    except RuntimeError as error:
+        return Finding(ERROR, where, str(error))
+    netdevs = (root / "sys/class/infiniband" / name / "ports" / str(number) / "gid_attrs/ndevs").glob("*")
+    netdev = next((text for path in netdevs if (text := read(path))), "")
+    if mtu < BEST_MTU and netdev:
+        text = f"{mtu} bytes, since {netdev} has {read(root / 'sys/class/net' / netdev / 'mtu')}; {gid}"
+        return Finding(WARNING, where, text, f"ip link set {netdev} mtu 4200 (its switch must carry that)")
+    return Finding(OK, where, f"{mtu} bytes; {gid}")
+
+
+def _exchanged(name: str, number: int) -> Finding:
+    where = f"{name} exchange" if name == "sim" else f"{name}:{number} exchange"
+    return measured(where, "with itself", lambda: exchange.with_itself(name, number))
+
+
+def measured(where: str, how: str, probe: Callable[[], dict[str, float]]) -> Finding:
+    """A finding of what a probe measures, or of why it could not."""
+    try:
+        figures = probe()
+    except (RuntimeError, OSError, ValueError) as error:
+        return Finding(
+            ERROR, where, str(error), "dmesg, and the findings above" if not isinstance(error, ValueError) else ""
+        )
+    text = f"{how}: {in_seconds(figures['latency'])} there and back, {in_bytes(figures['bandwidth'])}/s"
+    return Finding(OK, where, text, figures=figures)

@@ -1,0 +1,215 @@
+"""Soft-RoCE devices, made and removed by netlink (RDMA_NL_NLDEV): RDMA over any network card, to try and to test.
+
+The devices that are made here are called after their network device, ``hrdma_eth0`` on eth0. That name is the only record
+there is: what is called otherwise was made by others and is never removed here. Everything is of the network namespace of the calling thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from dataclasses import dataclass
+
+from pyroute2.netlink import NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, nlmsg
+
+from hrdma.errors import DeviceError, NetlinkError, RefusedError
+from hrdma.nics import nics
+from hrdma.qos.wire import Wire, attributes
+
+__all__ = ["PREFIX", "Link", "add", "device_of", "down", "links", "port", "query", "remove", "up"]
+
+PREFIX = "hrdma_"
+KIND = "rxe"
+NETLINK_RDMA = 20
+CLIENT = 5  # RDMA_NL_NLDEV
+GET, NEWLINK, DELLINK, PORT_GET = ((CLIENT << 10) + number for number in (1, 3, 4, 5))
+DEV_INDEX, DEV_NAME, PORT_INDEX, PORT_STATE, NDEV_NAME, LINK_TYPE = 1, 2, 3, 12, 51, 65
+STATES = ("nop", "down", "init", "armed", "active", "active, deferred")
+HEADER = 16  # of a netlink message; these have no other
+
+
+class nldev(nlmsg):
+    """A message of RDMA_NL_NLDEV: attributes behind the header."""
+
+    fields = ()
+    nla_map = (
+        (DEV_INDEX, "RDMA_NLDEV_ATTR_DEV_INDEX", "uint32"),
+        (DEV_NAME, "RDMA_NLDEV_ATTR_DEV_NAME", "asciiz"),
+        (PORT_INDEX, "RDMA_NLDEV_ATTR_PORT_INDEX", "uint32"),
+        (NDEV_NAME, "RDMA_NLDEV_ATTR_NDEV_NAME", "asciiz"),
+        (LINK_TYPE, "RDMA_NLDEV_ATTR_LINK_TYPE", "asciiz"),
+    )
+
+
+@dataclass(frozen=True)
+class Link:
+    """An RDMA device and its first port.
+
+    Attributes
+    ----------
+    index : int
+    name : str
+    netdev : str
+        The network device under it; empty on InfiniBand.
+    state : str
+        ``"active"``, ``"down"``, ...
+    """
+
+    index: int
+    name: str
+    netdev: str
+    state: str
+
+    @property
+    def ours(self) -> bool:
+        """Made by `up`."""
+        return self.name == device_of(self.netdev)
+
+
+def device_of(netdev: str) -> str:
+    """What the device on a network device is called."""
+    return f"{PREFIX}{netdev}"
+
+
+def _message(kind: int, flags: int, **attrs: int | str) -> tuple[nlmsg, int, int]:
+    msg = nldev()
+    msg["attrs"] = [(f"RDMA_NLDEV_ATTR_{name}", value) for name, value in attrs.items()]
+    return msg, kind, NLM_F_REQUEST | flags
+
+
+def query() -> tuple[nlmsg, int, int]:
+    """The request for all devices: message, type and flags."""
+    return _message(GET, NLM_F_DUMP)
+
+
+def port(index: int) -> tuple[nlmsg, int, int]:
+    """The request for a device's first port."""
+    return _message(PORT_GET, 0, DEV_INDEX=index, PORT_INDEX=1)
+
+
+def add(netdev: str) -> tuple[nlmsg, int, int]:
+    """The request that makes the device of a network device."""
+    return _message(NEWLINK, NLM_F_ACK, DEV_NAME=device_of(netdev), LINK_TYPE=KIND, NDEV_NAME=netdev)
+
+
+def remove(index: int) -> tuple[nlmsg, int, int]:
+    """The request that removes a device."""
+    return _message(DELLINK, NLM_F_ACK, DEV_INDEX=index)
+
+
+def links() -> list[Link]:
+    """All RDMA devices of this host, whoever made them; none where the kernel has no RDMA.
+
+    Raises
+    ------
+    NetlinkError, TimeoutError
+        The kernel does not say.
+    """
+    try:
+        wire = Wire(NETLINK_RDMA)
+    except OSError as error:
+        if error.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT):
+            return []
+        raise
+    with wire:
+        return _links(wire)
+
+
+def _links(wire: Wire) -> list[Link]:
+    found = []
+    for _, body in _sent(wire, "list the RDMA devices", query()):
+        attrs = attributes(body, HEADER)
+        (index,) = struct.unpack("=I", attrs[DEV_INDEX])
+        try:
+            more = attributes(wire.send(*port(index))[0][1], HEADER)
+        except OSError as error:
+            if error.errno is None:  # a deadline
+                raise
+            more = {}  # gone meanwhile
+        state = more.get(PORT_STATE, b"\0")[0]
+        known = STATES[state] if state < len(STATES) else f"state {state}"
+        found.append(Link(index, _text(attrs.get(DEV_NAME, b"")), _text(more.get(NDEV_NAME, b"")), known))
+    return found
+
+
+def _text(value: bytes) -> str:
+    return value.rstrip(b"\0").decode(errors="replace")
+
+
+def up(netdev: str = "") -> Link:
+    """Makes the soft-RoCE device of a network device, unless it is there.
+
+    Parameters
+    ----------
+    netdev : str
+        Empty: the first interface that is up and not loopback.
+
+    Raises
+    ------
+    DeviceError
+        There is no such network device, or this kernel has no soft-RoCE; nothing was made.
+    RefusedError
+        Not root, or the network device has an RDMA device that others made.
+    NetlinkError
+        The kernel refuses for another reason.
+    """
+    if not netdev:
+        found = nics()
+        if not found:
+            raise DeviceError("no interface but loopback is up: name one with --dev, or ip link set ... up")
+        netdev = found[0].name
+    try:
+        wire = Wire(NETLINK_RDMA)
+    except OSError as error:
+        raise DeviceError(f"this kernel has no RDMA ({error.strerror}): modprobe rdma_rxe, where it has that") from None
+    with wire:
+        before = [link for link in _links(wire) if link.netdev == netdev]
+        if ours := next((link for link in before if link.ours), None):
+            return ours
+        if before:
+            raise RefusedError(
+                f"{netdev} has {before[0].name}, which others made: HRDMA_DEVICES={before[0].name} uses it"
+            )
+        wire.ifindex(netdev)
+        _sent(wire, f"make {device_of(netdev)} on {netdev}", add(netdev))
+        made = next((link for link in _links(wire) if link.netdev == netdev), None)
+        if made is None:
+            raise DeviceError(f"{device_of(netdev)} was made and is gone: something else removes devices here")
+        return made
+
+
+def down(netdev: str = "") -> list[Link]:
+    """Removes the devices that `up` made: the one of a network device, or all. None is no error.
+
+    Raises
+    ------
+    RefusedError
+        Not root.
+    NetlinkError, TimeoutError
+        The kernel refuses. One of Linux 6.1 and before waits for every program that has the device open.
+    """
+    gone = [link for link in links() if link.ours and netdev in ("", link.netdev)]
+    if gone:
+        with Wire(NETLINK_RDMA) as wire:
+            for link in gone:
+                _sent(wire, f"remove {link.name}", remove(link.index))
+    return gone
+
+
+def _sent(wire: Wire, what: str, request: tuple[nlmsg, int, int]) -> list[tuple[int, bytes]]:
+    """The kernel's answers, or what its error means."""
+    try:
+        return wire.send(*request)
+    except OSError as error:
+        if error.errno is None:  # a deadline
+            raise
+        if error.errno in (errno.EPERM, errno.EACCES):
+            raise RefusedError(f"cannot {what}: that needs root (CAP_NET_ADMIN)") from None
+        if error.errno == errno.EINVAL and request[1] == NEWLINK:
+            raise DeviceError(
+                f"cannot {what}: soft-RoCE is not there; modprobe rdma_rxe, where the kernel has it"
+            ) from None
+        words = f": {error.filename}" if error.filename else ""
+        raise NetlinkError(
+            f"cannot {what}: {error.strerror}{words}", errno=error.errno, words=error.filename or ""
+        ) from None

@@ -1,0 +1,386 @@
+"""hrdma.Endpoint over every transport: reads, writes, atomics, notifications, what is refused, lost peers, kept memory."""
+
+import asyncio
+import gc
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import harness
+import hrdma
+
+TRANSPORTS = ("shm", "tcp", "verbs")
+SIZE = 6_000_000
+SIZES = (1, 8, 4096, 100_003, 5_000_000)
+BYTES = 64  # of a descriptor
+
+
+def over(transport):
+    return {"HRDMA_TRANSPORT": transport}
+
+
+def exchanged(comm, mine=None):
+    """Descriptors to and from the other of two ranks."""
+    text = np.frombuffer(bytes(mine) if mine else bytes(BYTES), "uint8")
+    theirs = np.zeros(len(text), "uint8")
+    comm.sendrecv(text, 1 - comm.rank, theirs, 1 - comm.rank)
+    return theirs.tobytes()
+
+
+def pattern(nbytes, seed):
+    return ((np.arange(nbytes) * 7 + seed) % 251).astype("uint8")
+
+
+def every_size(comm):
+    """Rank 1 writes into rank 0's memory and reads it back; both from arenas and from other memory."""
+    end = hrdma.Endpoint(comm, 1 - comm.rank)
+    x = hrdma.empty(SIZE, "uint8")
+    x[:] = 0
+    memory = end.expose(x, read=True, write=True, atomic=True)
+    remote = end.remote(exchanged(comm, memory))
+    assert len(remote) == SIZE == len(memory)
+    for turn, (nbytes, registered) in enumerate((n, r) for n in SIZES for r in (True, False)):
+        offset = 13 * turn
+        if comm.rank == 1:
+            data = hrdma.empty(nbytes, "uint8") if registered else np.empty(nbytes, "uint8")
+            data[:] = pattern(nbytes, turn)
+            end.write(data, remote, offset, notify=turn)
+            end.fetch_add(remote, SIZE - 8, 0)  # after the write
+            back = hrdma.empty(nbytes, "uint8") if registered else np.zeros(nbytes, "uint8")
+            end.read(back, remote, offset)
+            assert (back == data).all(), (nbytes, registered)
+        else:
+            assert end.notified() == turn
+            assert (x[offset : offset + nbytes] == pattern(nbytes, turn)).all(), (nbytes, registered)
+            assert not x[offset + nbytes :].any() or turn > 1
+        comm.barrier()
+    if comm.rank == 1:
+        end.write(b"", remote, SIZE, notify=0xFFFFFFFF)
+        end.read(bytearray(0), remote, SIZE)
+    else:
+        assert end.notified() == 0xFFFFFFFF
+    comm.barrier()
+
+
+def atomics(comm, turns):
+    end = hrdma.Endpoint(comm, 0)
+    counter = hrdma.zeros(4, "uint64")
+    if comm.rank == 0:
+        ends = [hrdma.Endpoint(comm, rank) for rank in (1, 2)]
+        memories = [one.expose(counter, atomic=True, read=False) for one in ends]
+        for rank, memory in enumerate(memories, 1):
+            comm.send(bytes(memory), dst=rank)
+        comm.barrier()
+        assert counter.tolist() == [2 * turns, 0, 77, 0]
+        return []
+    text = bytearray(BYTES)
+    comm.recv(text, src=0)
+    remote = end.remote(text)
+    seen = [end.fetch_add(remote, 0, 1) for _ in range(turns)]
+    if comm.rank == 1:
+        assert end.compare_swap(remote, 16, 5, 9) == 0
+        assert end.compare_swap(remote, 16, 0, 76) == 0
+        assert end.fetch_add(remote, 16, 1, async_op=True).wait() == 76
+        assert end.compare_swap(remote, 8, 0, (1 << 64) - 1, async_op=True).result() == 0
+        assert end.fetch_add(remote, 8, 1) == (1 << 64) - 1
+    comm.barrier()
+    return seen
+
+
+def passive(comm):
+    """The owner holds the interpreter and calls nothing: its memory is served all the same."""
+    end = hrdma.Endpoint(comm, 1 - comm.rank)
+    x = hrdma.zeros(1 << 20, "uint8")
+    memory = end.expose(x, write=True, atomic=True)
+    remote = end.remote(exchanged(comm, memory))
+    comm.barrier()
+    if comm.rank == 0:
+        stop = time.monotonic() + 1.5
+        while time.monotonic() < stop:
+            pass
+        comm.barrier()
+        return float(x[5])
+    time.sleep(0.2)
+    start = time.monotonic()
+    end.write(np.full(1 << 20, 9, "uint8"), remote)
+    assert end.fetch_add(remote, 0, 0) == 0x0909090909090909
+    back = np.zeros(1 << 20, "uint8")
+    end.read(back, remote)
+    took = time.monotonic() - start
+    assert (back == 9).all()
+    comm.barrier()
+    return took
+
+
+def asynchronous(comm):
+    end = hrdma.Endpoint(comm, 1 - comm.rank)
+    x = hrdma.zeros(1 << 20, "uint8")
+    memory = end.expose(x, write=True, atomic=True)
+    remote = end.remote(exchanged(comm, memory))
+    if comm.rank == 0:
+        asked = [end.notified(async_op=True) for _ in range(3)]
+        found = [request.wait() for request in asked]
+        assert (x[: 1 << 18] == 1).all() and (x[1 << 18 : 1 << 19] == 2).all()
+
+        async def later():
+            return await end.notified(async_op=True)
+
+        found.append(asyncio.run(later()))
+        comm.barrier()
+        return found
+    data = [np.full(1 << 18, i + 1, "uint8") for i in range(3)]
+    requests = [end.write(one, remote, i << 18, notify=40 + i, async_op=True) for i, one in enumerate(data)]
+    assert [request.wait() for request in requests] == [None] * 3
+
+    end.fetch_add(remote, 0, 0)  # after the writes
+
+    async def together():
+        back = [np.zeros(1 << 18, "uint8") for _ in data]
+        await asyncio.gather(*[end.read(one, remote, i << 18, async_op=True) for i, one in enumerate(back)])
+        return all((one == i + 1).all() for i, one in enumerate(back))
+
+    assert asyncio.run(together())
+    time.sleep(0.1)
+    end.write(b"", remote, notify=99)
+    comm.barrier()
+    return []
+
+
+def refusals(comm):
+    end = hrdma.Endpoint(comm, 1 - comm.rank)
+    x = hrdma.zeros(1000, "uint8")
+    for_reading = end.expose(x)
+    text = exchanged(comm, for_reading)
+    remote = end.remote(text)
+    before = end.remote(exchanged(comm, end_memory := end.expose(x, write=True)))
+    assert len(bytes(end_memory)) == BYTES
+    for call, error, words in (
+        (lambda: end.write(b"no", remote), ValueError, "is not for write"),
+        (lambda: end.fetch_add(before, 0, 1), ValueError, "is not for atomic"),
+        (lambda: end.write(bytes(1001), before), ValueError, "1001 bytes at offset 0 are not within"),
+        (lambda: end.read(bytearray(2), remote, 999), ValueError, "2 bytes at offset 999"),
+        (lambda: end.read(bytearray(2), remote, -1), ValueError, "offset -1"),
+        (lambda: end.read(b"constant", remote), (ValueError, BufferError, TypeError), "read-only|writable|writeable"),
+        (lambda: end.write(b"x", before, notify=1 << 32), ValueError, "notify="),
+        (lambda: end.write(b"x", None), TypeError, "remote is None"),
+        (lambda: end.remote(b"short"), ValueError, "5 bytes are no descriptor"),
+        (lambda: end.remote(bytes(BYTES)), ValueError, "no descriptor"),
+        (lambda: end.remote(bytes(for_reading)), ValueError, "is of no use"),  # one's own
+        (lambda: end.expose(x, read=False), ValueError, "all False"),
+        (lambda: end.expose(b"", read=True), ValueError, "empty"),
+        (lambda: end.expose(b"constant", write=True), (ValueError, BufferError, TypeError), "read-only|writ"),
+        (lambda: hrdma.Endpoint(comm, 2), ValueError, "out of range"),
+        (lambda: hrdma.Endpoint(comm, comm.rank).read(bytearray(2), remote), ValueError, "not of this endpoint"),
+        (lambda: end.notified(timeout=-1), ValueError, "timeout"),
+    ):
+        with pytest.raises(error, match=words):
+            call()
+    with pytest.raises(TimeoutError, match=r"notified #\d+ with rank . did not complete within 0.1 s"):
+        end.notified(timeout=0.1)
+    comm.barrier()
+    end.write(b"good", before, 5, notify=3)
+    assert end.notified() == 3 and x[5:9].tobytes() == b"good"
+    comm.barrier()
+    with pytest.raises(ValueError, match="closed"):
+        comm.close()
+        end.write(b"late", before)
+
+
+def taken_back(comm):
+    """After close() nothing changes the memory, and the connection goes on."""
+    end = hrdma.Endpoint(comm, 1 - comm.rank)
+    x = hrdma.zeros(1 << 16, "uint8")
+    memory = end.expose(x, write=True)
+    remote = end.remote(exchanged(comm, memory))
+    if comm.rank == 0:
+        memory.close()
+        memory.close()
+        assert memory.closed
+    comm.barrier()
+    if comm.rank == 1:
+        try:
+            end.write(np.ones(1 << 16, "uint8"), remote, notify=5)
+        except hrdma.RequestError:
+            pass
+    comm.barrier()
+    time.sleep(0.2)
+    assert not x.any()
+    y = np.array([comm.rank])
+    assert comm.allreduce(y)[0] == 1
+
+
+def lost(comm, how):
+    """Rank 1 dies while rank 0 waits for its notification, or before it is written to."""
+    end = hrdma.Endpoint(comm, 1 - comm.rank)
+    x = hrdma.zeros(1 << 20, "uint8")
+    memory = end.expose(x, write=True, atomic=True)
+    remote = end.remote(exchanged(comm, memory))
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(hrdma.PeerError) as found:
+        if how == "notified":
+            end.notified(timeout=20)
+        else:
+            stop = time.monotonic() + 20
+            while time.monotonic() < stop:
+                end.write(x, remote) if how == "write" else end.fetch_add(remote, 0, 1)
+    assert found.value.rank == 1
+    with pytest.raises(hrdma.PeerError):
+        end.write(b"x", remote)
+    with pytest.raises(hrdma.PeerError):
+        end.expose(x)
+    return found.value.operation
+
+
+def flood(comm):
+    """Nobody takes them: what is kept has a bound, and then the connection ends with the reason."""
+    end = hrdma.Endpoint(comm, 0)
+    memory = end.expose(hrdma.zeros(8, "uint8"), write=True)
+    remote = end.remote(bytes(memory))
+    for _ in range(1 << 16):
+        end.write(b"", remote, notify=1)
+    for _ in range(10):
+        assert end.notified() == 1
+    for _ in range(10):
+        end.write(b"", remote, notify=2)
+    with pytest.raises(hrdma.PeerError, match="more notifications than are kept"):
+        stop = time.monotonic() + 20
+        while time.monotonic() < stop:
+            end.write(b"", remote, notify=3)
+    return True
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_every_size(transport):
+    harness.ranks(every_size, 2, env=over(transport))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_atomics_of_two_peers_lose_nothing(transport):
+    found = harness.ranks(atomics, 3, env=over(transport), turns=200)
+    assert sorted(found[1] + found[2]) == list(range(400))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_owner_takes_no_part(transport):
+    value, took = harness.ranks(passive, 2, env=over(transport))
+    assert value == 9 and took < 1.0
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_asynchronous_and_awaited(transport):
+    assert harness.ranks(asynchronous, 2, env=over(transport))[0] == [40, 41, 42, 99]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_is_refused(transport):
+    harness.ranks(refusals, 2, env=over(transport))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_memory_that_was_taken_back_does_not_change(transport):
+    harness.ranks(taken_back, 2, env=over(transport))
+
+
+@pytest.mark.parametrize("how", ["notified", "write"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_lost_peer(transport, how):
+    found = harness.outcomes(lost, 2, env=over(transport), how=how)
+    assert found[0].status == 0 and found[0].value == how, found[0]
+
+
+def test_notifications_that_nobody_takes_are_bounded():
+    assert harness.ranks(flood, 1) == [True]
+
+
+# --- with oneself ---
+
+
+@pytest.fixture(scope="module")
+def comm():
+    names = [name for name in os.environ if name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.delenv(name)
+        with hrdma.init(timeout=20) as communicator:
+            yield communicator
+
+
+def test_with_oneself(comm):
+    end = hrdma.Endpoint(comm, 0)
+    x = hrdma.zeros(100, "uint8")
+    memory = end.expose(x, write=True, atomic=True)
+    remote = end.remote(bytes(memory))
+    end.write(b"hello", remote, 7, notify=1)
+    back = bytearray(5)
+    end.read(back, remote, 7)
+    assert (bytes(back), end.notified()) == (b"hello", 1)
+    assert end.fetch_add(remote, 16, 5) == 0 and end.fetch_add(remote, 16, 0) == 5
+    with pytest.raises(ValueError, match="multiple of 8"):
+        end.fetch_add(remote, 20, 1)
+    assert "read, write, atomic" in repr(remote) and "rank 0" in repr(end) and "100 bytes" in repr(memory)
+
+
+def test_exposed_memory_is_kept_until_it_is_closed_or_dropped(comm):
+    end = hrdma.Endpoint(comm, 0)
+    for ends in (lambda memory: memory.close(), lambda memory: memory.__exit__(), lambda memory: None):
+        array = bytearray(50)
+        memory = end.expose(array, read=False, write=True)
+        with pytest.raises(BufferError):
+            array.append(1)
+        ends(memory)
+        del memory
+        gc.collect()
+        array.append(1)
+
+
+def test_a_closed_communicator_takes_memory_back(comm):
+    other = comm.dup()
+    end = hrdma.Endpoint(other, 0)
+    array = bytearray(50)
+    memory = end.expose(array, write=True, read=False)
+    remote = end.remote(bytes(memory))
+    other.close()
+    assert memory.closed
+    with pytest.raises(ValueError, match="closed"):
+        end.write(b"late", remote)
+    memory.close()
+    array.append(1)
+
+
+def test_notifications_of_two_communicators_do_not_mix(comm):
+    other = comm.dup()
+    ends = [hrdma.Endpoint(one, 0) for one in (comm, other)]
+    x = hrdma.zeros(10, "uint8")
+    memories = [end.expose(x, write=True) for end in ends]
+    for number in (1, 2):
+        for which, (end, memory) in enumerate(zip(ends, memories)):
+            end.write(b"x", end.remote(bytes(memory)), notify=10 * which + number)
+    assert [ends[1].notified(), ends[1].notified(), ends[0].notified(), ends[0].notified()] == [11, 12, 1, 2]
+    other.close()
+
+
+def test_a_forked_child_is_refused(comm):
+    end = hrdma.Endpoint(comm, 0)
+    x = hrdma.zeros(10, "uint8")
+    memory = end.expose(x, write=True)
+    remote = end.remote(bytes(memory))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(20)
+            with pytest.raises(ValueError, match="fork"):
+                end.write(b"x", remote)
+            memory.close()
+            code = 0
+        finally:  # whatever happens, it is no second pytest
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    end.write(b"y", remote)
+    assert x[0] == ord("y")

@@ -1,0 +1,210 @@
+"""`hrdma doctor`: findings of made-up hosts (folders that look like /sys and /proc), exchanges, two of them as peers."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hrdma.doctor import exchange, host, rdma
+from hrdma.doctor.finding import ERROR, OK, WARNING, Finding, worst
+from hrdma.doctor.peer import rails
+
+LINK_LOCAL = "fe80:0000:0000:0000:5054:00ff:fe77:0001"
+IPV4 = "0000:0000:0000:0000:0000:ffff:0a4d:0001"
+NONE = "0000:0000:0000:0000:0000:0000:0000:0000"
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return root
+
+
+def device(gids: list[str], state: str = "4: ACTIVE", types: str = "RoCE v2") -> dict[str, str]:
+    port = "sys/class/infiniband/mlx5_0/ports/1"
+    files = {f"{port}/gids/{i}": gid for i, gid in enumerate(gids)}
+    files |= {f"{port}/gid_attrs/types/{i}": types for i, gid in enumerate(gids) if gid != NONE}
+    files |= {f"{port}/gid_attrs/ndevs/{i}": "eth7" for i, gid in enumerate(gids) if gid != NONE}
+    return files | {f"{port}/state": state, f"{port}/link_layer": "Ethernet", f"{port}/rate": "100 Gb/sec (4X EDR)"}
+
+
+def test_levels():
+    assert worst([]) == OK
+    assert worst([Finding(OK, "a", ""), Finding(ERROR, "b", ""), Finding(WARNING, "c", "")]) == ERROR
+
+
+@pytest.mark.parametrize(
+    ("files", "usable", "quota"),
+    [
+        ({"proc/self/cgroup": "0::/job", "sys/fs/cgroup/job/cpu.max": "max 100000"}, 4, None),
+        ({"proc/self/cgroup": "0::/job", "sys/fs/cgroup/job/cpu.max": "150000 100000"}, 4, 1.5),
+        ({"proc/self/cgroup": "0::/job/inner", "sys/fs/cgroup/job/cpu.max": "50000 100000"}, 1, 0.5),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/docker/x",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            8,
+            2,
+        ),
+        ({"proc/self/cgroup": "4:cpu:/", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1"}, 8, None),
+        ({}, 1, None),
+    ],
+)
+def test_cores_and_quota(tmp_path, files, usable, quota):
+    found = host.cores(tree(tmp_path, files), usable)
+    assert found.level == (OK if quota is None else WARNING)
+    assert found.figures.get("quota") == quota and bool(found.mend) == (quota is not None)
+
+
+def test_limits_of_memory_and_processes(tmp_path):
+    root = tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/job",
+            "sys/fs/cgroup/job/memory.max": str(512 << 20),
+            "sys/fs/cgroup/job/pids.max": "100",
+        },
+    )
+    found = {finding.subject: finding for finding in host.memory(root)}
+    assert found["memory limit"].level == found["process limit"].level == WARNING
+    assert found["memory limit"].figures == {"limit": 512 << 20}
+    (tmp_path / "sys/fs/cgroup/job/memory.max").write_text("max\n")
+    (tmp_path / "sys/fs/cgroup/job/pids.max").write_text("9999\n")
+    assert list(host.memory(root)) == []
+
+
+@pytest.mark.parametrize(
+    ("caps", "soft", "hard", "devices", "level", "mend"),
+    [
+        ("0000000000004000", 65536, 65536, True, OK, ""),
+        ("0000000000000000", resource.RLIM_INFINITY, resource.RLIM_INFINITY, True, OK, ""),
+        ("0000000000000000", 65536, 65536, False, OK, ""),
+        ("0000000000000000", 65536, resource.RLIM_INFINITY, True, WARNING, "ulimit -l unlimited"),
+        ("0000000000000000", 65536, 65536, True, WARNING, "limits.d"),
+    ],
+)
+def test_memlock(tmp_path, caps, soft, hard, devices, level, mend):
+    root = tree(tmp_path, {"proc/self/status": f"Name:\tpython\nCapEff:\t{caps}"} | (device([IPV4]) if devices else {}))
+    found = host.locked(root, soft, hard)
+    assert found.level == level and mend in found.mend
+
+
+def test_shared_memory_says_what_the_kernel_refuses():
+    found = {finding.subject: finding for finding in host.shared((False, "operation not permitted"))}
+    assert found["ptrace scope"].level == WARNING and "operation not permitted" in found["ptrace scope"].text
+    assert "ptrace_scope" in found["ptrace scope"].mend
+
+
+@pytest.mark.parametrize(
+    ("files", "level", "mend"),
+    [
+        ({}, WARNING, "sim"),
+        ({"lib/modules/6.1/modules.dep": "kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko: x"}, WARNING, "hrdma rxe up"),
+        (device([IPV4]), ERROR, "modprobe ib_uverbs"),
+        (device([IPV4]) | {"sys/class/infiniband_verbs/uverbs0/ibdev": "mlx5_0"}, OK, ""),
+    ],
+)
+def test_kernel(tmp_path, files, level, mend):
+    (found,) = rdma.kernel(tree(tmp_path, files), "6.1")
+    assert found.level == level and mend in found.mend
+
+
+@pytest.mark.parametrize(
+    ("gids", "level"),
+    [([LINK_LOCAL, IPV4, NONE], OK), ([LINK_LOCAL, NONE], WARNING), ([NONE, NONE], ERROR), ([], ERROR)],
+)
+def test_gids(tmp_path, gids, level):
+    found = {finding.subject: finding for finding in rdma.port(tree(tmp_path, device(gids)), "mlx5_0", 1)}
+    assert found["mlx5_0:1"].level == OK and "active" in found["mlx5_0:1"].text and "100 Gb" in found["mlx5_0:1"].text
+    assert found["mlx5_0:1 GIDs"].level == level
+    assert ("1: 10.77.0.1 RoCE v2" in found["mlx5_0:1 GIDs"].text) == (level == OK)
+    assert bool(found["mlx5_0:1 GIDs"].mend) == (level != OK)
+
+
+def test_a_port_that_is_down(tmp_path):
+    root = tree(tmp_path, device([IPV4], state="1: DOWN"))
+    found = next(rdma.port(root, "mlx5_0", 1))
+    assert found.level == WARNING and found.mend == "ip link set eth7 up"
+
+
+def test_an_exchange_has_figures_and_notices_changed_bytes():
+    figures = exchange.with_itself("sim")
+    assert 0 < figures["latency"] < 1 and figures["bandwidth"] > 1e3
+
+    class Forgetful(exchange.End):
+        def _end(self):
+            super()._end()
+            self.bytes[exchange.SIZE + 5] ^= 1
+
+    with Forgetful("sim") as here, exchange.End("sim") as there:
+        here.connect(there.card())
+        there.connect(here.card())
+        with pytest.raises(ValueError, match=r"1 of \d+ bytes came back changed over sim"):
+            here.probe(there.card())
+
+
+def test_an_exchange_that_fails_is_an_error_with_its_reason():
+    def probe():
+        with exchange.End("sim") as here:
+            exchange.End("nothing")
+        return here
+
+    found = rdma.measured("x exchange", "with itself", probe)
+    assert found.level == ERROR and "nothing" in found.text
+
+
+def test_rails_follow_the_devices_that_are_named():
+    assert rails(Path("/nowhere"), "") == []
+    assert rails(Path("/nowhere"), "mlx5_0,sim") == [("sim", 1)]
+
+
+def doctor(*words: str, **environ: str) -> subprocess.Popen[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HRDMA_")} | environ
+    return subprocess.Popen(
+        [sys.executable, "-m", "hrdma", "doctor", *words],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_command_shows_and_counts():
+    with doctor() as process:
+        out, err = process.communicate(timeout=60)
+    lines = out.splitlines()
+    assert err == "" and process.returncode in (0, 1) and max(map(len, lines)) <= 120
+    for subject in ("cores", "memlock", "libibverbs", "sim exchange"):
+        assert any(f" {subject} " in f"{line} " for line in lines), subject
+    assert lines[-1].endswith("errors") and (process.returncode == 1) == (not lines[-1].endswith(" 0 errors"))
+
+
+def test_two_of_them_measure_the_way_between_them():
+    port = str(29600 + os.getpid() % 2000)
+    words = ("--json", "--peer", "127.0.0.1", "--port", port, "--timeout", "40")
+    both = [doctor(*words, HRDMA_DEVICES="sim") for _ in range(2)]
+    for process in both:
+        out, err = process.communicate(timeout=100)
+        assert process.returncode == 0, out + err
+        found = {finding["subject"]: finding for finding in json.loads(out)["findings"]}
+        for subject in ("tcp to 127.0.0.1", "sim:1 to 127.0.0.1"):
+            figures = found[subject]["figures"]
+            assert found[subject]["level"] == "ok" and figures["latency"] > 0 and figures["bandwidth"] > 0
+
+
+def test_a_peer_that_does_not_come_is_an_error_in_time():
+    with doctor("--json", "--peer", "127.0.0.1", "--port", str(31600 + os.getpid() % 900), "--timeout", "1") as process:
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    last = json.loads(out)["findings"][-1]
+    assert last["level"] == "error" and "hrdma doctor --peer" in last["mend"]

@@ -1,0 +1,70 @@
+"""`hrdma rxe` and `hrdma doctor` on a kernel that has soft-RoCE, beside iproute2's `rdma`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+
+def devices(output) -> dict[str, str]:
+    return {link["ifname"]: link["netdev"] for link in json.loads(output("rdma -j link"))}
+
+
+@pytest.fixture
+def card(guest, output):
+    """A network card of our own, with an address."""
+    output("ip link add try0 type veth peer name try1")
+    try:
+        output("ip address add 10.78.0.1/24 dev try0")
+        output("ip link set try0 up")
+        output("ip link set try1 up")
+        yield "try0"
+    finally:
+        output("ip link delete try0")
+
+
+@pytest.mark.timeout(240)
+def test_up_status_doctor_down(guest, card, device, output):
+    before = devices(output)
+    assert "hrdma_try0 on try0" in output(f"hrdma rxe up --dev {card}")
+    output(f"hrdma rxe up --dev {card}")
+    assert devices(output) == before | {"hrdma_try0": card}
+    known = {link["name"]: link for link in json.loads(output("hrdma rxe status --json"))}
+    assert known["hrdma_try0"]["ours"] and not known[device]["ours"] and known[device]["netdev"] == before[device]
+
+    told = json.loads(output("hrdma doctor --json", timeout=120))
+    found = {finding["subject"]: finding for finding in told["findings"]}
+    for name in ("hrdma_try0", device):
+        assert found[f"{name}:1"]["level"] == "ok" and "active" in found[f"{name}:1"]["text"]
+        assert found[f"{name}:1 GIDs"]["level"] == "ok"
+        assert found[f"{name}:1 exchange"]["figures"]["bandwidth"] > 0, found
+    assert found["hrdma_try0:1 MTU"]["level"] == "warning" and "mtu 4200" in found["hrdma_try0:1 MTU"]["mend"]
+    assert found[f"{device}:1 MTU"]["level"] == "ok" and told["level"] == "warning"
+
+    assert "hrdma_try0 on try0: removed" in output("hrdma rxe down")
+    assert devices(output) == before
+    assert "no device" in output("hrdma rxe down")
+
+
+def test_a_device_of_others_is_left_alone(guest, device, output):
+    netdev = devices(output)[device]
+    done = subprocess.run(["hrdma", "rxe", "up", "--dev", netdev], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and f"{netdev} has {device}, which others made" in done.stderr
+    assert "no device" in output(f"hrdma rxe down --dev {netdev}")
+    assert device in devices(output)
+
+
+@pytest.mark.timeout(300)
+def test_two_hosts_measure_the_way_between_them(other, guest, output):
+    here, there = guest["WIRE0_ADDR0"], guest["WIRE0_ADDR1"]
+    env = "env HRDMA_TOKEN=doctor hrdma doctor --json --timeout 100 --peer"
+    with other.start(f"{env} {here}") as far:
+        near = json.loads(output(f"{env} {there}", timeout=200))
+        ended = far.wait(60)
+    assert ended.status == 0, ended.output
+    for told, peer in ((near, there), (json.loads(ended.output), here)):
+        found = {finding["subject"]: finding for finding in told["findings"]}
+        for subject in (f"tcp to {peer}", f"rxe0:1 to {peer}", f"rxe1:1 to {peer}"):
+            assert found[subject]["level"] == "ok" and found[subject]["figures"]["latency"] > 0, found[subject]
