@@ -307,7 +307,9 @@ class _Session:
         self._node.want(name, then)
 
     def _on_release(self, body: Body) -> None:
-        self._node.store.unpin(self._pinned.pop(body["pin"]))
+        segment = self._pinned.pop(body["pin"], None)  # a client that was interrupted may say so twice
+        if segment is not None:
+            self._node.store.unpin(segment)
 
     def _on_watch(self, body: Body) -> None:
         self._ask(body, "watch")
