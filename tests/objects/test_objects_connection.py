@@ -148,6 +148,26 @@ def test_what_an_owner_made_goes_with_it(rig, client):
     assert client.get(sums[1])[5] == view[5] == 5
 
 
+@pytest.mark.parametrize("value", [b"small", NUMBERS], ids=["small", "large"])
+def test_what_somebody_deletes_is_the_owners_no_more(rig, client, value):
+    """The name may be used again: the end of whoever had it first does not touch what others made of it."""
+    rig.grow("b")
+    rig.settle()
+    owner, other = rig.client("a", owner=True), rig.client("b")
+    sessions = rig.nodes["a"].sessions._sessions.values()
+    for name in ("again", "gone"):
+        owner.put(value, id=name)
+        assert sum(len(one._owned) for one in sessions) == 1
+        other.delete(other.ref(name))
+        eventually(lambda: not any(one._owned for one in sessions), what="the news of the end")
+    anew = other.put(b"anew", id="again")
+    rig.nodes["a"].node.asker.ask("delete", "again", lambda _: None, gen="of the first")  # where no news came in time
+    owner.close()
+    eventually(lambda: len(sessions) == 1, what="the end of the owner")
+    client.info()
+    assert bytes(client.get(anew, timeout=5)) == b"anew"
+
+
 def _lost(client: Client, ref: ObjectRef) -> bool:
     try:
         client.get(ref, timeout=5)
