@@ -30,7 +30,7 @@ PACKAGES = {
 }
 Say = Callable[[str], None]
 PROGRAMS = ROOT / "benchmarks" / "peers"
-START = 120.0  # seconds to come up
+START = 240.0  # seconds to come up
 LIMIT = 120.0  # seconds of one operation
 AHEAD = 0.1  # seconds between the last word and the start
 
@@ -92,7 +92,7 @@ class Group:
         here = peer == "hrdma" or (peer == "ray" and find_spec("ray"))
         python = [sys.executable if here else str(environment(peer, PACKAGES[peer], say) / "bin" / "python")]
         plain = {"OMP_NUM_THREADS": "1", "HRDMA_SPIN_US": "0", "PYTHONPATH": str(PROGRAMS), "RAY_AUTH_MODE": "disabled"}
-        plain["RAY_raylet_start_wait_time_s"] = str(START)
+        plain["RAY_raylet_start_wait_time_s"] = str(int(START))
         if peer in ("ray", "dask"):
             program = [*python, str(PROGRAMS / "objects_tasks.py"), peer]
             for host in range(hosts):

@@ -22,7 +22,7 @@ from objects_rank import enter, right, until, value
 
 RAY_PORT, DASK_PORT = 6379, 8786
 STORE = 600 << 20
-SECONDS = 90.0
+SECONDS = 200.0
 
 
 def daemon(name: str, host: int, folder: str, addresses: list[str]) -> None:
