@@ -43,7 +43,7 @@ __all__ = ["connect", "register"]
 
 NAMESPACE = "hrdma"  # of the actors and keys
 WATCH = 3.0  # seconds between two looks whether the job is over
-SHARE = 0.75  # of the time of whoever wants a node: what the node may take, so that it says what was wrong
+SHARE = 0.5  # of the time of whoever wants a node: what the node may take, so that it says what was wrong
 
 _lock = threading.Lock()
 _client: Client | None = None

@@ -329,7 +329,8 @@ class Directory:
         if entry.reducing is not None:
             entry.reducing.stop()
             entry.reducing = None
-        for node in {*entry.copies.of, entry.owner} - {None}:
+        told = set(entry.copies.of) if entry.owner is None else {*entry.copies.of, entry.owner}
+        for node in told:
             self._owner.send(node, {"verb": "purge", "id": entry.id, "gen": entry.gen})
         entry.copies, entry.owner = Copies(), None
         entry.deleted, entry.committed = True, False

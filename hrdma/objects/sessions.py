@@ -246,7 +246,7 @@ class _Session:
             self._node.unput(segment)
         for segment in self._pinned.values():
             self._node.store.unpin(segment)
-        for name, gen in list(self._owned.items()):
+        for name, gen in self._owned.items():
             self._disown(name, gen)
         for _, descriptor in self._unsent:
             if descriptor is not None:
