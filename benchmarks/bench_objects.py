@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from hrdma.bench.sizes import parse_size
 from hrdma.objects import Client, ObjectRef, connect
 
 TOKEN = "benchmark"
-UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 READERS_SIZE = 64 << 20
 
 READER = """
@@ -44,10 +44,6 @@ while sys.stdin.readline().strip() == "get":
     del view
     print(seconds, flush=True)
 """
-
-
-def bytes_of(text: str) -> int:
-    return int(text[:-1]) * UNITS[text[-1]] if text[-1] in UNITS else int(text)
 
 
 class Nodes:
@@ -207,11 +203,11 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--readers", type=int, default=4)
     parser.add_argument("--stagger", type=float, default=0.0, help="seconds between arrivals")
-    parser.add_argument("--capacity", type=bytes_of, default=2 << 30)
+    parser.add_argument("--capacity", type=parse_size, default=2 << 30)
     parser.add_argument("--store", action="store_true", help="leave out what goes between nodes")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    sizes = [bytes_of(text) for text in options.sizes.split(",")]
+    sizes = [parse_size(text) for text in options.sizes.split(",")]
     rows: list[dict[str, Any]] = []
     nodes = Nodes(1 if options.store else options.nodes, options.capacity)
     try:

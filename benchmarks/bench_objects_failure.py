@@ -22,8 +22,9 @@ import time
 from collections import Counter
 
 import numpy as np
-from bench_objects import TOKEN, bytes_of
+from bench_objects import TOKEN
 
+from hrdma.bench.sizes import parse_size
 from hrdma.objects import Client, connect
 
 PATIENCE = 60.0
@@ -88,7 +89,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--count", type=int, default=7)
-    parser.add_argument("--size", type=bytes_of, default=1 << 20)
+    parser.add_argument("--size", type=parse_size, default=1 << 20)
     parser.add_argument(
         "--seconds", type=float, nargs=3, default=[5, 10, 15], help="when one is killed, comes back, and all ends"
     )

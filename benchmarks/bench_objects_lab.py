@@ -26,16 +26,12 @@ from beside.environments import Unavailable
 from beside.report import busy_share, ticks
 from objects_groups import PEERS, Group
 
+from hrdma.bench.sizes import parse_size
 from hrdma.lab.lab import Lab
 from hrdma.topo.fabrics import parse, rate_bit_s
 
 OPERATIONS = ("broadcast", "gather", "reduce", "allreduce")
-UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 SHARE = 1448 / 1514  # payload of a full frame
-
-
-def bytes_of(text: str) -> int:
-    return int(text[:-1]) * UNITS[text[-1]] if text[-1] in UNITS else int(text)
 
 
 def bound(operation: str, nbytes: int, hosts: int, rate: float, stagger: float) -> float:
@@ -111,7 +107,7 @@ def main() -> int:
     parser.add_argument("--json", help="write all figures to this file")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that labs and processes end on the way out
-    cells = [(operation, bytes_of(size)) for operation in options.operations for size in options.sizes]
+    cells = [(operation, parse_size(size)) for operation in options.operations for size in options.sizes]
     found: dict[str, dict[str, Any]] = {}
     fabric = parse(f"star:{options.hosts}", rate=options.rate, latency=0)
     for name in options.peers:  # a lab each: what one leaves is gone

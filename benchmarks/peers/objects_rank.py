@@ -52,7 +52,10 @@ class Objects:
 
         self.rank, self.size = rank, size
         self.client = connect(f"tcp://{addresses[0]}:{PORT}", token="benchmark", timeout=SECONDS, capacity=1 << 30)
-        while len(self.client.info()["nodes"]) < size:
+        deadline = time.monotonic() + SECONDS
+        while (there := len(self.client.info()["nodes"])) < size:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{there} of {size} nodes have come within {SECONDS:g} s")
             time.sleep(0.05)
 
     def prepare(self, operation: str, key: str, mine: np.ndarray, staggered: bool) -> None:

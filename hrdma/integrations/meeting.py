@@ -1,11 +1,12 @@
 """How the nodes of a job meet on a board: a key-value store that a framework's cluster has anyway.
 
     <job>/token          secret, made by whoever comes first
-    <job>/founder/<n>    the host that founds the cluster of nodes; n grows when that host is lost before others have joined
-    <job>/node/<host>    where the node of a host listens
+    <job>/founder/<n>    the node that founds the cluster; n grows when that one is lost before others have joined
+    <job>/node/<node>    where a node listens
     <job>/group/<name>   where rank 0 of a collective group listens, while it gathers
 
-All that is asked of the board is that of two who put a key without overwriting, one is the first. Knows no framework.
+A node has a name of its own, which no other gets, also not the one that its host gets when it has died: what a dead node
+left on the board is told from what a living one put there. All that is asked of the board is that of two who put a key without overwriting, one is the first. Knows no framework.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ def token(board: Board, job: str) -> str:
     return first(board, f"{job}/token", secrets.token_hex(16))
 
 
-def list_node(board: Board, job: str, host: str, address: str, port: int) -> None:
-    """Says where the node of a host listens."""
-    board.put(f"{job}/node/{host}", f"{address} {port}")
+def list_node(board: Board, job: str, node: str, address: str, port: int) -> None:
+    """Says where a node listens."""
+    board.put(f"{job}/node/{node}", f"{address} {port}")
 
 
 def leave(board: Board, job: str) -> None:
@@ -63,14 +64,14 @@ def leave(board: Board, job: str) -> None:
 
 
 def seeds(
-    board: Board, job: str, host: str, alive: Callable[[], set[str]], deadline: float
+    board: Board, job: str, me: str, alive: Callable[[], set[str]], deadline: float
 ) -> list[tuple[str, int]]:  # fmt: skip
-    """The nodes that the node of a host is to join: none for the one that founds the cluster.
+    """The nodes that a node is to join: none for the one that founds the cluster.
 
     Parameters
     ----------
     alive : callable
-        The hosts that the framework counts as alive.
+        The nodes that the framework counts as alive, those that are coming up included.
     deadline : float
         On the monotonic clock.
 
@@ -80,16 +81,16 @@ def seeds(
         The founder is alive and has not listed its node.
     """
     while True:
-        hosts = alive() | {host}
-        others = [key for key in board.keys(f"{job}/node/") if key.rpartition("/")[2] in hosts - {host}]
+        nodes = alive() | {me}
+        others = [key for key in board.keys(f"{job}/node/") if key.rpartition("/")[2] in nodes - {me}]
         places = [place.split() for key in others if (place := board.get(key)) is not None]
         if places:
             return [(address, int(port)) for address, port in places]
         number = 0
-        while (founder := first(board, f"{job}/founder/{number}", host)) not in hosts:
+        while (founder := first(board, f"{job}/founder/{number}", me)) not in nodes:
             number += 1
-        if founder == host:
+        if founder == me:
             return []
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the node of host {founder}, which founds the cluster, does not come up")
+            raise TimeoutError(f"node {founder}, which founds the cluster, does not come up")
         time.sleep(AGAIN)

@@ -19,6 +19,7 @@ detached actor, since it has to outlive the task that happened to make it; it en
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
@@ -33,7 +34,7 @@ from hrdma.errors import HrdmaError, PeerError
 from hrdma.integrations.meeting import AGAIN, leave, list_node, seeds, token
 from hrdma.log import configure, logger
 from hrdma.objects import Client
-from hrdma.objects import connect as connect_to_node
+from hrdma.objects.connecting import reach
 from hrdma.objects.node import Node
 from hrdma.objects.sessions import Sessions, local_name
 from hrdma.objects.store import usual_capacity
@@ -42,6 +43,7 @@ __all__ = ["connect", "register"]
 
 NAMESPACE = "hrdma"  # of the actors and keys
 WATCH = 3.0  # seconds between two looks whether the job is over
+SHARE = 0.5  # of the time of whoever wants a node: what the node may take, so that it says what was wrong
 
 _lock = threading.Lock()
 _client: Client | None = None
@@ -78,12 +80,17 @@ def connect(*, capacity: int | None = None, timeout: float | None = None) -> Cli
     """
     global _client, _place
     config = Config.load(timeout=timeout)
+    deadline = time.monotonic() + config.timeout
     job, host = _where()
-    with _lock:
+    if not _lock.acquire(timeout=config.timeout):
+        raise TimeoutError(f"another thread is connecting, and has not come through within {config.timeout:g} s")
+    try:
         place = (os.getpid(), job, host)
         if _client is None or _client.closed or _place != place:
-            _client, _place = _connect(job, host, capacity, config), place
+            _client, _place = _connect(job, host, capacity, config, deadline), place
         return _client
+    finally:
+        _lock.release()
 
 
 def _where() -> tuple[str, str]:
@@ -98,36 +105,43 @@ def _where() -> tuple[str, str]:
     return context.get_job_id(), context.get_node_id()
 
 
-def _connect(job: str, host: str, capacity: int | None, config: Config) -> Client:
-    deadline = time.monotonic() + config.timeout
-    secret = token(BOARD, job)
+def _connect(job: str, host: str, capacity: int | None, config: Config, deadline: float) -> Client:
+    config = dataclasses.replace(config, token=token(BOARD, job))
     in_actor = ray.get_runtime_context().get_actor_id() is not None
+    up, why = False, "it ended each time, as it does when its job is over"
     while True:
-        left = max(0.1, deadline - time.monotonic())
         try:
-            return connect_to_node(node=host, token=secret, timeout=config.timeout, start=False, owner=in_actor)
-        except PeerError:
-            pass  # there is none, or it is on its way out
+            return reach(config, "", host, deadline, owner=in_actor)
+        except ConnectionRefusedError:
+            if up:
+                why = "it has no socket that this process can see: has it another user or network namespace?"
+        except PeerError as error:
+            why = str(error)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            state = "is up and cannot be reached" if up else "did not come up"
+            raise TimeoutError(f"the node of this host {state} within {config.timeout:g} s: {why}")
         actor = (
             ray.remote(_NodeActor)
             .options(
-                name=f"node {job} {host}",
+                name=f"{_title(job)}{host}",
                 namespace=NAMESPACE,
                 get_if_exists=True,
                 lifetime="detached",
                 num_cpus=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(host, soft=False),
             )
-            .remote(job, capacity, left)
+            .remote(job, capacity, SHARE * left)
         )
         try:
-            ray.get(actor.up.remote(), timeout=left)
+            up = ray.get(actor.up.remote(), timeout=left)
         except GetTimeoutError:
             raise TimeoutError(f"the node of this host did not come up within {config.timeout:g} s") from None
         except RayActorError as error:
-            if time.monotonic() > deadline - AGAIN or "The actor died because of an error" in str(error):
+            up = False
+            if "The actor died because of an error" in str(error):
                 raise HrdmaError(f"the node of this host did not come up: {error}") from None
-            time.sleep(AGAIN)  # it was ending: its name is free in a moment
+        time.sleep(AGAIN)  # where it was ending, its name is free in a moment
 
 
 class _NodeActor:
@@ -135,15 +149,16 @@ class _NodeActor:
 
     def __init__(self, job: str, capacity: int | None, timeout: float) -> None:
         context = ray.get_runtime_context()
-        self._job, self._host, self._self = job, context.get_node_id(), context.current_actor
+        self._job, self._self, me = job, context.current_actor, context.get_actor_id()
         config = Config.load(token=token(BOARD, job), timeout=timeout)
         configure(config.log_level)
-        joined = seeds(BOARD, job, self._host, _alive, time.monotonic() + timeout)
-        self._node = Node(config, (ray.util.get_node_ip_address(), 0), joined, capacity or usual_capacity())
+        joined = seeds(BOARD, job, me, lambda: _alive(job), time.monotonic() + timeout)
+        room = usual_capacity() if capacity is None else capacity
+        self._node = Node(config, (ray.util.get_node_ip_address(), 0), joined, room)
+        self._node.start(config.timeout)  # what it raises is what whoever wants this node is told
         self._node.broken = self._leave
-        self._node.start(config.timeout)
-        self._sessions = Sessions(self._node, local_name(self._node.key, "", self._host), linger=None)
-        list_node(BOARD, job, self._host, self._node.cluster.host, self._node.cluster.port)
+        self._sessions = Sessions(self._node, local_name(self._node.key, "", context.get_node_id()), linger=None)
+        list_node(BOARD, job, me, self._node.cluster.host, self._node.cluster.port)
         threading.Thread(target=self._watch, name="hrdma-job", daemon=True).start()
 
     def up(self) -> bool:
@@ -152,13 +167,20 @@ class _NodeActor:
     def _watch(self) -> None:
         while not _over(self._job):
             time.sleep(WATCH)
-        self._sessions.close()
-        self._node.close()
-        leave(BOARD, self._job)
-        self._leave()
+        try:
+            self._sessions.close()
+            self._node.close()
+            leave(BOARD, self._job)
+        finally:
+            self._leave()
 
     def _leave(self) -> None:
         ray.kill(self._self)
+
+
+def _title(job: str) -> str:
+    """What the names of a job's nodes begin with; the host comes after it."""
+    return f"node {job} "
 
 
 def _over(job: str) -> bool:
@@ -190,8 +212,16 @@ class _Store:
         return [key.decode() for key in internal_kv._internal_kv_list(prefix, namespace=NAMESPACE)]
 
 
-def _alive() -> set[str]:
-    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+def _alive(job: str) -> set[str]:
+    """The nodes of a job, by the ids of their actors: those that are coming up, and those that are up."""
+    found = set()
+    for one in ray.util.list_named_actors(all_namespaces=True):
+        if one["namespace"] == NAMESPACE and one["name"].startswith(_title(job)):
+            try:
+                found.add(ray.get_actor(one["name"], namespace=NAMESPACE)._actor_id.hex())
+            except ValueError:
+                pass  # it has ended meanwhile
+    return found
 
 
 BOARD = _Store()

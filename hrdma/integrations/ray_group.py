@@ -45,19 +45,22 @@ class Group(BaseGroup):
         configure(config.log_level, rank)
         deadline = time.monotonic() + config.timeout
         key = f"{ray.get_runtime_context().get_job_id()}/group/{group_name}"
-        listener = _listen(key) if rank == 0 else None
         try:
+            listener = _listen(key) if rank == 0 else None
             place = _meeting(key, deadline)
             world = World(rank, world_size, master_addr=place["address"], master_port=place["port"], listener=listener)
-            self._runtime = Runtime(dataclasses.replace(config, token=place["token"]), world)
+            runtime = Runtime(dataclasses.replace(config, token=place["token"]), world)
         finally:
             if rank == 0:
                 BOARD.delete(key)
-        self._comm = Communicator(self._runtime, WORLD_ID, range(world_size))
+        try:
+            self._comm = Communicator(runtime, WORLD_ID, range(world_size))
+        except BaseException:
+            runtime.close(0.0)
+            raise
 
     def destroy_group(self) -> None:
-        self._comm.close()
-        self._runtime.close()
+        self._comm.close()  # the runtime with it
 
     @classmethod
     def backend(cls) -> str:
@@ -103,7 +106,12 @@ def _listen(key: str) -> socket.socket:
     address = ray.util.get_node_ip_address()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, 0), family=family, backlog=1024)
-    BOARD.put(key, json.dumps({"address": address, "port": listener.getsockname()[1], "token": secrets.token_hex(16)}))
+    try:
+        place = {"address": address, "port": listener.getsockname()[1], "token": secrets.token_hex(16)}
+        BOARD.put(key, json.dumps(place))
+    except BaseException:
+        listener.close()
+        raise
     return listener
 
 

@@ -254,12 +254,6 @@ class Client(Connection):
         """The node of this host: its store, the nodes it knows, what it sent and received, measured latency and bandwidth."""
         return self._call("info", {}, self._seconds(timeout), lambda answer, _: answer["info"]).wait()
 
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _seconds(self, timeout: float | None) -> float:
         if timeout is None:
             return self._timeout

@@ -17,7 +17,7 @@ from hrdma.objects.client import Client
 from hrdma.objects.cluster import address_of
 from hrdma.objects.sessions import local_name
 
-__all__ = ["LINGER", "connect"]
+__all__ = ["LINGER", "connect", "reach"]
 
 LINGER = 2.0  # seconds that a node stays after its last client, where it was started by one
 AGAIN = 0.01  # seconds between two looks for a node that somebody else is starting
@@ -48,7 +48,7 @@ def connect(
         False: where there is no node, raise PeerError instead of starting one.
     owner : bool
         True: what this client puts, and reductions that it gives no name, are deleted when its connection ends, however it
-        ends; arrays that others got from them stay valid. False: they stay until they are deleted, or the last node ends.
+        ends, its node's death excepted; arrays that others got from them stay valid. False: they stay until they are deleted, or the last node ends.
 
     Returns
     -------
@@ -69,24 +69,38 @@ def connect(
     if address is not None:
         address_of(address)
     deadline = time.monotonic() + config.timeout
-    key = job_key(config.token)
-    name = local_name(key, address or "", node)
     while True:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            sock.settimeout(max(0.01, deadline - time.monotonic()))
-            sock.connect(name)
-            return Client(sock, key, config.timeout, deadline, owner=owner)
+            return reach(config, address or "", node, deadline, owner=owner)
         except ConnectionRefusedError:
-            sock.close()
-        except BaseException:
-            sock.close()
-            raise
-        if not start:
-            raise PeerError("this host has no node for these objects: run python -m hrdma.objects", operation="connect")
+            if not start:
+                raise PeerError(
+                    "this host has no node for these objects: run python -m hrdma.objects", operation="connect"
+                ) from None
         if time.monotonic() > deadline:
             raise TimeoutError(f"no node came up on this host within {config.timeout:g} s")
         _start(address, node, capacity, config, deadline)
+
+
+def reach(config: Config, address: str, node: str, deadline: float, *, owner: bool) -> Client:
+    """A client of the node of this host, where there is one.
+
+    Raises
+    ------
+    ConnectionRefusedError
+        There is none.
+    TimeoutError, PeerError
+        It does not answer before the deadline, or hangs up.
+    """
+    key = job_key(config.token)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.settimeout(max(0.01, deadline - time.monotonic()))
+        sock.connect(local_name(key, address, node))
+        return Client(sock, key, config.timeout, deadline, owner=owner)
+    except BaseException:
+        sock.close()
+        raise
 
 
 def _start(address: str | None, node: str, capacity: int | None, config: Config, deadline: float) -> None:

@@ -2,7 +2,11 @@
 
 Whoever calls sends, and whoever waits for an answer receives: it takes the role, settles what comes, its own request among
 the rest, and returns without a change of threads. While nobody waits a thread has the role, for requests that are awaited or
-polled, and for the end of the node. The role is a lock; the thread sleeps on an epoll from which a waiter takes the socket.
+polled, and for the end of the node. The role is a lock; the thread sleeps on an epoll where a waiter mutes the socket.
+
+A waiter may be the main thread, where a signal handler can raise after any call. What must not be lost then, the lock and a
+packet, is stored by the very call that gets it: ``kept.extend(map(call, (argument,)))`` comes back to the interpreter only
+when the list has the result. What a waiter leaves undone in that way the thread does.
 """
 
 from __future__ import annotations
@@ -31,7 +35,9 @@ from hrdma.objects.sessions import LIMIT
 __all__ = ["Connection", "nothing"]
 
 DONTWAIT = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+LONGEST = 2**31 - 1  # ms that poll() can wait at once
 GONE = "the node of this host is gone: its objects with no copy elsewhere are lost; connect again"
+INTERRUPTED = "the thread that received the answer was interrupted: ask again"
 
 Self = TypeVar("Self", bound="Connection")
 Finish = Callable[[Body, "int | None"], Any]
@@ -74,23 +80,24 @@ class Connection:
         self._pending: dict[int, tuple[Request, Finish]] = {}
         self._released: deque[int] = deque()
         self._lock = threading.Lock()
-        self._role = threading.Lock()
+        self._role = threading.RLock()  # a signal handler or callback of whoever has it may wait too
+        self._driver: int | None = None  # the thread that has it to wait
+        self._inbox: list[tuple[bytes, list[Any], int, Any]] = []  # packets; of whoever has the role
         self._gone: str | None = None
         self.job, self.capacity = self._shake_hands(key, deadline)
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        for event in (self._wake, self._nudge):
-            # With the client and not before: whoever still rings would ring at somebody else's descriptor.
-            weakref.finalize(self, os.close, event).atexit = False
-        self._waiter = select.poll()
-        self._waiter.register(sock, select.POLLIN)
-        self._waiter.register(self._nudge, select.POLLIN)
+        self._wake, self._nudge = self._event(), self._event()
         self._epoll = select.epoll()
         self._epoll.register(sock, select.EPOLLIN)
         self._epoll.register(self._wake, select.EPOLLIN)
         self._thread = threading.Thread(target=self._receive, name="hrdma-objects", daemon=True)
         self._thread.start()
         _open.add(self)
+
+    def _event(self) -> int:
+        made = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # With the client and not before: whoever still rings would ring at somebody else's descriptor.
+        weakref.finalize(self, os.close, made).atexit = False
+        return made
 
     def drop(self) -> None:
         """In a forked child: closes its copy of the connection. Views stay valid."""
@@ -106,7 +113,7 @@ class Connection:
         """Ends the connection. Objects stay; arrays that were got stay valid."""
         if os.getpid() == self._pid:
             self._end("this client is closed")
-            if self._thread is not threading.current_thread():
+            if threading.get_ident() not in (self._thread.ident, self._driver):  # they end once they go on
                 self._thread.join(5.0)
 
     def __enter__(self: Self) -> Self:
@@ -187,22 +194,39 @@ class Connection:
 
     def _drive(self, request: Request, seconds: float) -> None:
         """Receives for all in the thread of one who waits, until its request is done or the time is over."""
-        if self._gone is not None or not self._role.acquire(blocking=False):
-            return  # another has the role, and will settle this request too
+        if self._gone is not None:
+            return
+        deadline = time.monotonic() + seconds
+        held: list[bool] = []
         try:
-            if self._gone is not None:
-                return
-            deadline = time.monotonic() + seconds
+            held.extend(map(self._role.acquire, (False,)))
+            if not held[0] or self._gone is not None:
+                return  # another has the role, and will settle this request too
+            self._driver = threading.get_ident()
             _clear(self._nudge)  # what was cancelled before this is done already
-            self._epoll.unregister(self._sock)
             try:
-                while not request.done and self._waiter.poll(math.ceil(max(0.0, deadline - time.monotonic()) * 1000)):
-                    _clear(self._nudge)
-                    self._take()
+                self._epoll.modify(self._sock, 0)
+                self._receive_for(request, deadline)
             finally:
-                self._epoll.register(self._sock, select.EPOLLIN)
+                self._epoll.modify(self._sock, select.EPOLLIN)
         finally:
-            self._role.release()
+            if held and held[0]:
+                self._driver = None
+                self._role.release()
+                if self._inbox:
+                    os.eventfd_write(self._wake, 1)
+
+    def _receive_for(self, request: Request, deadline: float) -> None:
+        waiter = select.poll()  # one each: a signal handler may be inside another's
+        waiter.register(self._sock, select.POLLIN)
+        waiter.register(self._nudge, select.POLLIN)
+        while not request.done and self._gone is None:
+            left = deadline - time.monotonic()
+            if self._inbox or waiter.poll(math.ceil(min(max(0.0, left * 1000), LONGEST))):
+                _clear(self._nudge)
+                self._take()
+            if left <= 0:
+                return
 
     def _receive(self) -> None:
         while self._gone is None:
@@ -214,58 +238,71 @@ class Connection:
                     self._take()
                 finally:
                     self._role.release()
+        for number in list(self._pending):
+            request, _ = self._pending.pop(number, (None, None))
+            if request is not None:
+                request.settle(error=PeerError(self._gone, operation="objects", phase="transfer", transport="shm"))
         with self._role:
             self._sock.close()
             self._epoll.close()
 
     def _take(self) -> None:
-        """One packet, where there is one. By whoever has the role."""
+        """One packet, where there is one, and what another left. By whoever has the role."""
         try:
             # socket.recv_fds would ignore the flags.
-            packet, beside, _, _ = self._sock.recvmsg(LIMIT, socket.CMSG_LEN(4), DONTWAIT)
+            self._inbox.extend(map(self._sock.recvmsg, (LIMIT,), (socket.CMSG_LEN(4),), (DONTWAIT,)))
         except BlockingIOError:
-            return
+            pass
         except OSError:
-            packet, beside = b"", []
-        if packet:
-            descriptor = struct.unpack("i", beside[0][2])[0] if beside else None
-            self._settle(decode(packet, limit=LIMIT)[1], descriptor)
-        else:
             self._end(GONE)
+        while self._inbox:
+            self._settle_first()
 
-    def _settle(self, answer: Body, descriptor: int | None) -> None:
-        request, finish = self._pending.pop(answer["n"], (None, nothing))
+    def _settle_first(self) -> None:
+        packet, beside, _, _ = self._inbox[0]
+        if not packet:
+            self._end(GONE)
+            del self._inbox[0]
+            return
+        answer = decode(packet, limit=LIMIT)[1]
+        descriptor = struct.unpack("i", beside[0][2])[0] if beside else None
+        request, finish = self._pending.get(answer["n"], (None, nothing))
+        del self._inbox[0]  # so far all could be done again; from here on it is done once
         if request is None:  # it was withdrawn: what came with the answer goes back
             if descriptor is not None:
                 os.close(descriptor)
-            if "pin" in answer:
-                self._say({"verb": "release", "pin": answer["pin"]})
-            if "writing" in answer:
-                self._say({"verb": "abandon", "id": answer["writing"]})
+            self._refuse(answer)
             return
+        finished = False
         try:
-            if "error" in answer:
-                raise _error(*answer["error"])
-            value = finish(answer, descriptor)
-        except Exception as error:
-            request.settle(error=error)
-        else:
-            request.settle(value)
+            self._pending.pop(answer["n"], None)
+            error = _error(*answer["error"]) if "error" in answer else None
+            value = finish(answer, descriptor) if error is None else None
+            finished = True
+            request.settle(value, error)
+        except BaseException as raised:
+            ordinary = isinstance(raised, Exception)
+            if request.settle(error=raised if ordinary else RequestError(INTERRUPTED)):
+                self._refuse(answer)
+            if finished or not ordinary:  # of a callback, or of whoever receives and not of the one that asked
+                raise
+
+    def _refuse(self, answer: Body) -> None:
+        """Gives back what came with an answer that nobody gets."""
+        if "pin" in answer:
+            self._say({"verb": "release", "pin": answer["pin"]})
+        if "writing" in answer:
+            self._say({"verb": "abandon", "id": answer["writing"]})
 
     def _end(self, why: str) -> None:
+        """The thread, which no signal interrupts, then tells those who wait. May be done again, where it was interrupted."""
         with self._lock:
-            if self._gone is not None:
-                return
-            self._gone = why
+            self._gone = self._gone or why
         try:
             os.eventfd_write(self._wake, 1)
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
-        for number in list(self._pending):
-            request, _ = self._pending.pop(number, (None, None))
-            if request is not None:
-                request.settle(error=PeerError(why, operation="objects", phase="transfer", transport="shm"))
 
 
 def _clear(event: int) -> None:

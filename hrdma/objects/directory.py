@@ -58,6 +58,7 @@ class Entry:
     version: int = 0
     meta: Body | None = None  #: fact: kind, dtype, shape, nbytes
     gen: str = ""  #: fact
+    owner: int | None = None  #: fact: the node of the client with which it goes
     committed: bool = False  #: fact: all of it existed once
     inline: str | None = None  #: fact: content of a small object, base64
     deleted: bool = False  #: fact
@@ -68,7 +69,7 @@ class Entry:
     waiting: list[tuple[int, Body]] = field(default_factory=list)
     reducing: Reducing | None = None
 
-    FACTS = ("version", "meta", "gen", "committed", "inline", "deleted", "spec", "parts", "error")
+    FACTS = ("version", "meta", "gen", "owner", "committed", "inline", "deleted", "spec", "parts", "error")
 
     def facts(self) -> Body:
         return {name: getattr(self, name) for name in self.FACTS}
@@ -219,7 +220,7 @@ class Directory:
         """What a node has of an object, told after a change of view."""
         entry = self._entry(body["id"])
         if entry.deleted:
-            self._owner.send(src, {"verb": "purge", "id": entry.id})
+            self._owner.send(src, {"verb": "purge", "id": entry.id, "gen": body["gen"]})
             return
         if body["complete"] or body["producing"]:
             if not entry.gen or not entry.committed:
@@ -247,6 +248,7 @@ class Directory:
         self._deleted.pop(entry.id, None)
         entry.deleted, entry.committed = False, False
         entry.gen, entry.meta, entry.inline = body["gen"], body["meta"], body.get("inline")
+        entry.owner = src if body.get("own") else None
         if not mine:
             entry.copies = Copies()
         if entry.inline is not None:
@@ -321,12 +323,16 @@ class Directory:
         return False
 
     def _delete(self, entry: Entry, src: int, body: Body) -> bool:
+        if body.get("gen", entry.gen) != entry.gen:  # its owner's end: the name is another object's by now, or nobody's
+            self._wake(entry)
+            return self._answer(src, body, ok=True)
         if entry.reducing is not None:
             entry.reducing.stop()
             entry.reducing = None
-        for node in entry.copies.of:
-            self._owner.send(node, {"verb": "purge", "id": entry.id})
-        entry.copies = Copies()
+        told = set(entry.copies.of) if entry.owner is None else {*entry.copies.of, entry.owner}
+        for node in told:
+            self._owner.send(node, {"verb": "purge", "id": entry.id, "gen": entry.gen})
+        entry.copies, entry.owner = Copies(), None
         entry.deleted, entry.committed = True, False
         entry.meta = entry.inline = entry.spec = entry.parts = entry.error = None
         entry.gen = ""
@@ -359,6 +365,7 @@ class Directory:
         self._deleted.pop(entry.id, None)
         entry.deleted = False
         entry.spec = {**spec, "node": src}
+        entry.owner = src if body.get("own") else None
         entry.reducing = self._owner.reduction(entry)
         self.changed(entry, lambda: self._answer(src, body, ok=True))
         return True

@@ -12,7 +12,6 @@ The control thread does everything but moving and adding bytes; what it does nev
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -79,6 +78,7 @@ class Node:
         self._up = threading.Event()
         self._error: Exception | None = None
         self._known: set[int] = set()
+        self.purged: Callable[[str, str], None] = lambda name, gen: None  #: called when an object is deleted
         self.broken: Callable[[], None] = lambda: None  #: called when it cannot go on
 
     # any thread
@@ -290,18 +290,20 @@ class Node:
 
     # objects: what sessions ask for
 
-    def put(self, name: str, meta: Body, inline: str | None, then: Callable[[Body, Segment | None], None]) -> None:
+    def put(
+        self, name: str, meta: Body, gen: str, inline: str | None, own: bool, then: Callable[[Body, Segment | None], None]
+    ) -> None:  # fmt: skip
         """Begins a put. `then` gets the answer and, for a large object, the segment to write."""
-        gen = secrets.token_hex(6)
+        what = {"meta": meta, "gen": gen, "own": own}
         if inline is not None:
-            self.asker.ask("put", name, lambda answer: then(answer, None), meta=meta, gen=gen, inline=inline)
+            self.asker.ask("put", name, lambda answer: then(answer, None), **what, inline=inline)
             return
 
         def made(segment: Segment | None, why: ObjectStoreFull | None) -> None:
             if segment is None:
                 then({"error": ["full", str(why)]}, None)
             else:
-                self.asker.ask("put", name, lambda answer: granted(answer, segment), meta=meta, gen=gen)
+                self.asker.ask("put", name, lambda answer: granted(answer, segment), **what)
 
         def granted(answer: Body, segment: Segment) -> None:
             if "ok" not in answer:
@@ -378,6 +380,7 @@ class Node:
     # messages of keepers
 
     def _purge(self, body: Body) -> None:
+        self.purged(body["id"], body["gen"])
         segment = self.store.objects.get(body["id"])
         if segment is not None:
             self.store.discard(segment)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import socket
 import struct
 import time
@@ -72,6 +73,7 @@ class Sessions:
         self.deserted: Callable[[], None] = lambda: None
         self.gate = Gate(node.key, LIMIT, 1, open_to_all=True, send=self._send_raw)
         self.secret = node.key != bytes(32)
+        node.purged = self._purged
         node.post(self._open)
 
     def _open(self) -> None:
@@ -98,6 +100,10 @@ class Sessions:
             session = _Session(self, sock, pid)
             self._sessions[sock.fileno()] = session
             self.node.loop.watch(sock.fileno(), session.readable)
+
+    def _purged(self, name: str, gen: str) -> None:
+        for session in self._sessions.values():
+            session.purged(name, gen)
 
     def ended(self, session: _Session) -> None:
         self._sessions.pop(session.descriptor, None)
@@ -141,7 +147,7 @@ class _Session:
         self._pinned: dict[int, Segment] = {}
         self._pins = count(1)
         self._writing: dict[str, Segment] = {}
-        self._owned: set[str] = set()
+        self._owned: dict[str, str | None] = {}  # the making of each that is this client's; None: a reduction
         self._cancels: dict[int, Callable[[], None]] = {}
         self._unsent: deque[tuple[bytes, int | None]] = deque()
 
@@ -240,8 +246,8 @@ class _Session:
             self._node.unput(segment)
         for segment in self._pinned.values():
             self._node.store.unpin(segment)
-        for name in self._owned:
-            self._node.asker.ask("delete", name, lambda _: None)
+        for name, gen in self._owned.items():
+            self._disown(name, gen)
         for _, descriptor in self._unsent:
             if descriptor is not None:
                 os.close(descriptor)
@@ -255,11 +261,11 @@ class _Session:
         self._cancels[n] = lambda: self._node.asker.forget(question)
 
     def _on_put(self, body: Body) -> None:
-        n = body["n"]
+        n, gen = body["n"], secrets.token_hex(6)
 
         def then(answer: Body, segment: Segment | None) -> None:
             if "ok" in answer:
-                self._own(body)
+                self._own(body, gen)
             if segment is None:
                 self._answer(n, answer)
             elif self._over:
@@ -268,16 +274,24 @@ class _Session:
                 self._writing[segment.name] = segment
                 self._answer(n, {"ok": True, "writing": segment.name}, segment.writer)
 
-        self._node.put(body["id"], body["meta"], body.get("inline"), then)
+        self._node.put(body["id"], body["meta"], gen, body.get("inline"), bool(body.get("own")), then)
 
-    def _own(self, body: Body) -> None:
+    def _own(self, body: Body, gen: str | None) -> None:
         """It was made by this client, and goes with it where it asked for that."""
         if not body.get("own"):
             return
         if self._over:
-            self._node.asker.ask("delete", body["id"], lambda _: None)
+            self._disown(body["id"], gen)
         else:
-            self._owned.add(body["id"])
+            self._owned[body["id"]] = gen
+
+    def _disown(self, name: str, gen: str | None) -> None:
+        self._node.asker.ask("delete", name, lambda _: None, **({} if gen is None else {"gen": gen}))
+
+    def purged(self, name: str, gen: str) -> None:
+        """Somebody has deleted it."""
+        if self._owned.get(name, gen) in (gen, None):
+            self._owned.pop(name, None)
 
     def _on_progress(self, body: Body) -> None:
         self._writing[body["id"]].advance(body["progress"])
@@ -307,21 +321,22 @@ class _Session:
         self._node.want(name, then)
 
     def _on_release(self, body: Body) -> None:
-        self._node.store.unpin(self._pinned.pop(body["pin"]))
+        segment = self._pinned.pop(body["pin"], None)  # a client that was interrupted may say so twice
+        if segment is not None:
+            self._node.store.unpin(segment)
 
     def _on_watch(self, body: Body) -> None:
         self._ask(body, "watch")
 
     def _on_delete(self, body: Body) -> None:
-        self._owned.discard(body["id"])
         self._ask(body, "delete")
 
     def _on_contributors(self, body: Body) -> None:
         self._ask(body, "contributors")
 
     def _on_reduce(self, body: Body) -> None:
-        self._own(body)
-        self._ask(body, "reduce", op=body["op"], refs=body["refs"], count=body["count"])
+        self._own(body, None)
+        self._ask(body, "reduce", op=body["op"], refs=body["refs"], count=body["count"], own=bool(body.get("own")))
 
     def _on_cancel(self, body: Body) -> None:
         cancel = self._cancels.pop(body["question"], None)

@@ -25,11 +25,9 @@ def cluster():
 
     folder = tempfile.mkdtemp(prefix="hr-")  # short: Ray makes Unix sockets deep below
     store = 80 << 20
-    made = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 4, "resources": {"first": 100}, "object_store_memory": store, "temp_dir": folder},
-    )
+    made = Cluster()
     try:
+        made.add_node(num_cpus=4, resources={"first": 100}, object_store_memory=store, temp_dir=folder)
         made.add_node(num_cpus=4, resources={"second": 100}, object_store_memory=store)
         ray.init(address=made.address, log_to_driver=False, namespace="tests")
         yield made

@@ -73,24 +73,26 @@ def test_a_lost_founder_is_replaced_once(board):
     assert seeds(board, JOB, "a", lambda: {"a", "b", "c"}, soon()) == []
     alive = {"b", "c"}  # a is lost before it has listed its node
     assert seeds(board, JOB, "b", lambda: alive, soon()) == []
-    with pytest.raises(TimeoutError, match="host b, which founds the cluster"):
+    with pytest.raises(TimeoutError, match="node b, which founds the cluster"):
         seeds(board, JOB, "c", lambda: alive, time.monotonic() + 0.1)
     list_node(board, JOB, "b", "::1", 7)
     assert seeds(board, JOB, "c", lambda: alive, soon()) == [("::1", 7)]
 
 
-def test_lost_hosts_are_not_joined(board):
+def test_lost_nodes_are_not_joined(board):
     for host, port in (("a", 1), ("b", 2)):
         list_node(board, JOB, host, "10.0.0.1", port)
     assert seeds(board, JOB, "c", lambda: {"b", "c"}, soon()) == [("10.0.0.1", 2)]
 
 
-def test_a_node_that_comes_again_joins_the_others_and_not_itself(board):
-    assert seeds(board, JOB, "a", lambda: {"a", "b"}, soon()) == []
-    list_node(board, JOB, "a", "10.0.0.1", 1)
-    assert seeds(board, JOB, "a", lambda: {"a", "b"}, soon()) == [], "it founded the cluster, alone"
-    list_node(board, JOB, "b", "10.0.0.2", 2)
-    assert seeds(board, JOB, "a", lambda: {"a", "b"}, soon()) == [("10.0.0.2", 2)]
+def test_when_all_nodes_have_died_their_hosts_found_a_new_cluster(board):
+    """And join none of the dead ones, whose places are still on the board."""
+    for node in "ab":
+        list_node(board, JOB, node, "10.0.0.1", 1)
+    assert first(board, f"{JOB}/founder/0", "a") == "a"
+    assert seeds(board, JOB, "a again", lambda: {"a again", "b again"}, soon()) == []
+    list_node(board, JOB, "a again", "10.0.0.1", 2)
+    assert seeds(board, JOB, "b again", lambda: {"a again", "b again"}, soon()) == [("10.0.0.1", 2)]
 
 
 def test_a_job_leaves_nothing_of_its_own(board):

@@ -181,6 +181,71 @@ def test_a_killed_node_is_made_anew(objects):
     assert len([one for one in list_named_actors(True) if one["namespace"] == "hrdma"]) == 2
 
 
+def test_all_nodes_killed(objects):
+    """The places that they left on the board are not joined: hosts found a new cluster."""
+    import ray
+
+    from hrdma.integrations import ray as hrdma_ray
+
+    def put():
+        from hrdma.integrations import ray as hrdma_ray
+
+        while True:  # its process may have a client of the node before
+            try:
+                return hrdma_ray.connect(timeout=SECONDS, capacity=256 << 20).put(np.arange(N))
+            except PeerError:
+                time.sleep(0.1)
+
+    function = remote("second")(put)
+    ray.get(function.remote(), timeout=SECONDS)
+    job, _ = hrdma_ray._where()
+    for one in ray.util.list_named_actors(all_namespaces=True):
+        if one["name"].startswith(f"node {job} "):
+            ray.kill(ray.get_actor(one["name"], namespace=hrdma_ray.NAMESPACE))
+    eventually(lambda: objects.closed, "the end of the client")
+    there = ray.get(function.remote(), timeout=2 * SECONDS)
+    again = hrdma_ray.connect(timeout=SECONDS, capacity=256 << 20)
+    assert again.get(there, timeout=SECONDS)[-1] == N - 1
+
+
+def test_a_node_that_is_up_and_cannot_be_reached(objects, monkeypatch):
+    from hrdma.integrations import ray as hrdma_ray
+
+    tries = []
+
+    def refuse(*_, **__):
+        tries.append(1)
+        raise PeerError("of another opinion", operation="connect")
+
+    monkeypatch.setattr(hrdma_ray, "reach", refuse)
+    monkeypatch.setattr(hrdma_ray, "_client", None)
+    with pytest.raises(TimeoutError, match="is up and cannot be reached within 3 s: of another opinion"):
+        hrdma_ray.connect(timeout=3)
+    assert 1 < len(tries) <= 3 / hrdma_ray.AGAIN + 1
+
+
+def test_a_node_that_does_not_come_up_says_why(cluster, objects):
+    """Its founder has not listed itself: what stands on the board of a job that has only just begun."""
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK, cluster.address], capture_output=True, text=True, timeout=2 * SECONDS
+    )
+    assert "which founds the cluster, does not come up" in done.stdout, done.stdout + done.stderr
+
+
+STUCK = """
+import sys, ray
+from hrdma.errors import HrdmaError
+from hrdma.integrations import ray as r
+ray.init(address=sys.argv[1], log_to_driver=False)
+class Founder:  # has a name like that of a node, and is none
+    def me(self): return ray.get_runtime_context().get_actor_id()
+job = r._where()[0]
+founder = ray.remote(Founder).options(name=f"node {job} elsewhere", namespace=r.NAMESPACE, num_cpus=0).remote()
+r.BOARD.put(f"{job}/founder/0", ray.get(founder.me.remote(), timeout=20))
+try: r.connect(timeout=16, capacity=1 << 26)
+except HrdmaError as error: print(error)
+"""
+
 DRIVER = """
 import sys
 import numpy as np, ray
@@ -248,4 +313,4 @@ def test_example_async_sgd(cluster):
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"test accuracy 0\.9\d+ after 400 rounds, [\d.]+ a second, through hrdma", done.stdout)
     done = subprocess.run([*command, "--rounds", "1"], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 1, "too little training is a failure"
+    assert done.returncode == 1 and "after 1 rounds" in done.stdout, "too little training is a failure"
