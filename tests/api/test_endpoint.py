@@ -385,19 +385,19 @@ import random, sys, threading, time
 import hrdma
 sys.setswitchinterval(1e-6)
 with hrdma.init(timeout=5) as comm:
-    middle, stop = 0, time.monotonic() + 40
-    for turn in range(400):
+    middle, stop = 0, time.monotonic() + 20
+    while middle < 60 and time.monotonic() < stop:
         other = comm.dup()
         end = hrdma.Endpoint(other, 0)
         x = hrdma.zeros(64, "uint8")
-        memories = [end.expose(x, write=True) for _ in range(300)]
-        go, left = threading.Event(), [3]
+        memories = [end.expose(x, write=True) for _ in range(600)]
+        go, left = threading.Event(), [6]
         def close(part):
             go.wait()
             for memory in part:
                 memory.close()
             left[0] -= 1
-        threads = [threading.Thread(target=close, args=(memories[i::3],)) for i in range(3)]
+        threads = [threading.Thread(target=close, args=(memories[i::6],)) for i in range(6)]
         for thread in threads:
             thread.start()
         go.set()
@@ -407,8 +407,6 @@ with hrdma.init(timeout=5) as comm:
         for thread in threads:
             thread.join()
         assert all(memory.closed for memory in memories)
-        if middle == 60 or time.monotonic() > stop:
-            break
 print(middle)
 """
 
