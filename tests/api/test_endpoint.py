@@ -228,7 +228,7 @@ def lost(comm, how):
         if how == "notified":
             end.notified(timeout=20)
         else:
-            stop = time.monotonic() + 20
+            stop = time.monotonic() + 8
             while time.monotonic() < stop:
                 end.write(x, remote) if how == "write" else end.fetch_add(remote, 0, 1)
     assert found.value.rank == 1
@@ -237,6 +237,24 @@ def lost(comm, how):
     with pytest.raises(hrdma.PeerError):
         end.expose(x)
     return found.value.operation
+
+
+def flood(comm):
+    """Nobody takes them: what is kept has a bound, and then the connection ends with the reason."""
+    end = hrdma.Endpoint(comm, 0)
+    memory = end.expose(hrdma.zeros(8, "uint8"), write=True)
+    remote = end.remote(bytes(memory))
+    for _ in range(1 << 16):
+        end.write(b"", remote, notify=1)
+    for _ in range(10):
+        assert end.notified() == 1
+    for _ in range(10):
+        end.write(b"", remote, notify=2)
+    with pytest.raises(hrdma.PeerError, match="more notifications than are kept"):
+        stop = time.monotonic() + 8
+        while time.monotonic() < stop:
+            end.write(b"", remote, notify=3)
+    return True
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -322,6 +340,10 @@ def test_notifications_that_pile_up_are_counted_for_each_rank():
     harness.ranks(piled_up, 2, env=over("shm"), most=65536)
 
 
+def test_notifications_that_nobody_takes_are_bounded():
+    assert harness.ranks(flood, 1) == [True]
+
+
 # --- with oneself ---
 
 
@@ -385,7 +407,7 @@ import random, sys, threading, time
 import hrdma
 sys.setswitchinterval(1e-6)
 with hrdma.init(timeout=5) as comm:
-    middle, stop = 0, time.monotonic() + 20
+    middle, stop = 0, time.monotonic() + 8
     while middle < 60 and time.monotonic() < stop:
         other = comm.dup()
         end = hrdma.Endpoint(other, 0)
