@@ -14,7 +14,7 @@ from pyroute2.netlink import NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, nlmsg
 
 from hrdma.errors import DeviceError, NetlinkError, RefusedError
 from hrdma.nics import nics
-from hrdma.qos.wire import Wire, attributes
+from hrdma.qos.wire import Wire, attributes, has_net_admin
 
 __all__ = ["PREFIX", "Link", "add", "device_of", "down", "links", "port", "query", "remove", "up"]
 
@@ -105,26 +105,31 @@ def links() -> list[Link]:
     NetlinkError, TimeoutError
         The kernel does not say.
     """
-    try:
-        wire = Wire(NETLINK_RDMA)
-    except OSError as error:
-        if error.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT):
-            return []
-        raise
+    wire = _opened()
+    if wire is None:
+        return []
     with wire:
         return _links(wire)
 
 
+def _opened() -> Wire | None:
+    """None where the kernel has no RDMA."""
+    try:
+        return Wire(NETLINK_RDMA)
+    except OSError as error:
+        if error.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT):
+            return None
+        raise
+
+
 def _links(wire: Wire) -> list[Link]:
     found = []
-    for _, body in _sent(wire, "list the RDMA devices", query()):
+    for _, body in wire.ask("list the RDMA devices", query()):
         attrs = attributes(body, HEADER)
         (index,) = struct.unpack("=I", attrs[DEV_INDEX])
         try:
-            more = attributes(wire.send(*port(index))[0][1], HEADER)
-        except OSError as error:
-            if error.errno is None:  # a deadline
-                raise
+            more = attributes(wire.ask(f"ask for RDMA device {index}", port(index))[0][1], HEADER)
+        except (DeviceError, NetlinkError):
             more = {}  # gone meanwhile
         state = more.get(PORT_STATE, b"\0")[0]
         known = STATES[state] if state < len(STATES) else f"state {state}"
@@ -147,35 +152,56 @@ def up(netdev: str = "") -> Link:
     Raises
     ------
     DeviceError
-        There is no such network device, or this kernel has no soft-RoCE; nothing was made.
+        There is no such network device, it has an RDMA device that others made, or this kernel has no soft-RoCE, or
+        none for it; nothing was made.
     RefusedError
-        Not root, or the network device has an RDMA device that others made.
-    NetlinkError
-        The kernel refuses for another reason.
+        Not root.
+    NetlinkError, TimeoutError
+        The kernel refuses for another reason, or does not answer.
     """
     if not netdev:
         found = nics()
         if not found:
             raise DeviceError("no interface but loopback is up: name one with --dev, or ip link set ... up")
         netdev = found[0].name
-    try:
-        wire = Wire(NETLINK_RDMA)
-    except OSError as error:
-        raise DeviceError(f"this kernel has no RDMA ({error.strerror}): modprobe rdma_rxe, where it has that") from None
+    wire = _opened()
+    if wire is None:
+        raise DeviceError("this kernel has no RDMA: modprobe rdma_rxe, where it has that")
     with wire:
-        before = [link for link in _links(wire) if link.netdev == netdev]
-        if ours := next((link for link in before if link.ours), None):
-            return ours
-        if before:
-            raise RefusedError(
-                f"{netdev} has {before[0].name}, which others made: HRDMA_DEVICES={before[0].name} uses it"
-            )
-        wire.ifindex(netdev)
-        _sent(wire, f"make {device_of(netdev)} on {netdev}", add(netdev))
-        made = next((link for link in _links(wire) if link.netdev == netdev), None)
-        if made is None:
+        link = _on(wire, netdev)
+        if link is None:
+            wire.ifindex(netdev)
+            _make(wire, netdev)
+            link = _on(wire, netdev)
+        if link is None:
             raise DeviceError(f"{device_of(netdev)} was made and is gone: something else removes devices here")
-        return made
+        return link
+
+
+def _on(wire: Wire, netdev: str) -> Link | None:
+    """Our device of a network device; DeviceError where others made one."""
+    there = [link for link in _links(wire) if link.netdev == netdev]
+    if there and not any(link.ours for link in there):
+        raise DeviceError(f"{netdev} has {there[0].name}, which others made: HRDMA_DEVICES={there[0].name} uses it")
+    return next((link for link in there if link.ours), None)
+
+
+def _make(wire: Wire, netdev: str) -> None:
+    what = f"make {device_of(netdev)} on {netdev}"
+    try:
+        wire.ask(what, add(netdev))
+    except RefusedError:
+        if not has_net_admin():
+            raise
+        why = f"{netdev} is a VLAN, or root here is not the host's (a user namespace)"
+        raise DeviceError(f"cannot {what}: the kernel does not permit it; {why}") from None
+    except NetlinkError as error:
+        if error.errno == errno.EINVAL:
+            raise DeviceError(
+                f"cannot {what}: soft-RoCE is not there; modprobe rdma_rxe, where the kernel has it"
+            ) from None
+        if error.errno != errno.EEXIST or _on(wire, netdev) is None:  # else it was made at the same time
+            raise
 
 
 def down(netdev: str = "") -> list[Link]:
@@ -188,28 +214,15 @@ def down(netdev: str = "") -> list[Link]:
     NetlinkError, TimeoutError
         The kernel refuses. One of Linux 6.1 and before waits for every program that has the device open.
     """
-    gone = [link for link in links() if link.ours and netdev in ("", link.netdev)]
-    if gone:
-        with Wire(NETLINK_RDMA) as wire:
-            for link in gone:
-                _sent(wire, f"remove {link.name}", remove(link.index))
+    wire = _opened()
+    if wire is None:
+        return []
+    with wire:
+        gone = [link for link in _links(wire) if link.ours and netdev in ("", link.netdev)]
+        for link in gone:
+            try:
+                wire.ask(f"remove {link.name}", remove(link.index))
+            except (DeviceError, NetlinkError):
+                if any(one.index == link.index for one in _links(wire)):  # else it was removed at the same time
+                    raise
     return gone
-
-
-def _sent(wire: Wire, what: str, request: tuple[nlmsg, int, int]) -> list[tuple[int, bytes]]:
-    """The kernel's answers, or what its error means."""
-    try:
-        return wire.send(*request)
-    except OSError as error:
-        if error.errno is None:  # a deadline
-            raise
-        if error.errno in (errno.EPERM, errno.EACCES):
-            raise RefusedError(f"cannot {what}: that needs root (CAP_NET_ADMIN)") from None
-        if error.errno == errno.EINVAL and request[1] == NEWLINK:
-            raise DeviceError(
-                f"cannot {what}: soft-RoCE is not there; modprobe rdma_rxe, where the kernel has it"
-            ) from None
-        words = f": {error.filename}" if error.filename else ""
-        raise NetlinkError(
-            f"cannot {what}: {error.strerror}{words}", errno=error.errno, words=error.filename or ""
-        ) from None

@@ -30,6 +30,7 @@ from hrdma._core import (
     SharedReceiveQueue,
 )
 from hrdma._core import verbs_devices as devices
+from hrdma._core import verbs_library as library
 
 __all__ = [
     "Completion",
@@ -42,4 +43,5 @@ __all__ = [
     "QueuePairAddress",
     "SharedReceiveQueue",
     "devices",
+    "library",
 ]

@@ -111,12 +111,7 @@ def write(wire: Wire, want: Dcb, have: Dcb) -> None:
     """Changes a device's own priorities; raises NetlinkError, RefusedError or DeviceError as `Wire.request` does."""
     for request in requests(want, have):
         what = f"set the priorities of {want.dev}"
-        try:
-            answers = wire.send(*request)
-        except OSError as error:
-            if error.errno is None:  # a deadline
-                raise
-            raise wire.refusal(what, None, error) from None
+        answers = wire.ask(what, request)
         # The driver's own verdict is in the answer, one byte, in either sign.
         code = next((attributes(body, 20).get(IEEE, b"\0")[0] for _, body in answers), 0)
         if code:

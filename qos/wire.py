@@ -267,12 +267,16 @@ class Wire:
         """
         name = "" if isinstance(thing, Link) else thing.dev
         ifindex = self.ifindex(name) if name else 0
+        self.ask(_describe(verb, thing), message(verb, thing, ifindex), thing)
+
+    def ask(self, what: str, request: tuple[nlmsg, int, int], thing: Object | None = None) -> list[tuple[int, bytes]]:
+        """`send`, raising as `request` does; `what` would be done with it, to `thing` where it is one of qos."""
         try:
-            self.send(*message(verb, thing, ifindex))
+            return self.send(*request)
         except OSError as error:
             if error.errno is None:  # a deadline
                 raise
-            raise self.refusal(_describe(verb, thing), thing, error) from None
+            raise self.refusal(what, thing, error) from None
 
     def refusal(self, what: str, thing: Object | None, error: OSError) -> Exception:
         """The error of this package that an error of the kernel means."""

@@ -40,17 +40,20 @@ cdef class Memory:
 
     def __dealloc__(self):
         self.release()
+        span_close(&self.span)  # where it was never exposed
 
     cdef int release(self) noexcept:
         cdef hr_exposed *handle = self.handle
+        cdef hr_engine *engine
         self.handle = NULL
-        if handle != NULL:
-            if self.channel.engine.forked_at != forks:
-                return 0  # a child of fork leaves its parent's memory as it is
-            if self.channel.handle != NULL and self.channel.engine.handle != NULL:
-                with nogil:
-                    hr_conceal(self.channel.engine.handle, handle)
-        span_close(&self.span)
+        # NULL: another thread may still be taking it back. A child of fork leaves its parent's memory as it is.
+        if handle != NULL and self.channel.engine.forked_at == forks:
+            engine = self.channel.engine.handle
+            self.channel.engine.inside += 1
+            with nogil:
+                hr_conceal(engine, handle)
+            self.channel.engine.inside -= 1
+            span_close(&self.span)
         return 0
 
     @property
@@ -118,8 +121,9 @@ cdef class Endpoint:
     Notes
     -----
     The peer takes no part in what happens to its memory, and need not be calling anything. Operations of one endpoint
-    are not ordered among each other: wait for one before starting another that builds on it. A notification comes after
-    the bytes of its own write. Every call has a deadline, as those of the communicator, and raises the same errors.
+    are not ordered among each other: wait for one before starting another that builds on it. Only a notification comes
+    after the bytes of its own write, and an atomic after those of every write of its priority that was started before
+    it. Every call has a deadline, as those of the communicator, and raises the same errors.
 
     Examples
     --------
@@ -158,7 +162,7 @@ cdef class Endpoint:
         Raises
         ------
         ValueError, TypeError
-            Nothing is allowed, or x is empty or not of that kind.
+            Nothing is allowed, or x is empty or not of that kind, or is for atomics and its address no multiple of 8.
         RequestError
             The transport cannot give this peer such memory; the message has the mend.
         PeerError
@@ -180,6 +184,8 @@ cdef class Endpoint:
         memory.nbytes = memory.span.nbytes
         if not memory.nbytes:
             raise ValueError("an empty buffer cannot be exposed")
+        if atomic and <uint64_t> memory.span.ptr % 8:
+            raise ValueError(f"x begins {<uint64_t> memory.span.ptr % 8} bytes after a multiple of 8: atomics need one")
         deadline = deadline_in(call.seconds)
         while True:
             status = hr_expose(self.channel.handle, self.rank, memory.span.ptr, memory.nbytes, access, &desc,
@@ -191,6 +197,7 @@ cdef class Endpoint:
                 break
             PyErr_CheckSignals()
             self.channel.engine.progress()
+            self.channel.check()  # another thread may have closed it meanwhile
         if status == HR_ERR_UNSUPPORTED:
             raise RequestError(f"rank {self.rank} cannot reach this memory for {access_text(access)}: take it from "
                                "hrdma.empty()")
@@ -379,7 +386,13 @@ cdef class Endpoint:
         request.prepare(self.channel, &call, self.channel.priority_of(priority))
         request.launched(hr_iatomic(self.channel.handle, self.rank, op, &request.word, operand, compare, &remote.rmem,
                                     at, &request.req))
-        return request if async_op else request.wait()
+        if async_op:
+            return request
+        try:
+            return request.wait()
+        except BaseException:
+            request.cancel()  # an interrupt leaves nothing on its way
+            raise
 
     def fetch_add(self, RemoteMemory remote, offset, value, *, bint async_op=False, timeout=None, priority=None):
         """Adds to the 64-bit integer at `offset` of the peer's memory, and returns what was there.
@@ -430,11 +443,12 @@ cdef class Endpoint:
         TimeoutError
             None came in time. Ask again.
         PeerError
-            The peer is gone, and none is left.
+            The peer is gone. Where it said goodbye, those that had come are given first; where it was lost, the
+            communicator is broken and they are lost with it.
 
         Notes
         -----
-        Notifications that nobody asks for are kept, 65536 of a communicator.
+        Notifications that nobody asks for are kept, 65536 of each rank; the next one costs the connection to that rank.
         """
         cdef hr_request req
         cdef Request request

@@ -140,6 +140,12 @@ def verbs_devices():
     return [*names, "sim"]
 
 
+def verbs_library():
+    """Why libibverbs cannot be used, and what mends that; empty where it can."""
+    cdef const char *why = NULL
+    return "" if hr_verbs_lib(&why) != NULL else text_of(why)
+
+
 cdef class Device(Resource):
     """An opened RDMA device and one of its ports.
 

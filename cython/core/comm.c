@@ -69,12 +69,11 @@ hr_status hr_comm_open(struct hr_engine *engine, uint64_t id, const uint64_t *pe
     comm->id = id;
     comm->size = size;
     comm->rank = rank;
+    if ((status = hr_onesided_open(comm)) != HR_OK) goto fail;
     comm->nranks = engine->nconns;
     comm->state.peer = -1;
     hr_list_init(&comm->runs);
     hr_list_init(&comm->strays);
-    hr_list_init(&comm->exposed);
-    hr_list_init(&comm->notes);
     for (uint32_t i = 0; i < comm->nranks; i++) comm->ranks[i] = -1;
     for (int i = 0; i < size; i++) {
         comm->conns[i] = hr_conn_find(engine, peers[i]);
@@ -102,6 +101,7 @@ fail:
     if (comm) {
         free(comm->conns);
         free(comm->ranks);
+        free(comm->notes);
     }
     free(comm);
     hr_unlock(engine);

@@ -210,6 +210,11 @@ struct hr_umsg { /* a message that came before its receive, or before its turn *
     char payload[];
 };
 
+struct hr_notes { /* notifications of one rank that nobody has taken */
+    struct hr_link kept;
+    uint32_t n;
+};
+
 struct hr_comm {
     struct hr_engine *engine;
     struct hr_link link;
@@ -223,8 +228,7 @@ struct hr_comm {
     struct hr_link runs;
     struct hr_link strays;  /* struct hr_umsg of collectives that nobody here has asked for yet */
     struct hr_link exposed; /* struct hr_exposed */
-    struct hr_link notes;   /* struct hr_note */
-    uint32_t nnotes;
+    struct hr_notes *notes; /* by rank */
     uint64_t run_seq;
     struct hr_comm_state state;
 };
@@ -396,6 +400,7 @@ void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_
 #define HR_IS_NOTE(value) ((value) >> 63)
 hr_status hr_rma_segment(struct hr_conn *conn, struct hr_xfer *x); /* as hr_xfer_send_segment */
 void hr_note_arrived(struct hr_conn *conn, uint64_t value);
+hr_status hr_onesided_open(struct hr_comm *comm);
 void hr_onesided_close(struct hr_comm *comm);
 
 /* ledger.c */

@@ -2,13 +2,15 @@
 
 /*
  * Exposed memory belongs to a communicator and one of its ranks, and is taken back when that is closed at the latest.
+ * Its record belongs to whoever exposed it, who may be taking it back at that moment: hr_conceal alone frees it.
  * An operation is a request with a transfer of mode RMA, which leaves with the connection's bulk when it cannot leave
  * at once: in the order in which they were posted, segment by segment, always by the first stream. So the notification
- * that goes with the last segment of a write comes after all of it.
+ * that goes with the last segment of a write comes after all of it. They wait for the window as other bulk does, and
+ * are not charged to it: no engine at the peer sees them arrive, so nobody would acknowledge them.
  *
  * Notifications share the provider's 64-bit values with the engine's own (transfer.c), which have 32 bits: bit 63, 31
- * bits of the communicator's id, and 32 of the user's. They are kept, in order, until somebody asks; a peer that piles
- * them up loses its connection.
+ * bits of the communicator's id, and 32 of the user's; ids that are open at the same time differ in those bits. Each
+ * rank's are kept, in order, until somebody asks; a peer that piles them up loses its connection.
  *
  * What an operation needs beyond its buffer is in its request: tag is the offset, sig the value or operand; what an
  * atomic compares with is in its transfer.
@@ -20,26 +22,25 @@
 
 #define NOTE (1ull << 63)
 #define NOTE_ID(comm) ((uint64_t)((comm)->id & 0x7fffffff) << 32)
-#define NOTES_MAX 65536u /* of one communicator, not taken yet */
+#define NOTES_MAX 65536u /* of one rank of a communicator, not taken yet */
 
 enum { RMA_WRITE = 1, RMA_WRITE_NOTIFY, RMA_READ, RMA_FETCH_ADD, RMA_CMP_SWAP };
 
 struct hr_exposed {
-    struct hr_link link; /* of the communicator */
-    struct hr_conn *conn;
+    struct hr_link link;  /* of the communicator */
+    struct hr_conn *conn; /* NULL: taken back */
     struct hr_mem mem;
 };
 
 struct hr_note {
     struct hr_link link;
-    struct hr_conn *conn;
     uint32_t value;
 };
 
 /* ---- memory ---- */
 
 /* Whoever may be writing there is asked to stop; where only the end of the connection makes sure, it ends. */
-static void conceal(struct hr_exposed *exposed) {
+static void take_back(struct hr_exposed *exposed) {
     struct hr_conn *conn = exposed->conn;
     struct hr_ep *ep = conn->lanes[0].ep;
     int written = (exposed->mem.access & (HR_ACCESS_REMOTE_WRITE | HR_ACCESS_REMOTE_ATOMIC)) != 0;
@@ -50,7 +51,7 @@ static void conceal(struct hr_exposed *exposed) {
     }
     ep->domain->ops->mem_deregister(ep->domain, &exposed->mem);
     hr_list_remove(&exposed->link);
-    free(exposed);
+    exposed->conn = NULL;
 }
 
 hr_status hr_expose(struct hr_comm *comm, int rank, void *addr, size_t len, uint32_t access, struct hr_desc *desc_p,
@@ -78,10 +79,13 @@ hr_status hr_expose(struct hr_comm *comm, int rank, void *addr, size_t len, uint
 }
 
 void hr_conceal(struct hr_engine *engine, struct hr_exposed *exposed) {
-    hr_lock(engine);
-    conceal(exposed);
-    hr_settle(engine);
-    hr_unlock(engine);
+    if (engine) {
+        hr_lock(engine);
+        if (exposed->conn) take_back(exposed);
+        hr_settle(engine);
+        hr_unlock(engine);
+    }
+    free(exposed);
 }
 
 hr_status hr_import(struct hr_comm *comm, int rank, const struct hr_desc *desc, struct hr_rmem *rmem_p) {
@@ -103,10 +107,22 @@ void hr_release(struct hr_comm *comm, int rank, struct hr_rmem *rmem) {
     hr_unlock(comm->engine);
 }
 
+hr_status hr_onesided_open(struct hr_comm *comm) {
+    for (struct hr_link *l = comm->engine->comms.next; l != &comm->engine->comms; l = l->next)
+        if (NOTE_ID(hr_container(l, struct hr_comm, link)) == NOTE_ID(comm)) return HR_ERR_INVALID;
+    comm->notes = calloc((size_t)comm->size, sizeof *comm->notes);
+    if (!comm->notes) return HR_ERR_NOMEM;
+    for (int i = 0; i < comm->size; i++) hr_list_init(&comm->notes[i].kept);
+    hr_list_init(&comm->exposed);
+    return HR_OK;
+}
+
 void hr_onesided_close(struct hr_comm *comm) {
     struct hr_link *l;
-    while (!hr_list_empty(&comm->exposed)) conceal(hr_container(comm->exposed.next, struct hr_exposed, link));
-    while ((l = hr_list_pop(&comm->notes))) free(hr_container(l, struct hr_note, link));
+    while (!hr_list_empty(&comm->exposed)) take_back(hr_container(comm->exposed.next, struct hr_exposed, link));
+    for (int i = 0; i < comm->size; i++)
+        while ((l = hr_list_pop(&comm->notes[i].kept))) free(hr_container(l, struct hr_note, link));
+    free(comm->notes);
 }
 
 /* ---- operations ---- */
@@ -248,15 +264,13 @@ hr_status hr_inotified(struct hr_comm *comm, int rank, struct hr_request *req) {
     hr_lock(engine);
     struct hr_conn *conn = comm->conns[rank];
     if (hr_request_begin(comm, req, HR_REQ_NOTE)) {
-        struct hr_link *l = comm->notes.next;
+        struct hr_link *l = hr_list_pop(&comm->notes[rank].kept);
         req->conn = conn;
-        while (l != &comm->notes && hr_container(l, struct hr_note, link)->conn != conn) l = l->next;
-        if (l != &comm->notes) {
+        if (l) {
             struct hr_note *note = hr_container(l, struct hr_note, link);
             uint32_t value = note->value;
-            hr_list_remove(l);
             free(note);
-            comm->nnotes--;
+            comm->notes[rank].n--;
             give(engine, req, value);
         } else if (conn->state == HR_CONN_CLOSED || conn->state == HR_CONN_LOST) {
             hr_fail(engine, req, conn->why, rank, HR_PHASE_MATCH, conn);
@@ -282,21 +296,23 @@ void hr_note_arrived(struct hr_conn *conn, uint64_t value) {
     struct hr_engine *engine = conn->engine;
     for (struct hr_link *l = engine->comms.next; l != &engine->comms; l = l->next) {
         struct hr_comm *comm = hr_container(l, struct hr_comm, link);
-        if (NOTE_ID(comm) != (value & ~NOTE & ~(uint64_t)UINT32_MAX) || hr_comm_rank_of(comm, conn) < 0) continue;
+        int rank = hr_comm_rank_of(comm, conn);
+        if (NOTE_ID(comm) != (value & ~NOTE & ~(uint64_t)UINT32_MAX) || rank < 0) continue;
         if (comm->state.status != HR_OK) return;
         struct hr_request *req = asked(comm, conn);
         if (req) {
             give(engine, req, (uint32_t)value);
             return;
         }
-        struct hr_note *note = comm->nnotes < NOTES_MAX ? malloc(sizeof *note) : NULL;
+        struct hr_notes *notes = &comm->notes[rank];
+        struct hr_note *note = notes->n < NOTES_MAX ? malloc(sizeof *note) : NULL;
         if (!note) {
             hr_conn_lost(conn, HR_ERR_NOMEM, "more notifications than are kept: take them as they come");
             return;
         }
-        *note = (struct hr_note){.conn = conn, .value = (uint32_t)value};
-        hr_list_push(&comm->notes, &note->link);
-        comm->nnotes++;
+        note->value = (uint32_t)value;
+        hr_list_push(&notes->kept, &note->link);
+        notes->n++;
         return;
     }
 }

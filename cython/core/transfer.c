@@ -151,9 +151,9 @@ static hr_status write_segment(struct hr_conn *conn, struct hr_rma *rma) {
 }
 
 hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t *nbytes_p) {
+    if (x->mode == HR_XFER_RMA) return hr_rma_segment(conn, x);
     uint64_t left = x->len - x->posted, n = segment_size(conn, x->mode == HR_XFER_SEND_SEG);
     hr_status status;
-    if (x->mode == HR_XFER_RMA) return hr_rma_segment(conn, x);
     if (n > left) n = left;
     if (x->mode == HR_XFER_SEND_PUSH) {
         struct hr_rma rma = {.local = x->buf + x->posted,

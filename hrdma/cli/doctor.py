@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["collect", "command"]
 
-PIPED_WIDTH = 120
 PORT = 29577
 
 
@@ -93,14 +91,12 @@ def _plain(finding: Finding) -> dict[str, Any]:
 
 
 def _show(found: list[Finding]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from hrdma.cli.show import show
     from hrdma.doctor.finding import LEVELS
 
-    fixed = sys.stdout.isatty() or os.environ.get("COLUMNS")
-    console = Console(width=None if fixed else PIPED_WIDTH, highlight=False, emoji=False)
     styles = dict(zip(LEVELS, ("green", "yellow", "red")))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
@@ -110,8 +106,6 @@ def _show(found: list[Finding]) -> None:
         table.add_row(Text(finding.level, styles[finding.level]), Text(finding.subject, "bold"), Text(finding.text))
         if finding.mend:
             table.add_row("", "", Text(f"-> {finding.mend}", "cyan"))
-    with console.capture() as captured:
-        console.print(table)
-    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    show(table)
     counts = [sum(finding.level == level for finding in found) for level in LEVELS]
     click.echo(f"\n{counts[0]} ok, {counts[1]} warnings, {counts[2]} errors")

@@ -6,19 +6,19 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     from hrdma.config import Config
 
 __all__ = ["collect", "command"]
 
-PIPED_WIDTH = 120  # of the output where neither a terminal nor COLUMNS says
 EXIT_PROBLEMS = 2
 USED, LEFT_OUT, ABSENT = "used", "left out", "not available"
 
@@ -49,6 +49,7 @@ def collect(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
 
     may_read = siblings_may_read()  # before the engines below have threads
     from hrdma import __version__, _core
+    from hrdma.doctor.host import registered
     from hrdma.runtime import AUTOMATIC
 
     config, problems = _configuration(os.environ if environ is None else environ)
@@ -74,7 +75,7 @@ def collect(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "reductions": _core.reduce_isa(),
         "memlock": {"soft": soft, "hard": hard},
-        "memory": _memory(),
+        "memory": registered(),
         "job": _job(config, environ, problems),
         "providers": providers,
         "settings": [row._asdict() for row in config.rows()],
@@ -115,18 +116,6 @@ def _job(config: Config, environ: Mapping[str, str] | None, problems: list[str])
         "size": world.size,
         "address": f"{world.master_addr}:{world.master_port}" if world.master_addr else "",
     }
-
-
-def _memory() -> dict[str, Any]:
-    import hrdma
-
-    try:
-        block = hrdma.empty(4 << 20, "uint8")
-    except MemoryError as error:
-        return {"available": False, "why": str(error), "huge": False}
-    huge = hrdma.memory_stats()["bytes_huge"] > 0
-    del block
-    return {"available": True, "why": "", "huge": huge}
 
 
 def _provider(config: Config, name: str, may_read: tuple[bool, str]) -> dict[str, Any]:
@@ -197,30 +186,26 @@ def command(as_json: bool, settings: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
-        from rich.console import Console
+        from hrdma.cli.show import show
 
-        fixed = sys.stdout.isatty() or os.environ.get("COLUMNS")
-        console = Console(width=None if fixed else PIPED_WIDTH, highlight=False, emoji=False)
-        with console.capture() as captured:
-            _show(console, found, settings)
-        click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+        show(*_parts(found, settings))
     for problem in found["problems"]:
         click.echo(f"hrdma info: {problem}", err=True)
     sys.exit(EXIT_PROBLEMS if found["problems"] else 0)
 
 
-def _show(console: Console, found: dict[str, Any], settings: bool) -> None:
+def _parts(found: dict[str, Any], settings: bool) -> Iterator[Table | Text]:
     from rich.table import Table
     from rich.text import Text
 
-    def grid(rows: Sequence[tuple[Text | str, ...]], title: str, *fixed: int) -> None:
-        console.print(Text(title, "bold"))
+    def grid(rows: Sequence[tuple[Text | str, ...]], title: str, *fixed: int) -> Iterator[Table | Text]:
+        yield Text(title, "bold")
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
         for column in range(len(rows[0])):
             table.add_column(no_wrap=column in fixed, overflow="fold")
         for row in rows:
             table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-        console.print(table)
+        yield table
 
     lock, memory, job = found["memlock"], found["memory"], found["job"]
     pages = "in huge pages" if memory["huge"] else "in small pages: huge ones are 2 to 3 times as fast"
@@ -235,8 +220,8 @@ def _show(console: Console, found: dict[str, Any], settings: bool) -> None:
         ("memlock", f"{_bytes(lock['soft'])} (hard limit {_bytes(lock['hard'])})"),
         ("job", where),
     ]
-    grid(rows, f"hrdma {found['version']}", 0)
-    console.print()
+    yield from grid(rows, f"hrdma {found['version']}", 0)
+    yield Text()
     styles = {USED: "green", LEFT_OUT: "yellow", ABSENT: "red"}
     lines: list[tuple[Text | str, ...]] = []
     for entry in found["providers"]:
@@ -247,9 +232,9 @@ def _show(console: Console, found: dict[str, Any], settings: bool) -> None:
         for number, text in enumerate(filter(None, texts)):
             name, shown = (entry["name"], state) if number == 0 else ("", "")
             lines.append((Text(name, "bold"), Text(shown, styles[entry["state"]]), text))
-    grid(lines, "Providers, best first", 0, 1)
+    yield from grid(lines, "Providers, best first", 0, 1)
     if settings:
-        console.print()
+        yield Text()
         shown_rows = [
             (
                 row["name"],
@@ -259,4 +244,4 @@ def _show(console: Console, found: dict[str, Any], settings: bool) -> None:
             )
             for row in found["settings"]
         ]
-        grid(shown_rows, "Settings: the argument of a call, else the environment, else the default", 0, 2)
+        yield from grid(shown_rows, "Settings: the argument of a call, else the environment, else the default", 0, 2)

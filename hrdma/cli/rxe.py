@@ -28,8 +28,7 @@ class _Group(click.Group):
             raise
         except (OSError, RuntimeError) as error:
             click.echo(f"hrdma rxe: {error}", err=True)
-            refused = isinstance(error, RefusedError) and "root" in str(error)
-            ctx.exit(EXIT_NOT_ROOT if refused else EXIT_FAILED)
+            ctx.exit(EXIT_NOT_ROOT if isinstance(error, RefusedError) else EXIT_FAILED)
 
 
 @click.group("rxe", cls=_Group)

@@ -24,7 +24,6 @@ __all__ = ["command"]
 
 EXIT_WRONG = 1
 LONG = 100_000  # transfers whose simulation takes long enough to say how far it is
-PIPED_WIDTH = 120  # of the output where neither a terminal nor COLUMNS says
 
 
 def _with_fabric(function: Callable) -> Callable:
@@ -237,15 +236,11 @@ def compare(
 
 
 def _table(fabric: Fabric, collective: str, nbytes: float, found: list[Candidate]) -> None:
-    import os
-
-    from rich.console import Console
     from rich.table import Table
 
+    from hrdma.cli.show import show
     from hrdma.units import in_bytes, in_seconds
 
-    fixed = sys.stdout.isatty() or os.environ.get("COLUMNS")
-    console = Console(width=None if fixed else PIPED_WIDTH, highlight=False, emoji=False)
     unit = nbytes * 8 / fabric.nic_rate
     click.echo(f"{collective} of {in_bytes(nbytes)} on {fabric}")
     table = Table(box=None, pad_edge=False)
@@ -257,9 +252,7 @@ def _table(fabric: Fabric, collective: str, nbytes: float, found: list[Candidate
             c.algorithm, str(c.parts), str(c.steps), in_bytes(c.per_nic), in_seconds(c.seconds),
             f"{c.seconds / unit:.3f}" if unit else "-", "" if c.simulated else "closed form",
         )  # fmt: skip
-    with console.capture() as captured:
-        console.print(table)
-    click.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    show(table)
 
 
 @command.command("plan")

@@ -9,10 +9,11 @@ import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hrdma.doctor.finding import OK, WARNING, Finding
 
-__all__ = ["cores", "examine", "locked", "memory", "networks", "read", "shared"]
+__all__ = ["cores", "examine", "locked", "memory", "networks", "read", "registered", "shared"]
 
 CAP_IPC_LOCK = 14
 PINNED = 64 << 20  # bytes outside arenas that provider verbs registers unless HRDMA_VERBS=pin= says otherwise
@@ -116,8 +117,10 @@ def locked(root: Path, soft: int, hard: int) -> Finding:
         return Finding(OK, "memlock", "unlimited")
     figures = {"limit": float(soft)}
     devices = any((root / "sys/class/infiniband").glob("*"))
-    if not devices or soft >= 16 * PINNED:
+    if not devices:
         return Finding(OK, "memlock", f"{soft >> 10} KiB; only RDMA devices need it", figures=figures)
+    if soft >= 16 * PINNED:
+        return Finding(OK, "memlock", f"{soft >> 20} MiB, enough for the RDMA devices here", figures=figures)
     may_raise = hard == resource.RLIM_INFINITY or hard >= 16 * PINNED
     lasting = "a line '* - memlock unlimited' in /etc/security/limits.d/rdma.conf and a new login; in containers --ulimit memlock=-1"
     return Finding(
@@ -129,20 +132,28 @@ def locked(root: Path, soft: int, hard: int) -> Finding:
     )
 
 
-def shared(may_read: tuple[bool, str]) -> Iterator[Finding]:
-    """Provider shm: registered memory, and whether ranks may read each other's other memory."""
+def registered() -> dict[str, Any]:
+    """Of a registered buffer of 4 MiB: whether it is available, why not, whether it is in huge pages."""
     import hrdma
 
     try:
         block = hrdma.empty(4 << 20, "uint8")
     except MemoryError as error:
-        yield Finding(WARNING, "registered memory", str(error), "raise the memory limit, or free some")
+        return {"available": False, "why": str(error), "huge": False}
+    huge = hrdma.memory_stats()["bytes_huge"] > 0
+    del block
+    return {"available": True, "why": "", "huge": huge}
+
+
+def shared(may_read: tuple[bool, str]) -> Iterator[Finding]:
+    """Provider shm: registered memory, and whether ranks may read each other's other memory."""
+    block = registered()
+    if not block["available"]:
+        yield Finding(WARNING, "registered memory", block["why"], "raise the memory limit, or free some")
     else:
-        huge = hrdma.memory_stats()["bytes_huge"] > 0
-        del block
-        pages = "huge pages" if huge else "small pages: huge ones are 2 to 3 times as fast"
-        mend = "" if huge else "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"
-        yield Finding(OK if huge else WARNING, "registered memory", f"hrdma.empty() has {pages}", mend)
+        pages = "huge pages" if block["huge"] else "small pages: huge ones are 2 to 3 times as fast"
+        mend = "" if block["huge"] else "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"
+        yield Finding(OK if block["huge"] else WARNING, "registered memory", f"hrdma.empty() has {pages}", mend)
     able, why = may_read
     yield Finding(
         OK if able else WARNING,
@@ -160,7 +171,9 @@ def networks(root: Path) -> Iterator[Finding]:
 
     found = nics()
     if not found:
-        yield Finding(WARNING, "tcp", "no interface but loopback is up: only ranks of this host are reached", "ip link")
+        yield Finding(
+            WARNING, "tcp", "no interface but loopback is up: only ranks of this host are reached", "ip link set ... up"
+        )
     for nic in found:
         card = root / "sys/class/net" / nic.name
         speed, mtu = read(card / "speed"), read(card / "mtu")

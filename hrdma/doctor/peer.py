@@ -142,9 +142,13 @@ def rails(root: Path, wanted: str) -> list[tuple[str, int]]:
     there = rdma.active(root)
     if not wanted:
         return there
-    items = [item.partition(":")[0] for item in wanted.split(",")]
-    named = [(name, port) for name, port in there if any(fnmatch.fnmatchcase(name, item) for item in items)]
-    return named + ([("sim", 1)] if "sim" in items else [])
+    items = [item.partition(":")[::2] for item in wanted.split(",")]
+    named = [
+        (name, port)
+        for name, port in there
+        if any(fnmatch.fnmatchcase(name, pattern) and which in ("", str(port)) for pattern, which in items)
+    ]
+    return named + ([("sim", 1)] if any(pattern == "sim" for pattern, _ in items) else [])
 
 
 def _rails(comm: Communicator, host: str) -> Iterator[Finding]:

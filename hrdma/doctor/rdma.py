@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import ipaddress
 import os
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from hrdma import verbs
 from hrdma.doctor import exchange
 from hrdma.doctor.finding import ERROR, OK, WARNING, Finding
 from hrdma.doctor.host import read
+from hrdma.errors import DeviceError
 from hrdma.units import in_bytes, in_seconds
 
 __all__ = ["active", "examine", "kernel", "library", "measured", "port"]
@@ -24,13 +24,12 @@ def examine(root: Path) -> Iterator[Finding]:
     """Everything in this file. Takes about a second for each device."""
     yield from kernel(root, os.uname().release)
     devices = sorted(path.name for path in (root / "sys/class/infiniband").glob("*"))
-    loads, found = library(bool(devices))
+    driven, found = library(bool(devices))
     yield found
-    driven = verbs.devices() if loads else ["sim"]
     for name in devices:
         folder = root / "sys/class/infiniband" / name
         yield from _access(root, name)
-        if name not in driven:
+        if found.level == OK and name not in driven:
             yield Finding(ERROR, name, "no provider library on this host drives it", APT)
         for place in sorted((folder / "ports").glob("*"), key=lambda path: int(path.name)):
             yield from port(root, name, int(place.name))
@@ -42,10 +41,11 @@ def examine(root: Path) -> Iterator[Finding]:
 
 def active(root: Path) -> list[tuple[str, int]]:
     """Devices and ports that can be used now, as the kernel and the library have them; not the simulated one."""
+    driven, _ = library(False)
     folder = root / "sys/class/infiniband"
     return [
         (name, int(place.name))
-        for name in verbs.devices()
+        for name in driven
         for place in sorted((folder / name / "ports").glob("*"), key=lambda path: int(path.name))
         if read(place / "state").endswith("ACTIVE")
     ]
@@ -70,15 +70,16 @@ def kernel(root: Path, release: str) -> Iterator[Finding]:
         yield Finding(WARNING, "kernel", text, "HRDMA_DEVICES=sim tries provider verbs without a device")
 
 
-def library(needed: bool) -> tuple[bool, Finding]:
-    """Whether libibverbs can be loaded; an error only where there are devices that need it."""
-    try:
-        ctypes.CDLL("libibverbs.so.1")
-    except OSError:
+def library(needed: bool) -> tuple[list[str], Finding]:
+    """The devices that libibverbs drives, and whether it can be used: an error where there are devices that need it."""
+    if why := verbs.library():
         if needed:
-            return False, Finding(ERROR, "libibverbs", "not installed, and there are devices that need it", APT)
-        return False, Finding(OK, "libibverbs", "not installed; only RDMA devices need it")
-    return True, Finding(OK, "libibverbs", "installed")
+            return [], Finding(ERROR, "libibverbs", f"{why}; there are devices that need it", APT)
+        return [], Finding(OK, "libibverbs", f"{why}; only RDMA devices need it")
+    try:
+        return verbs.devices(), Finding(OK, "libibverbs", "installed")
+    except DeviceError as error:
+        return [], Finding(ERROR, "libibverbs", str(error), "dmesg; in containers --device /dev/infiniband")
 
 
 def _access(root: Path, name: str) -> Iterator[Finding]:
@@ -94,7 +95,7 @@ def port(root: Path, name: str, number: int) -> Iterator[Finding]:
     device = root / "sys/class/infiniband" / name
     folder = device / "ports" / str(number)
     where = f"{name}:{number}"
-    netdev = next((name for path in (folder / "gid_attrs/ndevs").glob("*") if (name := read(path))), "")
+    netdev = _netdev(folder)
     state, layer = read(folder / "state").partition(" ")[2], read(folder / "link_layer")
     details = [layer, read(folder / "rate"), f"on {netdev}" if netdev else ""]
     numa = read(device / "device/numa_node")
@@ -109,6 +110,11 @@ def port(root: Path, name: str, number: int) -> Iterator[Finding]:
         yield _gids(folder, where, netdev)
         if state == "ACTIVE" and netdev and (device / "device").exists() and not (device / "parent").exists():
             yield _lossless(where, netdev)
+
+
+def _netdev(folder: Path) -> str:
+    """The network device under a port; empty on InfiniBand."""
+    return next((text for path in (folder / "gid_attrs/ndevs").glob("*") if (text := read(path))), "")
 
 
 def _gids(folder: Path, where: str, netdev: str) -> Finding:
@@ -133,8 +139,11 @@ def _lossless(where: str, netdev: str) -> Finding:
     from hrdma.qos import dcb
     from hrdma.qos.wire import Wire
 
-    with Wire() as wire:
-        state = dcb.read(wire, netdev)
+    try:
+        with Wire() as wire:
+            state = dcb.read(wire, netdev)
+    except OSError as error:
+        return Finding(WARNING, f"{where} PFC", f"the kernel does not say: {error}", f"dcb pfc show dev {netdev}")
     if state is None:
         return Finding(OK, f"{where} PFC", f"{netdev} does not show its priorities")
     trust = "not shown" if state.trust is None else "DSCP" if state.trust == dcb.DSCP_ONLY else "not DSCP"
@@ -154,8 +163,7 @@ def _mtu(root: Path, name: str, number: int) -> Finding:
             mtu, gid = device.mtu, f"GID {device.gid_index} ({device.gid}) is chosen"
     except RuntimeError as error:
         return Finding(ERROR, where, str(error))
-    netdevs = (root / "sys/class/infiniband" / name / "ports" / str(number) / "gid_attrs/ndevs").glob("*")
-    netdev = next((text for path in netdevs if (text := read(path))), "")
+    netdev = _netdev(root / "sys/class/infiniband" / name / "ports" / str(number))
     if mtu < BEST_MTU and netdev:
         text = f"{mtu} bytes, since {netdev} has {read(root / 'sys/class/net' / netdev / 'mtu')}; {gid}"
         return Finding(WARNING, where, text, f"ip link set {netdev} mtu 4200 (its switch must carry that)")

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -294,6 +296,50 @@ def test_a_lost_peer(transport, how):
     assert found[0].status == 0 and found[0].value == how, found[0]
 
 
+def farewell(comm):
+    """What had come before the peer said goodbye is given, and then its end."""
+    end = hrdma.Endpoint(comm, 1 - comm.rank)
+    memory = end.expose(hrdma.zeros(8, "uint8"), write=True)
+    remote = end.remote(exchanged(comm, memory))
+    comm.barrier()
+    if comm.rank == 1:
+        end.write(b"last", remote, notify=7)
+        return None
+    time.sleep(1)
+    first = end.notified(timeout=20)
+    with pytest.raises(hrdma.PeerError):
+        end.notified(timeout=20)
+    return first
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_notification_outlives_a_farewell(transport):
+    assert harness.ranks(farewell, 2, env=over(transport))[0] == 7
+
+
+def piled_up(comm, most):
+    """As many notifications of oneself as are kept: the peer's has room of its own."""
+    mine, other = hrdma.Endpoint(comm, comm.rank), hrdma.Endpoint(comm, 1 - comm.rank)
+    x = hrdma.zeros(8, "uint8")
+    own = mine.expose(x, write=True)
+    remote = mine.remote(bytes(own))
+    memory = other.expose(x, write=True)
+    there = other.remote(exchanged(comm, memory))
+    if comm.rank == 0:
+        for value in range(most):
+            mine.write(b"", remote, notify=value)
+    comm.barrier()
+    if comm.rank == 1:
+        other.write(b"", there, notify=5)
+    else:
+        assert other.notified(timeout=20) == 5 and mine.notified(timeout=20) == 0
+    comm.barrier()
+
+
+def test_notifications_that_pile_up_are_counted_for_each_rank():
+    harness.ranks(piled_up, 2, env=over("shm"), most=65536)
+
+
 def test_notifications_that_nobody_takes_are_bounded():
     assert harness.ranks(flood, 1) == [True]
 
@@ -323,6 +369,9 @@ def test_with_oneself(comm):
     assert end.fetch_add(remote, 16, 5) == 0 and end.fetch_add(remote, 16, 0) == 5
     with pytest.raises(ValueError, match="multiple of 8"):
         end.fetch_add(remote, 20, 1)
+    with pytest.raises(ValueError, match="4 bytes after a multiple of 8"):
+        end.expose(x[4:], atomic=True)
+    end.expose(x[4:], write=True).close()
     assert "read, write, atomic" in repr(remote) and "rank 0" in repr(end) and "100 bytes" in repr(memory)
 
 
@@ -351,6 +400,44 @@ def test_a_closed_communicator_takes_memory_back(comm):
         end.write(b"late", remote)
     memory.close()
     array.append(1)
+
+
+CLOSED_BY_TWO = """
+import random, sys, threading, time
+import hrdma
+sys.setswitchinterval(1e-6)
+with hrdma.init(timeout=5) as comm:
+    middle, stop = 0, time.monotonic() + 8
+    while middle < 60 and time.monotonic() < stop:
+        other = comm.dup()
+        end = hrdma.Endpoint(other, 0)
+        x = hrdma.zeros(64, "uint8")
+        memories = [end.expose(x, write=True) for _ in range(600)]
+        go, left = threading.Event(), [6]
+        def close(part):
+            go.wait()
+            for memory in part:
+                memory.close()
+            left[0] -= 1
+        threads = [threading.Thread(target=close, args=(memories[i::6],)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        go.set()
+        time.sleep(random.random() * 0.002)
+        middle += left[0] > 0
+        other.close()
+        for thread in threads:
+            thread.join()
+        assert all(memory.closed for memory in memories)
+print(middle)
+"""
+
+
+def test_memory_is_closed_while_its_communicator_is():
+    """In a process of its own: what goes wrong here is a crash."""
+    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run([sys.executable, "-c", CLOSED_BY_TWO], env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and int(done.stdout) > 0, done.stdout + done.stderr
 
 
 def test_notifications_of_two_communicators_do_not_mix(comm):

@@ -6,10 +6,12 @@ import errno
 import struct
 
 import pytest
+from click.testing import CliRunner
 
 from hrdma import rxe
+from hrdma.cli.rxe import command
 from hrdma.errors import DeviceError, NetlinkError, RefusedError
-from hrdma.qos.wire import attribute
+from hrdma.qos.wire import Wire, attribute
 
 
 def encoded(request) -> bytes:
@@ -39,12 +41,13 @@ def test_golden_bytes(request_, golden):
     assert encoded(request_).hex() == golden.replace(" ", "")
 
 
-class Kernel:
+class Kernel(Wire):
     """Devices by index, and what netlink does with them; stands for a socket."""
 
     def __init__(self) -> None:
         self.devices = {4: ("rxe0", "wire0"), 7: ("mlx5_0", "")}
         self.refuses: int | None = None
+        self.raced = False  # what is asked for, somebody else has done a moment before
         self.next = 9
 
     def __call__(self, protocol: int) -> Kernel:
@@ -68,13 +71,15 @@ class Kernel:
             return [(kind, self.device(index)) for index in self.devices]
         if kind == rxe.PORT_GET:
             return [(kind, self.device(attrs["RDMA_NLDEV_ATTR_DEV_INDEX"]))]
-        if self.refuses:
+        if self.refuses and not self.raced:
             raise OSError(self.refuses, "refused", "in its own words")
         if kind == rxe.NEWLINK:
             self.devices[self.next] = (attrs["RDMA_NLDEV_ATTR_DEV_NAME"], attrs["RDMA_NLDEV_ATTR_NDEV_NAME"])
             self.next += 1
         else:
             del self.devices[attrs["RDMA_NLDEV_ATTR_DEV_INDEX"]]
+        if self.refuses:
+            raise OSError(self.refuses, "refused")
         return []
 
     def device(self, index: int) -> bytes:
@@ -107,7 +112,7 @@ def test_up_and_down_change_only_what_is_ours_and_can_be_repeated(kernel):
 
 
 def test_a_card_that_has_one_of_others_is_refused(kernel):
-    with pytest.raises(RefusedError, match=r"wire0 has rxe0, which others made: HRDMA_DEVICES=rxe0"):
+    with pytest.raises(DeviceError, match=r"wire0 has rxe0, which others made: HRDMA_DEVICES=rxe0"):
         rxe.up("wire0")
     kernel.devices[8] = ("hrdma_eth9", "eth3")  # named like ours, on a card that it does not name
     assert rxe.down() == []
@@ -121,12 +126,43 @@ def test_a_card_that_has_one_of_others_is_refused(kernel):
         (errno.EEXIST, NetlinkError, "in its own words"),
     ],
 )
-def test_what_the_kernel_refuses(kernel, number, error, words):
+def test_what_the_kernel_refuses(kernel, monkeypatch, number, error, words):
     kernel.refuses = number
+    monkeypatch.setattr(rxe, "has_net_admin", lambda: False)
     with pytest.raises(error, match=words):
         rxe.up("eth0")
+    done = CliRunner().invoke(command, ["up", "--dev", "eth0"])
+    assert done.exit_code == (126 if error is RefusedError else 1)
     with pytest.raises(DeviceError, match="nope"):
         rxe.up("nope")
+
+
+def test_root_is_not_told_to_be_root(kernel, monkeypatch):
+    kernel.refuses = errno.EPERM
+    monkeypatch.setattr(rxe, "has_net_admin", lambda: True)
+    with pytest.raises(DeviceError, match=r"eth0\.100 is a VLAN"):
+        rxe.up("eth0.100")
+
+
+def test_what_somebody_else_did_at_the_same_time_is_done(kernel):
+    kernel.raced, kernel.refuses = True, errno.EEXIST
+    made = rxe.up("eth0")
+    assert made.ours and made.netdev == "eth0"
+    kernel.refuses = errno.EINVAL
+    assert rxe.down() == [made] and not any(link.ours for link in rxe.links())
+    kernel.raced = False
+    kernel.devices[9] = ("hrdma_eth0", "eth0")
+    with pytest.raises(NetlinkError, match="remove hrdma_eth0"):
+        rxe.down()
+
+
+def test_descriptors_that_ran_out_are_no_missing_module(monkeypatch):
+    def exhausted(protocol):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(rxe, "Wire", exhausted)
+    with pytest.raises(OSError, match="Too many open files"):
+        rxe.up("eth0")
 
 
 def test_where_the_kernel_has_no_rdma(monkeypatch):

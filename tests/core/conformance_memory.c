@@ -62,6 +62,7 @@ TEST(write) {
 /* ---- order ---- */
 
 enum { ROUNDS = 500, BLOCK = 3000 };
+enum then { THEN_MESSAGE, THEN_NOTIFY, THEN_ATOMIC };
 
 static void look_at_block(struct end *end, uint64_t round) {
     struct window *window = end->arg;
@@ -74,18 +75,20 @@ static void block_notify(struct end *end, uint64_t value, size_t nbytes) {
     look_at_block(end, value);
 }
 
-static void write_then(int notify) {
+static void write_then(enum then then) {
     RIG(rig);
     PAIR(rig, a, b);
-    NEED_CAP(rig, HR_CAP_WRITE);
+    NEED_CAP(rig, then == THEN_ATOMIC ? HR_CAP_ATOMIC : HR_CAP_WRITE);
     WINDOW(window);
     struct op *writes[ROUNDS], *send = op_new(64);
-    REQUIRE(window_open(&rig, &window, b, a, 16 * BLOCK, HR_ACCESS_REMOTE_WRITE) == HR_OK);
+    REQUIRE(window_open(&rig, &window, b, a, 16 * BLOCK + 8,
+                        then == THEN_ATOMIC ? all_access : HR_ACCESS_REMOTE_WRITE) == HR_OK);
     b->arg = &window;
     b->on_recv = block_message;
     b->on_notify = block_notify;
     for (uint64_t i = 0; i < ROUNDS; i++) {
-        struct hr_rma rma = {.len = BLOCK, .remote = &window.rmem, .offset = i % 16 * BLOCK, .with_notify = notify};
+        struct hr_rma rma = {
+            .len = BLOCK, .remote = &window.rmem, .offset = i % 16 * BLOCK, .with_notify = then == THEN_NOTIFY};
         struct hr_mem reg;
         hr_status status;
         writes[i] = op_new(BLOCK);
@@ -104,27 +107,34 @@ static void write_then(int notify) {
             writes[i]->state = OP_FREE;
             memset(writes[i]->buf, 0xee, BLOCK);
         }
-        if (!notify) {
+        if (then == THEN_ATOMIC) {
+            uint64_t before;
+            struct hr_atomic add = {.op = HR_ATOMIC_FETCH_ADD, .result = &before, .remote = &window.rmem};
+            add.offset = 16 * BLOCK;
+            CHECK_EQ(atomic_run(&rig, a, &add), HR_OK);
+            look_at_block(b, i);
+        } else if (then == THEN_MESSAGE) {
             WAIT(rig, send->state != OP_OPEN);
             WAIT(rig, (status = end_send(a, 64, send)) != HR_AGAIN);
             CHECK(!hr_is_error(status));
         }
         /* A block is written again only when it was looked at. */
-        WAIT(rig, i < 12 || b->notifies + b->next_rx >= i - 12);
+        WAIT(rig, then == THEN_ATOMIC || i < 12 || b->notifies + b->next_rx >= i - 12);
         if (rma.mem) {
             WAIT(rig, writes[i]->state != OP_OPEN);
             a->side->domain->ops->mem_deregister(a->side->domain, &reg);
         }
     }
-    WAIT(rig, notify ? b->notifies == ROUNDS : b->next_rx == ROUNDS);
+    WAIT(rig, then == THEN_ATOMIC || (then == THEN_NOTIFY ? b->notifies : b->next_rx) == ROUNDS);
     for (int i = 0; i < ROUNDS; i++) WAIT(rig, writes[i]->state != OP_OPEN);
     b->arg = NULL;
     b->on_recv = NULL;
     b->on_notify = NULL;
 }
 
-TEST(write_is_visible_before_a_later_message) { write_then(0); }
-TEST(write_is_visible_before_its_notification) { write_then(1); }
+TEST(write_is_visible_before_a_later_message) { write_then(THEN_MESSAGE); }
+TEST(write_is_visible_before_its_notification) { write_then(THEN_NOTIFY); }
+TEST(write_is_visible_before_a_later_atomic) { write_then(THEN_ATOMIC); }
 
 /* ---- atomics ---- */
 

@@ -264,6 +264,8 @@ TEST(lost_peer_breaks_exactly_its_communicators) {
     uint64_t pair[] = {0, 1};
     struct hr_comm *sub[2];
     CHECK_EQ(hr_comm_open(r[0].engine, 77, pair, 2, 0, &sub[0]), HR_OK);
+    CHECK_EQ(hr_comm_open(r[0].engine, 77 + (1ull << 31), pair, 2, 0, &sub[1]),
+             HR_ERR_INVALID); /* same notifications */
     CHECK_EQ(hr_comm_open(r[1].engine, 77, pair, 2, 1, &sub[1]), HR_OK);
     uint8_t in[64] = {0}, *big = calloc(1, 1000000);
     struct hr_request recv = {.priority = HR_PRIORITY_DEFAULT}, send = recv, any = recv;

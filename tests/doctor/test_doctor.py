@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from hrdma.doctor import exchange, host, rdma
 from hrdma.doctor.finding import ERROR, OK, WARNING, Finding, worst
 from hrdma.doctor.peer import rails
+from hrdma.errors import DeviceError
 
 LINK_LOCAL = "fe80:0000:0000:0000:5054:00ff:fe77:0001"
 IPV4 = "0000:0000:0000:0000:0000:ffff:0a4d:0001"
@@ -89,6 +92,7 @@ def test_limits_of_memory_and_processes(tmp_path):
         ("0000000000004000", 65536, 65536, True, OK, ""),
         ("0000000000000000", resource.RLIM_INFINITY, resource.RLIM_INFINITY, True, OK, ""),
         ("0000000000000000", 65536, 65536, False, OK, ""),
+        ("0000000000000000", 1 << 30, 1 << 30, True, OK, ""),
         ("0000000000000000", 65536, resource.RLIM_INFINITY, True, WARNING, "ulimit -l unlimited"),
         ("0000000000000000", 65536, 65536, True, WARNING, "limits.d"),
     ],
@@ -97,6 +101,12 @@ def test_memlock(tmp_path, caps, soft, hard, devices, level, mend):
     root = tree(tmp_path, {"proc/self/status": f"Name:\tpython\nCapEff:\t{caps}"} | (device([IPV4]) if devices else {}))
     found = host.locked(root, soft, hard)
     assert found.level == level and mend in found.mend
+    assert ("only RDMA devices need it" in found.text) == (not devices)
+
+
+def test_pinned_is_what_provider_verbs_has():
+    source = Path(__file__).parents[2] / "cython/providers/verbs/verbs.c"
+    assert f"#define PIN ({host.PINNED >> 20}u << 20)" in source.read_text()
 
 
 def test_shared_memory_says_what_the_kernel_refuses():
@@ -168,15 +178,52 @@ def test_rails_follow_the_devices_that_are_named():
     assert rails(Path("/nowhere"), "mlx5_0,sim") == [("sim", 1)]
 
 
-def doctor(*words: str, **environ: str) -> subprocess.Popen[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("HRDMA_")} | environ
-    return subprocess.Popen(
+def test_rails_follow_the_ports_that_are_named(tmp_path, monkeypatch):
+    ports = [f"sys/class/infiniband/mlx5_{n}/ports/{port}/state" for n in (0, 1) for port in (1, 2)]
+    root = tree(tmp_path, dict.fromkeys(ports, "4: ACTIVE"))
+    monkeypatch.setattr(rdma.verbs, "devices", lambda: ["mlx5_0", "mlx5_1", "sim"])
+    monkeypatch.setattr(rdma.verbs, "library", str)
+    assert rails(root, "mlx5_0:2") == [("mlx5_0", 2)]
+    assert rails(root, "mlx5_*:1,sim") == [("mlx5_0", 1), ("mlx5_1", 1), ("sim", 1)]
+    assert rails(root, "mlx5_1") == [("mlx5_1", 1), ("mlx5_1", 2)]
+
+
+def test_what_cannot_be_asked_is_a_finding(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise DeviceError("cannot list the RDMA devices: Operation not permitted")
+
+    root = tree(tmp_path, device([IPV4]) | {"sys/class/infiniband/mlx5_0/device/numa_node": "0"})
+    monkeypatch.setattr(rdma.verbs, "devices", refuse)
+    monkeypatch.setattr(rdma.verbs, "library", str)
+    found = {finding.subject: finding for finding in rdma.examine(root)}
+    assert found["libibverbs"].level == ERROR and "not permitted" in found["libibverbs"].text
+    assert "mlx5_0" not in found and rdma.active(root) == []
+    monkeypatch.setattr(rdma.verbs, "library", lambda: "libibverbs has no symbol ibv_x")
+    assert rdma.library(True)[1].level == ERROR and rdma.library(False)[1].level == OK
+
+    def exhausted(*_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("hrdma.qos.wire.Wire", exhausted)
+    found = {finding.subject: finding for finding in rdma.port(root, "mlx5_0", 1)}
+    assert found["mlx5_0:1 PFC"].level == WARNING and "Too many open files" in found["mlx5_0:1 PFC"].text
+
+
+@contextlib.contextmanager
+def doctor(*words: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
+    """One that runs, and that ends with the block whatever happens in it."""
+    kept = {name: value for name, value in os.environ.items() if name != "COLUMNS" and not name.startswith("HRDMA_")}
+    with subprocess.Popen(
         [sys.executable, "-m", "hrdma", "doctor", *words],
-        env=env,
+        env=kept | environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_the_command_shows_and_counts():
@@ -192,14 +239,14 @@ def test_the_command_shows_and_counts():
 def test_two_of_them_measure_the_way_between_them():
     port = str(29600 + os.getpid() % 2000)
     words = ("--json", "--peer", "127.0.0.1", "--port", port, "--timeout", "40")
-    both = [doctor(*words, HRDMA_DEVICES="sim") for _ in range(2)]
-    for process in both:
-        out, err = process.communicate(timeout=100)
-        assert process.returncode == 0, out + err
-        found = {finding["subject"]: finding for finding in json.loads(out)["findings"]}
-        for subject in ("tcp to 127.0.0.1", "sim:1 to 127.0.0.1"):
-            figures = found[subject]["figures"]
-            assert found[subject]["level"] == "ok" and figures["latency"] > 0 and figures["bandwidth"] > 0
+    with doctor(*words, HRDMA_DEVICES="sim") as one, doctor(*words, HRDMA_DEVICES="sim") as other:
+        for process in (one, other):
+            out, err = process.communicate(timeout=100)
+            assert process.returncode == 0, out + err
+            found = {finding["subject"]: finding for finding in json.loads(out)["findings"]}
+            for subject in ("tcp to 127.0.0.1", "sim:1 to 127.0.0.1"):
+                figures = found[subject]["figures"]
+                assert found[subject]["level"] == "ok" and figures["latency"] > 0 and figures["bandwidth"] > 0
 
 
 def test_a_peer_that_does_not_come_is_an_error_in_time():

@@ -139,7 +139,7 @@ hr_status hr_isend(struct hr_comm *comm, const void *buf, size_t len, int dst, u
 hr_status hr_irecv(struct hr_comm *comm, void *buf, size_t len, int src, uint32_t tag, struct hr_request *req);
 /* One-sided access between two ranks of a communicator. hr_expose: desc is what the peer needs; HR_AGAIN: again after
  * progress; HR_ERR_UNSUPPORTED: this peer cannot reach such memory. It is exposed until hr_conceal, or until the
- * communicator is closed, and not touched afterwards. */
+ * communicator is closed; hr_conceal, once, is due in any case. Its engine is NULL where that was closed before. */
 struct hr_exposed;
 hr_status hr_expose(struct hr_comm *comm, int rank, void *addr, size_t len, uint32_t access, struct hr_desc *desc_p,
                     struct hr_exposed **exposed_p);

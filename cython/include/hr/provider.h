@@ -30,7 +30,8 @@
  * peer sent before it ended, a farewell perhaps, is told first, and decides whether the end is a failure.
  *
  * Order. Messages arrive in the order in which they were posted. A write is visible at the peer before any message or
- * notification posted after it on the same endpoint. Reads and writes are not ordered among each other.
+ * notification posted after it on the same endpoint, and before an atomic posted after it is done there. Reads and
+ * writes are not ordered among each other.
  *
  * Receive memory is the provider's own: a message is shown in place to sink->recv and is gone when that returns. (The
  * engine never posts receive buffers; bulk data moves by read, write or a run of messages into memory that the engine
