@@ -9,7 +9,7 @@ planned there is planned as for any network, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -291,7 +291,7 @@ def plan(
     return Plan(**vars(spec), choice=choice, reason=why and f"not planned for {on.fabric.name}: {why}" if on else "")
 
 
-def given(what: Schedule | str, size: int, proved: Container[str] = ()) -> Schedule:
+def given(what: Schedule | str, size: int) -> Schedule:
     """The schedule that a call was given, proved.
 
     Parameters
@@ -300,8 +300,6 @@ def given(what: Schedule | str, size: int, proved: Container[str] = ()) -> Sched
         Complete; or the path of a file of a plan, a schedule (JSON) or an MSCCL program (XML).
     size : int
         Ranks of the communicator.
-    proved : container of str
-        Digests of schedules that need no proof any more.
 
     Raises
     ------
@@ -323,8 +321,7 @@ def given(what: Schedule | str, size: int, proved: Container[str] = ()) -> Sched
     if what.size != size:  # first: a proof for very many ranks takes long
         name = what.name or "the given schedule"
         raise ScheduleError(f"schedule= is for {what.size} ranks ({name}), the communicator has {size}")
-    if what.digest() not in proved:
-        what.check()
+    what.check()
     return what
 
 

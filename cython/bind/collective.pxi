@@ -57,8 +57,8 @@ cdef class CommunicatorBase(Planned):
         memory is reduced in place.
 
         A schedule is proved and compared with that of the other ranks (an allgather of 256 bytes, which blocks and has
-        a deadline of its own) when it is new to the communicator; later calls find its program. A path costs them nothing
-        more; a Schedule is known by its digest, which each object computes once, in time linear in its transfers.
+        a deadline of its own) when it is new to the communicator; later calls find its program. A path costs them
+        nothing more; a Schedule is known by its digest, which each object computes once, linear in its transfers.
         """
         cdef Span source, target
         cdef Key key
