@@ -94,8 +94,8 @@ def main() -> None:
     sizes = sizes or [("LeNet-5", LENET), ("VGG-19, scaled", scaled)]
     everything: list[Measurement] = []
     with Lab.up(fabric, name=f"hips-{os.getpid()}") as lab:
-        on, cost = calibrated(lab, fabric)
-        planned = [(label, nbytes, predicted(on, cost, nbytes, names)) for label, nbytes in sizes]
+        cost = calibrated(lab, fabric)
+        planned = [(label, nbytes, predicted(payload(fabric), cost, nbytes, names)) for label, nbytes in sizes]
         for label, nbytes, candidates in planned:
             found = measure(lab, fabric, [(nbytes, candidate) for candidate in candidates], rounds=options.rounds)
             show(fabric, label, found)

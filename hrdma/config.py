@@ -124,7 +124,7 @@ SETTINGS: tuple[Setting, ...] = (
         "HRDMA_FABRIC",
         _text,
         "",
-        "network of the job, for which collectives are planned: TOML file, bcube:3,2, or discover",
+        "network that collectives are planned for: TOML file, bcube:3,2, or discover",
     ),
     Setting("HRDMA_PLAN", _text, "", "file of `hrdma topo plan -o`: the schedule that its collective runs"),
     Setting("HRDMA_HOST_ID", _text, "", "overrides what tells hosts apart (boot id and network namespace)"),

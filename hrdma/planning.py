@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -245,7 +244,7 @@ def plan(
         An unknown collective, dtype or op, a rank or root out of range, counts of the wrong length, an algorithm that
         cannot do it.
     ScheduleError
-        The schedule is of another collective, size or root, or not in rank order where that matters.
+        The schedule is of another collective or root, or not in rank order where that matters.
 
     Notes
     -----
@@ -292,20 +291,22 @@ def plan(
     return Plan(**vars(spec), choice=choice, reason=why and f"not planned for {on.fabric.name}: {why}" if on else "")
 
 
-def given(what: Schedule | str | PathLike[str]) -> Schedule:
+def given(what: Schedule | str, size: int) -> Schedule:
     """The schedule that a call was given, proved.
 
     Parameters
     ----------
-    what : Schedule, str or path
-        Complete; or the file of a plan, a schedule (JSON) or an MSCCL program (XML).
+    what : Schedule or str
+        Complete; or the path of a file of a plan, a schedule (JSON) or an MSCCL program (XML).
+    size : int
+        Ranks of the communicator.
 
     Raises
     ------
     TypeError
         Neither a schedule nor a path.
     ScheduleError
-        Wrong, with rank and chunk; one rank's view; a file that holds none.
+        For another number of ranks; wrong, with rank and chunk; one rank's view; a file that holds none.
     OSError
         The file cannot be read.
 
@@ -313,10 +314,13 @@ def given(what: Schedule | str | PathLike[str]) -> Schedule:
     -----
     Cost: that of `Schedule.check`, about 1 us for each transfer and chunk.
     """
+    if isinstance(what, str):
+        return plan_file.prove(what, ranks=size)
     if not isinstance(what, Schedule):
-        if not isinstance(what, (str, PathLike)):
-            raise TypeError(f"schedule={what!r}: a Schedule of hrdma.topo or the path of a file is wanted")
-        return plan_file.prove(fspath(what))
+        raise TypeError(f"schedule={what!r}: a Schedule of hrdma.topo or the path of a file is wanted")
+    if what.size != size:  # first: a proof for very many ranks takes long
+        name = what.name or "the given schedule"
+        raise ScheduleError(f"schedule= is for {what.size} ranks ({name}), the communicator has {size}")
     what.check()
     return what
 
@@ -329,8 +333,6 @@ def _of_given(
     name = schedule.name or "the given schedule"
     if schedule.collective != collective:
         raise ScheduleError(f"schedule= is for {schedule.collective} ({name}), the call is {collective}")
-    if schedule.size != size:
-        raise ScheduleError(f"schedule= is for {schedule.size} ranks ({name}), the communicator has {size}")
     if collective in ROOTED and schedule.root != root:
         raise ScheduleError(f"schedule= has root {schedule.root} ({name}), the call root {root}")
     if ordered:

@@ -8,6 +8,7 @@ choice depends on, so each rank chooses for itself and all choose alike: the pro
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import os
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from hrdma import _core
 from hrdma.errors import DeviceError, PeerError
+from hrdma.providers import chosen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from hrdma.communicator import Communicator
     from hrdma.config import Config
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Runtime", "finalize", "init"]
 
-AUTOMATIC = ("shm", "verbs", "tcp")  # what is tried, best first, where HRDMA_TRANSPORT says nothing
 DISCOVER = "discover"  # of HRDMA_FABRIC: the network is measured before the ranks are connected
 RAILED = "tcp"  # the provider that is opened once for each NIC of a fabric
 CLOSE_SECONDS = 5.0
@@ -61,6 +62,7 @@ class Runtime:
         self.control: ControlPlane | None = None
         self.cards: list[dict[str, Any]] = []
         self.network = _network(config, world.size)
+        self.names = chosen(config)
         self.rails = self._rails()
         self.traffic: Membership | None = None
         self._lock = threading.Lock()
@@ -81,24 +83,14 @@ class Runtime:
 
     def _open(self, world: World) -> _core.Engine:
         config = self.config
-        names = config.transport or tuple(name for name in AUTOMATIC if self._usable(name))
-        absent = [name for name in config.require if name not in names]
-        if absent:
-            reasons = "; ".join(f"{name}: {_why_not(name)}" for name in absent)
-            raise DeviceError(
-                f"HRDMA_REQUIRE={','.join(config.require)} but {', '.join(absent)} is not used: {reasons}"
-            )
-        options = {name: config.options(name) for name in names}
+        options = {name: config.options(name) for name in self.names}
         if config.host_id and "shm" in options:
             digest = hashlib.blake2b(config.host_id.encode(), digest_size=16).hexdigest()
             options["shm"] = ",".join(filter(None, [options["shm"], f"host={digest}"]))
         if config.simd != "auto":
             _core.reduce_isa(config.simd)
-        domains = [name for name in names if name != "loop"]
-        if self.rails and RAILED in domains:
-            domains += [_rail(number) for number in range(1, len(self.rails))]
-        else:
-            self.rails = ()
+        domains = [name for name in self.names if name != "loop"]
+        domains += [_rail(number) for number in range(1, len(self.rails))]
         return _core.Engine(
             self.rank,
             ",".join(domains),
@@ -113,20 +105,11 @@ class Runtime:
         )
 
     def _rails(self) -> tuple[str, ...]:
-        if self.network is None:
+        if self.network is None or RAILED not in self.names:
             return ()
         from hrdma.nics import rails
 
         return rails(self.network.fabric, self.rank, self.config.ifname, _core.MAX_RAILS, self.log.warning)
-
-    def _usable(self, name: str) -> bool:
-        if name == "verbs" and self.config.hardware():
-            return True  # asked for: what is wrong with it is an error, not a reason to do without
-        devices, why = _core.provider_devices(name)
-        if not devices:
-            level = "info" if name == "verbs" else "warning"  # most machines have none
-            getattr(self.log, level)("%s is not used: %s", name, why or "no device")
-        return devices > 0
 
     def _card(self) -> dict[str, Any]:
         from hrdma.world import host_identity, machine_identity
@@ -138,13 +121,20 @@ class Runtime:
             "machine": machine_identity(self.config.host_id),
             "pid": os.getpid(),
             "cpus": f"{mask:x}",
+            "costs": self._measured([name for name in domains if name not in ("loop", "verbs") and ":" not in name]),
+            **self._opened(),
+        }
+
+    def _opened(self) -> dict[str, Any]:
+        """The part of the card that says what this rank can be reached by."""
+        domains = self.engine.domains()
+        return {
             "transport": [name for name in domains if name != "loop" and ":" not in name],
             "rails": self.rails,
             "network": self.network.digest() if self.network else DISCOVER * (self.config.fabric == DISCOVER),
             "addresses": {name: domain["address"].hex() for name, domain in domains.items()},
             "caps": {name: domain["caps"] for name, domain in domains.items()},
             "streams": self._streams(domains),
-            "costs": self._measured([name for name in domains if name not in ("loop", "verbs") and ":" not in name]),
         }
 
     def _streams(self, names: Iterable[str]) -> int:
@@ -184,19 +174,24 @@ class Runtime:
                 )
 
     def _discover(self, world: World) -> None:
-        """Measures the network; then the providers are opened anew, on the rails that it has."""
+        """Measures the network; where it has rails, the providers are opened anew on them."""
         from hrdma.planning import discovered
 
         if self.control is None:
             return
-        tell = functools.partial(self.control.exchange, deadline=self.deadline)
-        self.network = discovered(
-            self.rank, self.cards, self.config.ifname, lambda key, said: tell(f"discover:{key}", said)
-        )
-        self.rails = self._rails()
-        before, self.engine = self.engine, self._open(world)
-        before.close(0.0)
-        self.cards = tell("discovered", self._card())
+        exchange = self.control.exchange
+
+        def tell(key: str, said: dict[str, Any]) -> list[dict[str, Any]]:
+            return exchange(f"discover:{key}", said, deadline=self.deadline)
+
+        with self._blaming():
+            self.network = discovered(self.rank, self.cards, self.config.ifname, tell)
+            self.rails = self._rails()
+            if self.rails:
+                before, self.engine = self.engine, self._open(world)
+                before.close(0.0)
+            opened = tell("opened", self._opened())
+        self.cards = [card | news for card, news in zip(self.cards, opened)]
         self._compare()
 
     def _register(self) -> None:
@@ -249,8 +244,14 @@ class Runtime:
         """Waits for the others' connections: who leaves at once after init must not fail the init of another rank."""
         if self.control is None:
             return
-        try:
+        with self._blaming():
             self.control.barrier(deadline=self.deadline)
+
+    @contextlib.contextmanager
+    def _blaming(self) -> Iterator[None]:
+        """A rank that the control plane loses meanwhile is one that init has lost."""
+        try:
+            yield
         except PeerError as error:
             transport = self.provider(self.rank, error.rank)
             raise PeerError(
@@ -392,14 +393,6 @@ def _network(config: Config, ranks: int) -> Network | None:
     from hrdma.planning import network
 
     return network(config.fabric, config.plan, ranks)
-
-
-def _why_not(name: str) -> str:
-    try:
-        devices, why = _core.provider_devices(name)
-    except ValueError as error:
-        return str(error)
-    return "it is not in HRDMA_TRANSPORT" if devices else why or "no device"
 
 
 _runtime: Runtime | None = None

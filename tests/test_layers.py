@@ -56,8 +56,10 @@ RULES = {
     "hrdma.communicator": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.given", "numpy"),
     "hrdma.given": Rule(f"{BASE} hrdma.communicator hrdma.planning"),
     "hrdma.collectives": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning", "numpy"),
+    "hrdma.providers": Rule(f"{BASE} {SETTINGS} hrdma._core"),
     "hrdma.runtime": Rule(
-        f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.calibration hrdma.control hrdma.nics hrdma.traffic"
+        f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.calibration hrdma.control hrdma.nics hrdma.providers "
+        "hrdma.traffic"
     ),
     "hrdma.objects": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.control", "numpy ml_dtypes"),
     "hrdma.verbs": Rule("hrdma._core"),
@@ -70,7 +72,8 @@ RULES = {
     "hrdma.bench": Rule(f"{BASE} {SETTINGS} {API} hrdma", "numpy ml_dtypes"),
     "hrdma.bench.fabrics": Rule(f"{BASE} {API} hrdma hrdma.planning hrdma.topo hrdma.lab", "numpy"),
     "hrdma.cli": Rule(
-        f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.topo hrdma.bench hrdma.bench.fabrics hrdma.launch hrdma.lab hrdma.planning hrdma.doctor hrdma.rxe",
+        f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.topo hrdma.bench hrdma.bench.fabrics hrdma.launch hrdma.lab hrdma.planning "
+        "hrdma.providers hrdma.doctor hrdma.rxe",
         "click rich",
     ),
     "hrdma.__main__": Rule("hrdma.cli"),

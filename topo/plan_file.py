@@ -137,7 +137,7 @@ def schedule_of(path: str | Path) -> Schedule:
     return _held(path)[0]
 
 
-def prove(path: str | Path, fabric: Fabric | None = None) -> Schedule:
+def prove(path: str | Path, fabric: Fabric | None = None, ranks: int | None = None) -> Schedule:
     """The schedule in a file, as `schedule_of`, proved.
 
     Parameters
@@ -145,6 +145,8 @@ def prove(path: str | Path, fabric: Fabric | None = None) -> Schedule:
     path : str or Path
     fabric : Fabric, optional
         It must be for this one: a plan for one that is equal, others for as many ranks.
+    ranks : int, optional
+        It must be for so many.
 
     Raises
     ------
@@ -154,6 +156,8 @@ def prove(path: str | Path, fabric: Fabric | None = None) -> Schedule:
         When it cannot be read.
     """
     schedule, is_plan = _held(path)
+    if ranks is not None and schedule.size != ranks:  # first: a proof for very many ranks takes long
+        raise ScheduleError(f"{path}: it is for {schedule.size} ranks, the communicator has {ranks}")
     if is_plan:
         return load(path, fabric).schedule()
     if fabric is not None and schedule.size != fabric.ranks:

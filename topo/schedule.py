@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -126,6 +128,12 @@ class Schedule:
         if self.table.ndim != 2 or self.table.shape[1] != 7:
             raise ScheduleError(f"a table of transfers has 7 columns; this one has shape {self.table.shape}")
         self.table.flags.writeable = False
+        for field in ("size", "split", "root", "window"):  # numbers of numpy print otherwise, and are no JSON
+            object.__setattr__(self, field, operator.index(getattr(self, field)))
+        if self.view is not None:
+            object.__setattr__(self, "view", operator.index(self.view))
+        if self.weights is not None:
+            object.__setattr__(self, "weights", tuple(map(operator.index, self.weights)))
 
     @classmethod
     def of(cls, collective: str, size: int, rounds: Iterable[Iterable[Transfer]], **fields) -> Schedule:
@@ -205,7 +213,11 @@ class Schedule:
         return tuple(getattr(self, field) for field in _HEAD)
 
     def digest(self) -> str:
-        """16 digits that are the same in every process, and differ where schedules do."""
+        """16 digits that are the same in every process, and differ where schedules do. Computed once."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         said = hashlib.blake2b(repr(self._fields()).encode(), digest_size=8)
         said.update(self.table.astype("<i4").tobytes())
         return said.hexdigest()

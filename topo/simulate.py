@@ -13,8 +13,8 @@ other (`Cost.gamma`). Links say what moving costs; `beta` is the cores' part of 
 they have none. `switch` and `pull` are not used.
 
 Where all ranks share cores (`Cost.cores`), as hosts made on one machine do, work of any rank waits for the core that is free
-first. There is no distance between such hosts: what is measured as latency between them is work of the same cores, the
-kernel's, and is counted as that.
+first. What a message takes on its way between such hosts (`Cost.latency`) is work of the same cores, the kernel's, and is
+counted as that; the latency of links is distance, during which no core does anything.
 
 References
 ----------
@@ -184,7 +184,7 @@ class _Simulator:
         least = float((self.carried * 8 / routes.rates).max(initial=0.0))
         self.tick = accuracy * least / max(1, _EVENTS * schedule.nrounds)
         latencies = np.append(routes.latencies, 0.0)
-        self.latency = latencies[self.ways].sum(axis=1) + cost.latency
+        self.latency = latencies[self.ways].sum(axis=1)
         src, dst = schedule.table[:, SRC], schedule.table[:, DST]
         long = self.bytes > cost.eager
         self.work = np.where(long, cost.message(float("inf")), cost.alpha) * burden[src]
@@ -196,10 +196,11 @@ class _Simulator:
         folding = cost.gamma * self.bytes[first] * reducing * burden[dst[first]]
         self.pool = [0.0] * cost.cores if 0 < cost.cores < schedule.size else []  # when each shared core is done
         if self.pool:
-            self.work += self.latency * burden[src]
-            self.latency = np.zeros(len(src))
+            self.work += cost.latency * burden[src]
             if not cost.offload:
                 self.work += cost.beta * self.bytes * burden[src]
+        else:
+            self.latency += cost.latency
         # nodes in one order: transfers, results, fences
         fences = len(self.waits) - len(src) - len(first)
         self.rank = np.concatenate([src, dst[first], np.zeros(fences, src.dtype)])

@@ -35,7 +35,7 @@ cdef class CommunicatorBase(Planned):
         schedule : hrdma.topo.schedule.Schedule, str or path, optional
             Runs this one in place of what would be planned: a complete schedule for as many ranks, or the file of a
             plan (``hrdma topo plan -o``), of a schedule (JSON) or of an MSCCL program (XML). A file is read when it is
-            first used on a communicator.
+            first used on a communicator, and known by its path then.
 
         Returns
         -------
@@ -48,7 +48,8 @@ cdef class CommunicatorBase(Planned):
             The communicator is broken; the result's contents are undefined.
         ScheduleError
             The schedule is wrong, with rank and chunk, or is for another call, or is another one on another rank, which
-            the message names. Nothing was moved, and the communicator goes on.
+            the message names. Nothing was moved, and the communicator goes on: where the schedule was new to it on all
+            ranks. Where some of them knew theirs already the calls differ: CollectiveMismatchError.
 
         Notes
         -----
@@ -56,7 +57,8 @@ cdef class CommunicatorBase(Planned):
         memory is reduced in place.
 
         A schedule is proved and compared with that of the other ranks (an allgather of 256 bytes, which blocks and has
-        a deadline of its own) when it is new to the communicator; later calls find its program, and cost nothing more.
+        a deadline of its own) when it is new to the communicator; later calls find its program. A path costs them
+        nothing more; a Schedule is known by its digest, which each object computes once, linear in its transfers.
         """
         cdef Span source, target
         cdef Key key

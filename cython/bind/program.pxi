@@ -101,7 +101,7 @@ cdef inline bint key_equal(const Key *a, const Key *b) noexcept:
 cdef inline unsigned key_slot(const Key *key) noexcept:
     cdef uint64_t h = key.count * 0x9E3779B97F4A7C15ull
     h ^= (<uint64_t> (<uint32_t> key.root) << 32) + (<uint64_t> key.itemsize << 20)
-    h ^= (<uint64_t> (<uint16_t> key.dtype) << 12) ^ (<uint64_t> (<uint32_t> key.schedule) << 48)
+    h ^= (<uint64_t> (<uint16_t> key.dtype) << 12) ^ (<uint64_t> (<uint32_t> key.schedule) << 24)
     h ^= (<uint64_t> key.collective << 8) + (<uint64_t> key.op << 4) + <uint64_t> key.flags
-    h *= 0xD6E8FEB86659FD93ull
+    h *= 0xD6E8FEB86659FD93ull  # the slot is of bits 40 to 45: what was put in above has no say
     return <unsigned> (h >> 40) & (SLOTS - 1)

@@ -25,14 +25,14 @@ cdef class Planned(Messenger):
     """Runs planned collectives. The second part of CommunicatorBase."""
 
     cdef dict programs
-    cdef dict given              # schedules by identity, files by path: their numbers, and what must live as long
+    cdef readonly dict _files    # numbers of schedules that came from files, by path
     cdef PyObject *slots[SLOTS]  # borrowed from programs
     cdef bint rank_order         # the default of deterministic=
     cdef PyObject *recent[RECENT]  # owned: programs of the collectives that were started last, by sequence number
 
     def __cinit__(self):
         self.programs = {}
-        self.given = {}
+        self._files = {}
         memset(self.recent, 0, sizeof(self.recent))
 
     def __dealloc__(self):
@@ -74,9 +74,11 @@ cdef class Planned(Messenger):
             span_close(&source)
             span_close(&target)
 
-    def _forget_given(self):
-        """Schedules are looked up anew: numbers have ended."""
-        self.given.clear()
+    def _forget_given(self, number):
+        """The schedule of this number is not known any more; nor is what was planned for it."""
+        self._files = {path: known for path, known in self._files.items() if known != number}
+        memset(self.slots, 0, sizeof(self.slots))
+        self.programs = {name: program for name, program in self.programs.items() if name[7] != number}
 
     def _recent(self):
         """``(sequence, signature, text)`` of the collectives that were started last, the newest at the end."""
@@ -122,15 +124,8 @@ cdef class Planned(Messenger):
 
     cdef inline int set_schedule(self, Key *key, object schedule, object timeout) except -1:
         if schedule is not None:
-            # Equal schedules may be many objects, whose hash reads all of them: an object is known by its address.
-            name = schedule if type(schedule) is str else id(schedule)
-            found = self.given.get(name)
-            if found is None:
-                found = self._give(schedule, timeout), schedule
-                if len(self.given) >= SLOTS:
-                    self.given.clear()
-                self.given[name] = found
-            key.schedule = found[0]
+            number = self._files.get(schedule) if type(schedule) is str else None
+            key.schedule = self._give(schedule, timeout) if number is None else number
         return 0
 
     cdef int set_alias(self, Key *key, Span *source, Span *target, size_t source_shift, size_t target_shift) except -1:

@@ -2,7 +2,7 @@
 
 The prediction is made first: the links' rates as they are configured, less what headers take (`PAYLOAD`), simulated with
 what a message costs in this lab (`calibrated`): the core's part as any job measures it on loopback, and the kernel's way
-from host to host, of empty pings between neighbours. No parameter comes from what is measured afterwards. Then one job runs
+from host to host, of empty pings between neighbours, less the links' configured latency. No parameter comes from what is measured afterwards. Then one job runs
 every algorithm and size in interleaved rounds, so that what the machine does in a moment falls on all; a round of short
 calls is as many, one after the other, as take a while. Each result is checked, each NIC's bytes are counted by the kernel,
 and the job fails where shared memory carried anything between hosts. How busy the processors were is part of the result: a
@@ -77,15 +77,14 @@ def payload(fabric: Fabric) -> Fabric:
     return replace(fabric, links=links)
 
 
-def calibrated(lab: Lab, fabric: Fabric, *, timeout: float = 60.0) -> tuple[Fabric, Cost]:
-    """What predictions for a lab are made with, from a job that finds out what messages cost there.
+def calibrated(lab: Lab, fabric: Fabric, *, timeout: float = 60.0) -> Cost:
+    """What predictions for a lab are made with, on the `payload` of its fabric: from a job that finds out what messages cost there.
 
     Returns
     -------
-    Fabric
-        Of the rates of payload, with the latency of links that neighbours' pings have.
     Cost
-        Of the job's connections; of hosts that share this machine's cores.
+        Of the job's connections; of hosts that share this machine's cores. Its latency has what pings between neighbours
+        take beyond the latency of the fabric's links.
 
     Raises
     ------
@@ -93,10 +92,9 @@ def calibrated(lab: Lab, fabric: Fabric, *, timeout: float = 60.0) -> tuple[Fabr
         The lab is of another fabric; the job failed, as it said on its error stream.
     """
     _require(lab, fabric)
-    found = _job(lab, {"calibrate": True}, dict(os.environ), timeout)
-    latency = found["way"] / (2 if fabric.switches else 1)
-    seen = payload(fabric)
-    return replace(seen, links=tuple(link._replace(latency=latency) for link in seen.links)), Cost(**found["cost"])
+    found = _job(lab, {"calibrate": True}, "", timeout)
+    cost = Cost(**found["cost"])
+    return replace(cost, latency=cost.latency + max(0.0, found["way"] - _way(fabric)))
 
 
 def _require(lab: Lab, fabric: Fabric) -> None:
@@ -106,8 +104,9 @@ def _require(lab: Lab, fabric: Fabric) -> None:
         raise RuntimeError(f"lab {lab.name} is {lab.fabric} of {rates} bit/s, not {fabric.name} of {wanted} bit/s")
 
 
-def _job(lab: Lab, wish: dict[str, Any], env: dict[str, str], timeout: float) -> Any:
-    """What rank 0 found out."""
+def _job(lab: Lab, wish: dict[str, Any], fabric: str, timeout: float) -> Any:
+    """What rank 0 found out. Which network the caller's own jobs run on is not said to this one."""
+    env = {**os.environ, "HRDMA_FABRIC": fabric, "HRDMA_PLAN": ""}
     with tempfile.TemporaryDirectory(prefix="hrdma-") as folder:
         output = Path(folder, "found.json")
         argv = [sys.executable, "-m", "hrdma.bench.fabrics", json.dumps({**wish, "output": str(output)})]
@@ -148,8 +147,7 @@ def measure(
     ]
     with tempfile.TemporaryDirectory(prefix="hrdma-") as folder:
         dump(payload(fabric), f"{folder}/fabric.toml")
-        env = {**os.environ, "HRDMA_FABRIC": f"{folder}/fabric.toml"}
-        found = _job(lab, {"cases": cases, "rounds": rounds}, env, timeout)
+        found = _job(lab, {"cases": cases, "rounds": rounds}, f"{folder}/fabric.toml", timeout)
     return [
         Measurement(case.algorithm, case.parts, case.nbytes, c.seconds, per_nic=c.per_nic, **told)
         for case, (_, c), told in zip(cases, candidates, found)
@@ -213,6 +211,8 @@ class _Job:
         np.add(pattern, np.float32(self.comm.rank), out=x)
         if calls == 1:
             out = x  # in place, as large ones are
+        else:
+            out.fill(np.nan)  # the right sums of another round stand there
         sent, before, own = _sent(), _ticks(), time.process_time()
         self.comm.barrier()
         begun = time.perf_counter()

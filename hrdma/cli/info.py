@@ -50,7 +50,7 @@ def collect(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     may_read = siblings_may_read()  # before the engines below have threads
     from hrdma import __version__, _core
     from hrdma.doctor.host import registered
-    from hrdma.runtime import AUTOMATIC
+    from hrdma.providers import AUTOMATIC
 
     config, problems = _configuration(os.environ if environ is None else environ)
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)

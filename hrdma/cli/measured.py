@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
+    from hrdma.bench.fabrics import Measurement
     from hrdma.topo.cost import Cost
     from hrdma.topo.fabric import Fabric
 
-__all__ = ["like_lab", "show"]
-
-FLAT = ("server-1", "direct", "ring", "halving", "doubling", "exchange", "tree")  # they know nothing of the fabric
+__all__ = ["like_lab", "show", "verdict"]
 
 
 def like_lab(name: str, text: str, rate: float | None, latency: float | None) -> tuple[float | None, float | None]:
@@ -23,10 +22,21 @@ def like_lab(name: str, text: str, rate: float | None, latency: float | None) ->
     from hrdma.lab.lab import Lab
 
     lab = Lab.find(name)
-    if rate is not None or text.endswith(".toml") or Path(text).is_file():
+    if text.endswith(".toml") or Path(text).is_file():
         return rate, latency
     nic = lab.nodes[0]["nics"][0]
-    return nic["rate_bit_s"], nic["latency"] if latency is None else latency
+    return nic["rate_bit_s"] if rate is None else rate, nic["latency"] if latency is None else latency
+
+
+def verdict(found: Sequence[Measurement]) -> str:
+    """What was planned (the first) beside the fastest of those that know nothing of the fabric; empty: there is none."""
+    from hrdma.topo.algorithms.on_fabric import lookup
+
+    flat = min((one for one in found if lookup(one.algorithm).flat), key=lambda one: one.measured, default=None)
+    if flat is None:
+        return ""
+    ratio = found[0].measured / flat.measured
+    return f"planned: {found[0].algorithm}; it took {ratio:.2f} of the time of the best flat one, {flat.algorithm}"
 
 
 def show(
@@ -42,7 +52,7 @@ def show(
     RuntimeError
         The lab is of another fabric, or the job in it failed.
     """
-    from hrdma.bench.fabrics import calibrated, measure, plain
+    from hrdma.bench.fabrics import calibrated, measure, payload, plain
     from hrdma.lab.lab import Lab
     from hrdma.topo.planner import compare
     from hrdma.units import in_bytes, in_seconds
@@ -52,9 +62,9 @@ def show(
     if nbytes < 4 or nbytes % 4:
         raise ValueError(f"--measure sums float32: {nbytes:g} bytes are no whole number of them")
     lab = Lab.find(name)
-    on, found_cost = calibrated(lab, fabric)
+    cost = cost or calibrated(lab, fabric)
     seen, refused = compare(
-        collective, on, nbytes, cost or found_cost, names=names or None, simulated=True, progress=progress
+        collective, payload(fabric), nbytes, cost, names=names or None, simulated=True, progress=progress
     )
     best = {candidate.algorithm: candidate for candidate in reversed(seen)}  # of each its best number of parts
     listed = sorted(best.values(), key=lambda candidate: candidate.seconds)
@@ -72,13 +82,8 @@ def show(
             f"{one.algorithm:14}{one.parts:6}{in_seconds(one.predicted):>11}{in_seconds(one.measured):>11}{one.off:+8.0%}"
             f"{in_bytes(one.sent):>12}{one.lab:6.0%}{one.busy:6.0%}"
         )
-    if (
-        flat := min((one for one in found if one.algorithm in FLAT), key=lambda one: one.measured, default=None)
-    ) is not None:
-        ratio = found[0].measured / flat.measured
-        click.echo(
-            f"planned: {found[0].algorithm}; it took {ratio:.2f} of the time of the best flat one, {flat.algorithm}"
-        )
+    if text := verdict(found):
+        click.echo(text)
     click.echo("lab: this job's share of the processors, busy: with whatever else they did")
     click.echo("shared memory carried nothing between hosts; every result was right")
     for algorithm, why in refused:

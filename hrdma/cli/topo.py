@@ -43,7 +43,7 @@ def _with_collective(function: Callable) -> Callable:
         click.option(
             "--message",
             type=TIME,
-            help="Core time of a message, such as 7us; 0s: links alone. By default that of TCP.",
+            help="Core time of a message, such as 7us; 0s: links alone. By default that of TCP; with --measure, as found in the lab.",
         ),
         click.option("--root", default=0, show_default=True, help="Of broadcast, reduce, gather and scatter."),
         click.option("--size", "nbytes", type=SIZE, default="32MiB", show_default=True, help="Of the whole vector."),

@@ -314,7 +314,8 @@ class ControlPlane:
         for rank in range(self.size):
             if rank not in present:
                 reason = self.lost.get(rank, f"rank {rank} is gone")
-                raise PeerError(f"{key.partition(':')[0]}: {reason}", rank=rank, operation="barrier", phase="match")
+                operation = key.partition(":")[0]
+                raise PeerError(f"{operation}: {reason}", rank=rank, operation=operation, phase="match")
         return [present[rank] for rank in range(self.size)]
 
     def barrier(self, *, deadline: float) -> None:

@@ -1,5 +1,7 @@
 """Jobs that say on which fabric they run: results, agreement of the ranks, what is said. All on one host; see tests/lab for NICs."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -74,6 +76,43 @@ def test_the_fabric_may_be_discovered_when_the_job_begins():
         assert (
             one.text == "HRDMA_PLAN=mine.json is for a fabric that is known: HRDMA_FABRIC=discover does not go with it"
         )
+
+
+def counted(asked, name, usual):
+    return lambda *given, **how: asked.append(name) or usual(*given, **how)
+
+
+def opened(rank):
+    from hrdma import calibration, providers, runtime
+
+    asked = []
+    for where, name in ((providers, "_usable"), (calibration, "costs"), (runtime.Runtime, "_open")):
+        setattr(where, name, counted(asked, name, getattr(where, name)))
+    with hrdma.init(fabric="discover"):
+        return sorted(asked)
+
+
+def test_what_discovery_does_not_change_is_done_once():
+    """On one host there are no rails: the providers stay open, and their costs stand."""
+    assert harness.ranks(opened, 2, init=False) == [["_open", *["_usable"] * 3, "costs"]] * 2
+
+
+def gone_meanwhile(rank):
+    from hrdma import discovery
+
+    if rank == 1:
+        discovery.circles = lambda hosts: os._exit(3)  # when the others have heard its NICs
+    hrdma.init(fabric="discover")
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_rank_that_is_lost_while_the_network_is_measured_is_lost_to_init(transport):
+    found = harness.outcomes(gone_meanwhile, 3, init=False, env={"HRDMA_TRANSPORT": transport})
+    assert found[1].status == 3
+    for one in (found[0], found[2]):
+        assert one.error == "PeerError" and one.text.startswith("init: discover: ")
+        said = {name: one.fields[name] for name in ("rank", "operation", "phase", "transport")}
+        assert said == {"rank": 1, "operation": "init", "phase": "connect", "transport": transport}
 
 
 def test_a_fabric_of_another_size_is_refused():

@@ -1,6 +1,10 @@
 """`schedule=`: a given schedule runs; it is proved, and agreed upon by all ranks, before anything is moved."""
 
 import logging
+import os
+import pathlib
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -205,6 +209,87 @@ def test_what_does_not_suit_the_call_is_refused():
             "ScheduleError: deterministic=True needs rank order, and ring has another: ",
         ]
         assert len(found) == len(starts) and all(text.startswith(start) for text, start in zip(found, starts)), found
+
+
+def useless(comm, schedules):
+    """All ranks hear at once what this one cannot use, whatever the reason; then the communicator does."""
+    n, said = comm.size, []
+    good = build("ring", "allreduce", n)
+    bad = [*schedules, os.fsencode(schedules[0]), 3, Large(comm, good.table)]
+    for what in bad:
+        begun = time.monotonic()
+        try:
+            comm.allreduce(values(comm, 10), schedule=what if comm.rank else build("ring", "allreduce", n))
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+        assert time.monotonic() - begun < 20
+    assert (comm.allreduce(values(comm, 100), schedule=good) == total(comm, 100)).all()
+    return said
+
+
+class Large(Schedule):
+    """A schedule of which the proof takes more memory than there is."""
+
+    def __init__(self, comm, table):
+        super().__init__("allreduce", comm.size, table, name="large")
+
+    def check(self, ordered=False, single=False):
+        raise MemoryError
+
+
+def test_whatever_makes_a_schedule_useless_is_told(tmp_path):
+    (tmp_path / "deep").write_text("[" * 200_000)
+    (tmp_path / "wide").write_text(Schedule("allreduce", 10_000_000, np.empty((0, 7), np.int32)).to_json())
+    (tmp_path / "named").write_text(build("ring", "allreduce", 3).to_json().replace('"ring"', '"\\ud800"'))
+    (tmp_path / "odd").write_text(wrong(build("ring", "allreduce", 2)).to_json())
+    files = [str(tmp_path / name) for name in ("deep", "wide", "named", "odd", "nowhere\udcff")]
+    first, second = harness.ranks(useless, 2, schedules=files, timeout=100)
+    starts = [
+        "RecursionError: ",
+        f"ScheduleError: {files[1]}: it is for 10000000 ranks, the communicator has 2",
+        f"ScheduleError: {files[2]}: it is for 3 ranks, the communicator has 2",
+        "ScheduleError: ",
+        "FileNotFoundError: ",
+        "TypeError: schedule=b",
+        "TypeError: schedule=3: a Schedule of hrdma.topo or the path of a file is wanted",
+        "MemoryError: ",
+    ]
+    assert len(first) == len(second) == len(starts)
+    assert all(text.startswith(start) for text, start in zip(second, starts)), second
+    assert all(text.startswith("ScheduleError: schedule=: rank 1 cannot use what it was given: ") for text in first)
+    assert first[-1].endswith("MemoryError")
+
+
+def long_names(comm):
+    made = build("ring", "allreduce", comm.size)
+    name = "n" * 300 + str(comm.rank)
+    with pytest.raises(hrdma.ScheduleError, match="must mean the same on all ranks: rank 0 has nnn"):
+        comm.allreduce(values(comm, 10), schedule=replace(made, name=name))
+    assert (comm.allreduce(values(comm, 10), schedule=replace(made, name="n" * 300)) == total(comm, 10)).all()
+
+
+def test_names_that_differ_late_differ():
+    harness.ranks(long_names, 2)
+
+
+def again(comm, path):
+    proofs, reads, asked = [], [], []
+    check, read, told = Schedule.check, plan_file.prove, type(comm)._told
+    Schedule.check = lambda self, *how: proofs.append(self.name) or check(self, *how)
+    plan_file.prove = lambda *what, **how: reads.append(what) or read(*what, **how)
+    type(comm)._told = lambda self, *what: asked.append(what) or told(self, *what)
+    for _ in range(3 * given.PATHS):
+        made = build("halving", "allreduce", comm.size)
+        assert (comm.allreduce(values(comm, 10), schedule=made) == total(comm, 10)).all()
+    assert (proofs, len(asked)) == (["halving"], 1)
+    for _ in range(3):
+        assert (comm.allreduce(values(comm, 10), schedule=pathlib.Path(path)) == total(comm, 10)).all()
+        assert (comm.allreduce(values(comm, 10), schedule=path) == total(comm, 10)).all()
+    assert (len(reads), len(asked)) == (1, 2)
+
+
+def test_what_is_known_is_neither_read_nor_proved_again(tmp_path):
+    harness.ranks(again, 2, path=written(tmp_path, "ring", build("ring", "allreduce", 2)))
 
 
 def many(comm):

@@ -7,14 +7,17 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from lab_jobs import environment
 
 from hrdma.bench import fabrics as measuring
+from hrdma.cli.measured import like_lab, verdict
 from hrdma.lab.lab import Lab
 from hrdma.topo import fabric_file, plan_file
+from hrdma.topo.cost import Cost
 from hrdma.topo.fabrics import parse
 from hrdma.topo.planner import plan
 
@@ -184,13 +187,62 @@ def test_compare_refuses_to_measure_something_else(lab, arguments, complaint):
     assert done.returncode in (1, 2) and complaint in done.stderr
 
 
-class Wrong:
-    """A communicator of which the results are wrong by one element."""
+def test_the_caller_s_own_settings_are_not_those_of_a_measurement(lab, monkeypatch):
+    monkeypatch.setenv("HRDMA_FABRIC", "ring:2")
+    monkeypatch.setenv("HRDMA_PLAN", "nowhere.json")
+    fabric = parse(FABRIC, rate=lab.nodes[0]["nics"][0]["rate_bit_s"], latency=0)
+    cost = measuring.calibrated(lab, fabric)
+    assert 0 < cost.latency < 0.05
+    made = plan("allreduce", measuring.payload(fabric), 4096, cost, algorithm="ring")
+    (one,) = measuring.measure(lab, fabric, [(4096, made.candidates[0])], rounds=1)
+    assert one.measured > 0
+
+
+class Lab4(SimpleNamespace):
+    """Of a lab what a calibration and the command line look at."""
+
+    name, fabric, hosts = "none", "star:4", 4
+    nodes = [{"nics": [{"rate_bit_s": 50e6, "latency": 1e-3}]}] * 4
+
+
+def test_pings_of_a_lab_with_latency_are_not_all_work(monkeypatch):
+    ways = {1e-3: 2e-3, 0.0: 0.0}  # two links
+    known = Cost(1e-5, 0.0, 0.0, latency=1e-6, cores=2)
+    monkeypatch.setattr(measuring, "_job", lambda *_: {"cost": known.to_dict(), "way": 2e-3 + 13e-6})
+    for latency, distance in ways.items():
+        cost = measuring.calibrated(Lab4(), parse("star:4", rate="50mbit", latency=latency))
+        assert cost.latency == pytest.approx(1e-6 + 2e-3 + 13e-6 - distance)
+    cost = measuring.calibrated(Lab4(), parse("star:4", rate="50mbit", latency=5e-3))
+    assert cost == known  # never below that of the connections
+
+
+def test_what_is_not_said_of_the_links_is_the_lab_s(monkeypatch):
+    monkeypatch.setattr(Lab, "find", lambda name: Lab4())
+    assert like_lab("none", "star:4", None, None) == (50e6, 1e-3)
+    assert like_lab("none", "star:4", 20e6, None) == (20e6, 1e-3)
+    assert like_lab("none", "star:4", None, 0.0) == (50e6, 0.0)
+    assert like_lab("none", "mine.toml", None, None) == (None, None)
+
+
+def test_the_plan_is_held_against_all_that_know_nothing_of_the_fabric():
+    found = [
+        measuring.Measurement(name, 1, 400, 1.0, seconds, seconds, seconds, 0.0, 0.0, 0.0, 0.0)
+        for name, seconds in (("bml", 2.0), ("ring", 5.0), ("server-3", 4.0), ("hips-mesh", 1.0))
+    ]
+    assert verdict(found) == "planned: bml; it took 0.50 of the time of the best flat one, server-3"
+    assert verdict([found[0], found[3]]) == ""
+
+
+class Fake:
+    """A communicator of two ranks; at first its results are right."""
 
     size, rank = 2, 0
 
+    def __init__(self, then):
+        self.then, self.right = then, True
+
     def dup(self):
-        return Wrong()
+        return self
 
     def barrier(self):
         pass
@@ -198,12 +250,19 @@ class Wrong:
     def allreduce(self, x, op="sum", out=None):
         if x.dtype == np.float32:
             out = x if out is None else out
-            out[:] = x * 2 + 1
-            out[-1] += 1
+            if self.right or self.then == "wrong":
+                out[:] = x * 2 + 1
+            if not self.right and self.then == "wrong":
+                out[-1] += 1
 
 
 @pytest.mark.parametrize("calls", (1, 3))
-def test_a_wrong_result_would_be_noticed(calls):
-    job = measuring._Job(Wrong(), [measuring._Case("ring", 1, 400, calls)])
+@pytest.mark.parametrize(("then", "count"), (("wrong", 1), ("nothing", 100)))
+def test_a_wrong_result_would_be_noticed(calls, then, count):
+    comm = Fake(then)
+    job = measuring._Job(comm, [measuring._Case("ring", 1, 400, calls)])
     job.run(0)
-    assert job.wrong == 1
+    assert job.wrong == 0
+    comm.right = False
+    job.run(0)
+    assert job.wrong == count

@@ -252,7 +252,11 @@ def test_rails_are_as_many_as_the_core_has(monkeypatch, caplog) -> None:
     fabric = parse("cluster:2,2,10")
     for rank in range(4):
         job = SimpleNamespace(
-            network=Network(fabric), rank=rank, config=SimpleNamespace(ifname=""), log=logging.getLogger()
+            network=Network(fabric),
+            names=("tcp",),
+            rank=rank,
+            config=SimpleNamespace(ifname=""),
+            log=logging.getLogger(),
         )
         assert Runtime._rails(job) == tuple(nic.name for nic in there[: _core.MAX_RAILS])
     said = [record.getMessage() for record in caplog.records]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from hrdma.errors import ScheduleError
@@ -46,6 +49,18 @@ def test_edited_text_is_refused() -> None:
         assert old in text
         with pytest.raises(ScheduleError, match=match):
             Schedule.from_json(text.replace(old, new, 1))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    schedule = build("ring", "allreduce", 3)
+    given = {"size": np.int64(3), "split": np.int32(3), "root": np.int8(0), "window": np.uint8(0)}
+    same = Schedule("allreduce", table=schedule.table, weights=(np.int64(1),) * 3, name="ring", **given)
+    again = replace(schedule, weights=(1, 1, 1))
+    assert same == again and same.digest() == again.digest() and same.to_json() == again.to_json()
+    assert same.for_rank(np.int64(1)).digest() == again.for_rank(1).digest() != again.digest()
+    assert schedule.digest() != again.digest()
+    with pytest.raises(TypeError):
+        replace(schedule, size="3")
 
 
 def test_text() -> None:
