@@ -14,8 +14,12 @@ other by computing and two fan-outs: c + 2 f = 21 f / 1.75, so c = 10 f, 10/21 o
 that too (ratio 1), and half and twice that. Jobs start 0.1 s apart where the published step took 0.64 s; the rotation's interval
 is two steps here, and was some thirty there, of runs a thousand times as long.
 
-Under the table stands what was published, and the same of here. Columns: average and slowest completion time of the jobs (the stagger of their starts left out), what the average is beside FIFO, how
-long a worker that has its model waits for the last one of its job to have it, and the use of the busiest server's link.
+Under the table stands what was published, and the same of here. Columns: average and slowest completion time of the jobs (the stagger of their starts left out), what the average is beside FIFO, the same by
+a model of links without delay, loss and windows (`tensorlights_fluid`), how long a worker that has its model waits for the last one of
+its job to have it, and the use of the busiest server's link.
+
+--floor is what a job gets of its server's link in any band. A starved job's answers to its own workers (clear to send, credit) live on
+it: with little of it the way back idles.
 
 References: X. S. Huang, A. Chen, T. S. E. Ng, "Green, Yellow, Yield: End-Host Traffic Scheduling for Distributed Deep
 Learning with TensorLights", HPBDC 2019.
@@ -39,6 +43,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tensorlights_fluid import completion
 from tensorlights_picture import draw
 
 from hrdma.lab import namespaces
@@ -52,6 +57,7 @@ from hrdma.units import rate_value
 COMPUTE = 10 / 21  # of the time that all fan-outs take
 STAGGER = 0.1 / 0.64  # of the same
 STEPS_A_TURN = 2.0
+ON_THE_WIRE = 1514 / 1448  # frames' bytes beside a message's
 NOISE = 0.1  # of the time to compute, either way
 POLICIES = ("fifo", "tls-one", "tls-rr")
 LIMIT = 120.0  # seconds for one run
@@ -69,6 +75,7 @@ class Setup:
     steps: int
     ratio: float
     placement: tuple[int, ...]  #: servers on each of the first hosts
+    floor: int  #: bytes per second that a job has in any band
 
     @property
     def fan_outs(self) -> float:
@@ -79,12 +86,27 @@ class Setup:
     def compute(self) -> float:
         return self.ratio * COMPUTE * self.fan_outs
 
+    @property
+    def interval(self) -> float:
+        """Seconds between rotations."""
+        return max(0.1, STEPS_A_TURN * self.fan_outs)
+
+    @property
+    def servers(self) -> list[int]:
+        """The host of each job's server."""
+        return [host for host, count in enumerate(self.placement) for _ in range(count)]
+
+    def predicted(self, policy: str) -> list[float]:
+        """Completion times by the fluid model."""
+        return completion(policy, self.servers, self.workers, self.steps, transfer=ON_THE_WIRE * self.nbytes / self.rate,
+                          compute=self.compute, stagger=STAGGER * self.fan_outs, noise=NOISE, interval=self.interval)  # fmt: skip
+
     def hosts_of(self, job: int) -> list[int]:
         """The server's host, and the workers' on other hosts."""
-        servers = [host for host, count in enumerate(self.placement) for _ in range(count)]
-        others = [host for host in range(self.jobs) if host != servers[job]]
+        server = self.servers[job]
+        others = [host for host in range(self.jobs) if host != server]
         random.Random(job).shuffle(others)
-        return [servers[job], *(others[i % len(others)] for i in range(self.workers))]
+        return [server, *(others[i % len(others)] for i in range(self.workers))]
 
 
 @dataclass
@@ -97,6 +119,7 @@ class Result:
     completion: list[float]  #: seconds, by job
     wait: float  #: seconds, mean over steps and workers
     utilisation: float
+    predicted: list[float]  #: completion by the fluid model
 
 
 # --- what runs in children ---
@@ -202,7 +225,7 @@ def take(pipe: int, count: int, deadline: float) -> None:
 
 def run(lab: Lab, setup: Setup, name: str, directory: str) -> Result:
     policy = Policy(name, tuple(Job(f"job{job}") for job in range(setup.jobs)), rate=setup.rate,
-                    interval=max(0.1, STEPS_A_TURN * setup.fan_outs), dscp_pool=tuple(range(8, 8 + setup.jobs)))  # fmt: skip
+                    floor=setup.floor, interval=setup.interval, dscp_pool=tuple(range(8, 8 + setup.jobs)))  # fmt: skip
     dev = lab.nodes[0]["nics"][0]["name"]
     ready, tell = os.pipe()
     hold, go = os.pipe()
@@ -248,8 +271,9 @@ def run(lab: Lab, setup: Setup, name: str, directory: str) -> Result:
         for each in zip(*(found[job, rank]["arrivals"] for rank in range(1, setup.workers + 1))):
             waits += [max(each) - arrival for arrival in each]
     placement = ",".join(map(str, setup.placement))
-    completion = [one["took"] for one in servers]
-    return Result(placement, setup.ratio, name, completion, statistics.mean(waits), moved / makespan / setup.rate)
+    took = [one["took"] for one in servers]
+    use = moved / makespan / setup.rate
+    return Result(placement, setup.ratio, name, took, statistics.mean(waits), use, setup.predicted(name))
 
 
 def sent(lab: Lab, host: int) -> int:
@@ -261,10 +285,11 @@ def sent(lab: Lab, host: int) -> int:
 
 
 def show(results: Sequence[Result]) -> None:
-    head = f"{'servers on hosts':18}{'ratio':>6} {'policy':9}{'average s':>10}{'slowest s':>10}{'beside FIFO':>12}"
+    head = f"{'servers on hosts':18}{'ratio':>6} {'policy':9}{'average s':>10}{'slowest s':>10}{'beside FIFO':>12}{'model':>8}"
     print(f"\n{head}{'wait ms':>9}{'link':>6}")
     for placement, ratio in dict.fromkeys((one.placement, one.ratio) for one in results):
         these = [one for one in results if (one.placement, one.ratio) == (placement, ratio)]
+        model = {one.policy: statistics.mean(one.predicted) for one in these}
         averages = {name: [statistics.mean(one.completion) for one in these if one.policy == name] for name in POLICIES}
         for name in POLICIES:
             ours = [one for one in these if one.policy == name]
@@ -273,6 +298,7 @@ def show(results: Sequence[Result]) -> None:
             wait = statistics.median(one.wait for one in ours) * 1e3
             use = statistics.median(one.utilisation for one in ours)
             print(f"{placement:18}{ratio:6g} {name:9}{average:10.2f}{slowest:10.2f}{average / fifo - 1:+12.1%}"
+                  f"{model[name] / model['fifo'] - 1:+8.1%}"
                   f"{wait:9.0f}{use:6.0%}", flush=True)  # fmt: skip
 
 
@@ -314,6 +340,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--model", type=int, default=262_144, help="bytes")
     parser.add_argument("--rate", default="40mbit", help="of every link")
+    parser.add_argument("--floor", default="100kbit", help="of every job at its server's link; as published")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=1, help="policies take turns")
     parser.add_argument("--ratio", type=float, nargs="+", default=[0.5, 1.0, 2.0])
@@ -337,9 +364,10 @@ def main() -> None:
             Lab.up(parse(f"star:{options.jobs}", rate=options.rate, latency=0), f"tls-{os.getpid()}") as lab:  # fmt: skip
         os.environ["HRDMA_CACHE_DIR"] = directory
         for place, ratio in cases:
-            setup = Setup(options.jobs, options.workers, options.model, rate, options.steps, ratio, place)
-            print(f"# {setup.jobs} jobs of {setup.workers} workers, {setup.nbytes} bytes, links of {options.rate}, {setup.steps}"
-                  f" steps, servers {place}; ratio {ratio:g}: {setup.compute:.3f} s computing beside {setup.fan_outs:.3f} s of"
+            setup = Setup(options.jobs, options.workers, options.model, rate, options.steps, ratio, place,
+                          rate_value(options.floor))  # fmt: skip
+            print(f"# {setup.jobs} jobs of {setup.workers} workers, {setup.nbytes} bytes, links of {options.rate}, floor"
+                  f" {options.floor}, {setup.steps} steps, servers {place}; ratio {ratio:g}: {setup.compute:.3f} s computing beside {setup.fan_outs:.3f} s of"
                   f" all fan-outs, starts {STAGGER * setup.fan_outs:.3f} s apart", flush=True)  # fmt: skip
             for _ in range(options.rounds):
                 results += [run(lab, setup, name, directory) for name in POLICIES]
