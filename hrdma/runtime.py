@@ -8,7 +8,6 @@ choice depends on, so each rank chooses for itself and all choose alike: the pro
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import functools
 import hashlib
 import os
@@ -436,6 +435,7 @@ def init(
     global _runtime, _world
     from hrdma.communicator import Communicator
     from hrdma.config import Config
+    from hrdma.world import world_of
 
     with _init_lock:
         if _runtime is not None and not _runtime.closed:
@@ -447,7 +447,7 @@ def init(
         config = Config.load(
             token=token, transport=None if transport is None else list(transport), timeout=timeout, **settings
         )
-        world = _world_of(config, rank, size, master)
+        world = world_of(config, rank, size, master)
         from hrdma.log import configure
 
         configure(config.log_level, world.rank if world.size > 1 else None)
@@ -468,29 +468,3 @@ def finalize(timeout: float = CLOSE_SECONDS) -> None:
     runtime, _runtime, _world = _runtime, None, None
     if runtime is not None:
         runtime.close(timeout)
-
-
-def _world_of(config: Config, rank: int | None, size: int | None, master: str | None) -> World:
-    from hrdma.world import World, world_from_env
-
-    if (rank is None) != (size is None):
-        raise ValueError("rank and size go together: pass both or neither")
-    changes: dict[str, Any] = {}
-    if master is not None:
-        address, colon, port = master.rpartition(":")
-        if not colon or not address or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"master={master!r}: 'address:port' is wanted")
-        changes = {"master_addr": address.strip("[]"), "master_port": int(port), "job": ""}
-    if rank is not None and size is not None:
-        environment = {} if master is not None else os.environ
-        world = World(
-            rank,
-            size,
-            master_addr=environment.get("MASTER_ADDR", "127.0.0.1" if size == 1 else ""),
-            master_port=config.port or int(environment.get("MASTER_PORT", "29500")),
-        )
-        if size > 1 and master is None and not world.master_addr:
-            raise ValueError("MASTER_ADDR is not set: pass master='address:port' or set it on all ranks")
-    else:
-        world = world_from_env(config)
-    return dataclasses.replace(world, **changes)
