@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "hr/hr.h"
 #include "providers/verbs/sim.h"
 #include "verbs_rig.h"
 
@@ -356,6 +357,33 @@ TEST(interfaces_choose_devices_too) {
     verbs->domain_close(n.domain);
     REQUIRE(node_open_on(&n, 1, "sim", "north", NULL, detail) == HR_OK); /* is on no interface */
     verbs->domain_close(n.domain);
+    tree_end();
+}
+
+static hr_status engine_open(const char *ifname, char text[256]) {
+    struct hr_engine *engine;
+    struct hr_config config = {
+        .providers = "verbs,tcp", .ifname = ifname, .rails = "tcp:lo", .devices = "verbs:sim2", .spin_us = -1};
+    const char *name;
+    uint8_t addr[HR_MAX_ADDR];
+    size_t len;
+    struct hr_caps caps;
+    hr_auth_init(&config.auth, "secret", 6, 0, 1);
+    hr_status status = hr_engine_open(&config, &engine, text);
+    if (status != HR_OK) return status;
+    hr_engine_domain(engine, 1, &name, addr, &len, &caps, text);
+    CHECK_STR(name, "verbs");
+    hr_engine_close(engine, hr_now());
+    return HR_OK;
+}
+
+TEST(rails_of_tcp_choose_no_device) {
+    char text[256];
+    tree_make();
+    CHECK_EQ(engine_open(NULL, text), HR_OK);
+    CHECK(strstr(text, "of 6;"));
+    CHECK_EQ(engine_open("west", text), HR_OK);
+    CHECK(strstr(text, "port 2") && strstr(text, "of 3;"));
     tree_end();
 }
 
