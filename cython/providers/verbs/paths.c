@@ -45,15 +45,21 @@ static size_t gid_attr(const struct ibv_device *device, int port, int index, con
     return sysfs(device, what, text, size);
 }
 
-/* A table that says nothing of types has one type only. */
-static int kind_of(const struct ibv_device *device, int port, const union ibv_gid *gid, int index) {
+/* By the address that it is. */
+static int family_of(const union ibv_gid *gid) {
     static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
     static const uint8_t none[16];
-    char type[32];
     if (memcmp(gid->raw, none, sizeof none) == 0) return GID_NONE;
-    if (gid_attr(device, port, index, "types", type, sizeof type) && !strstr(type, "v2")) return GID_OTHER;
     if (memcmp(gid->raw, mapped, sizeof mapped) == 0) return GID_IPV4;
     return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80 ? GID_LINK_LOCAL : GID_IPV6;
+}
+
+/* A table that says nothing of types has one type only. */
+static int kind_of(const struct ibv_device *device, int port, const union ibv_gid *gid, int index) {
+    int family = family_of(gid);
+    char type[32];
+    int other = family && gid_attr(device, port, index, "types", type, sizeof type) && !strstr(type, "v2");
+    return other ? GID_OTHER : family;
 }
 
 int hr_verbs_gid_choose(const struct hr_verbs_backend *verbs, struct ibv_context *ctx, uint8_t port, int entries,
@@ -73,17 +79,16 @@ int hr_verbs_gid_choose(const struct hr_verbs_backend *verbs, struct ibv_context
 
 /* The address that a GID is; link-local ones need an interface to go with them. */
 int hr_verbs_gid_address(const union ibv_gid *gid, union hr_sockaddr *a) {
-    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
-    static const uint8_t none[16];
+    int family = family_of(gid);
     memset(a, 0, sizeof *a);
-    if (memcmp(gid->raw, mapped, sizeof mapped) == 0) {
+    if (family == GID_IPV4) {
         a->v4.sin_family = AF_INET;
         memcpy(&a->v4.sin_addr, gid->raw + 12, 4);
         return 1;
     }
     a->v6.sin6_family = AF_INET6;
     memcpy(&a->v6.sin6_addr, gid->raw, 16);
-    return memcmp(gid->raw, none, sizeof none) != 0 && (gid->raw[0] != 0xfe || (gid->raw[1] & 0xc0) != 0x80);
+    return family == GID_IPV6;
 }
 
 /* ---- this side's ---- */
