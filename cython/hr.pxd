@@ -164,6 +164,7 @@ cdef extern from "hr/hr.h" nogil:
         uint64_t self_id
         const char *providers
         const char *ifname
+        const char *rails
         const char *options
         const char *devices
         const char *fault

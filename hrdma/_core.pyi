@@ -41,6 +41,7 @@ class Engine:
         insecure: bool = False,
         epoch: int = 0,
         ifname: str | None = None,
+        rails: str | None = None,
         options: str | None = None,
         devices: str | None = None,
         fault: str | None = None,

@@ -91,18 +91,27 @@ class Runtime:
             _core.reduce_isa(config.simd)
         domains = [name for name in self.names if name != "loop"]
         domains += [_rail(number) for number in range(1, len(self.rails))]
-        return _core.Engine(
+        engine = functools.partial(
+            _core.Engine,
             self.rank,
-            ",".join(domains),
             token=config.token.encode() or None,
             insecure=config.insecure,
-            ifname=";".join(self.rails) or config.ifname or None,
+            ifname=config.ifname or None,
+            rails=f"{RAILED}:{','.join(self.rails)}" if self.rails else None,
             options=";".join(f"{name}:{text}" for name, text in options.items() if text) or None,
             devices=f"verbs:{config.hardware()}" if config.hardware() else None,
             fault=config.fault or None,
             local_peers=max(0, (world.local_size or world.size) - 1),
             spin_us=config.spin_us,
         )
+        try:
+            return engine(",".join(domains))
+        except DeviceError as error:
+            if "verbs" not in domains or config.transport or config.hardware():
+                raise
+            without = engine(",".join(name for name in domains if name != "verbs"))  # raises if it was another's fault
+            self.log.info("verbs is not used: %s", error)
+            return without
 
     def _rails(self) -> tuple[str, ...]:
         if self.network is None or RAILED not in self.names:

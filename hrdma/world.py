@@ -146,6 +146,31 @@ def world_from_env(config: Config | None = None, environ: Mapping[str, str] | No
     return World(rank, size, local_rank, local_size, address, port, job, names.launcher)
 
 
+def world_of(config: Config, rank: int | None, size: int | None, master: str | None) -> World:
+    """The world that the arguments of :func:`hrdma.init` name; what they leave open is read from the environment."""
+    if (rank is None) != (size is None):
+        raise ValueError("rank and size go together: pass both or neither")
+    changes: dict[str, Any] = {}
+    if master is not None:
+        address, colon, port = master.rpartition(":")
+        if not colon or not address or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(f"master={master!r}: 'address:port' is wanted")
+        changes = {"master_addr": address.strip("[]"), "master_port": int(port), "job": ""}
+    if rank is not None and size is not None:
+        environment = {} if master is not None else os.environ
+        world = World(
+            rank,
+            size,
+            master_addr=environment.get("MASTER_ADDR", "127.0.0.1" if size == 1 else ""),
+            master_port=config.port or int(environment.get("MASTER_PORT", DEFAULT_PORT)),
+        )
+        if size > 1 and master is None and not world.master_addr:
+            raise ValueError("MASTER_ADDR is not set: pass master='address:port' or set it on all ranks")
+    else:
+        world = world_from_env(config)
+    return replace(world, **changes)
+
+
 def _number(environ: Mapping[str, str], name: str) -> int:
     value = environ[name].strip()
     if not re.fullmatch(r"[0-9]{1,9}", value):
@@ -229,31 +254,6 @@ def _started(pid: int) -> str:
             return file.read().rpartition(")")[2].split()[19]
     except OSError:
         return ""
-
-
-def world_of(config: Config, rank: int | None, size: int | None, master: str | None) -> World:
-    """Which rank this process is: from arguments of `hrdma.init`, else from the environment."""
-    if (rank is None) != (size is None):
-        raise ValueError("rank and size go together: pass both or neither")
-    changes: dict[str, Any] = {}
-    if master is not None:
-        address, colon, port = master.rpartition(":")
-        if not colon or not address or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"master={master!r}: 'address:port' is wanted")
-        changes = {"master_addr": address.strip("[]"), "master_port": int(port), "job": ""}
-    if rank is not None and size is not None:
-        environment = {} if master is not None else os.environ
-        world = World(
-            rank,
-            size,
-            master_addr=environment.get("MASTER_ADDR", "127.0.0.1" if size == 1 else ""),
-            master_port=config.port or int(environment.get("MASTER_PORT", "29500")),
-        )
-        if size > 1 and master is None and not world.master_addr:
-            raise ValueError("MASTER_ADDR is not set: pass master='address:port' or set it on all ranks")
-    else:
-        world = world_from_env(config)
-    return replace(world, **changes)
 
 
 def host_identity(override: str = "") -> str:

@@ -16,9 +16,9 @@ cdef class Engine:
         domains of a provider, for two rails.
     token : bytes or None
         Secret of the job. None: peers on this host alone are believed, unless ``insecure``.
-    ifname, options, devices, fault : str or None
-        Interface grammar, ``"nic0;nic1"`` for rails 0 and 1; ``"tcp:cc=cubic;shm:ring=1M"``; in the same form
-        ``"verbs:mlx5_0"`` and faults to inject.
+    ifname, rails, options, devices, fault : str or None
+        Interface grammar, of all providers; ``"tcp:nic0,nic1"``, instead of it for rails 0 and 1 of tcp;
+        ``"tcp:cc=cubic;shm:ring=1M"``; in the same form ``"verbs:mlx5_0"`` and faults to inject.
     spin_us : int
         How long a wait spins before it sleeps; -1 adapts.
 
@@ -37,14 +37,15 @@ cdef class Engine:
     cdef object __weakref__
 
     def __cinit__(self, uint64_t self_id, str providers, *, token=None, bint insecure=False, uint32_t epoch=0,
-                  ifname=None, options=None, devices=None, fault=None, int local_peers=0, int spin_us=-1,
-                  uint64_t eager_credit=0):
+                  ifname=None, rails=None, options=None, devices=None, fault=None, int local_peers=0,
+                  int spin_us=-1, uint64_t eager_credit=0):
         cdef hr_config config
         cdef char detail[256]
         cdef hr_status status
         cdef hr_engine *handle = NULL
         cdef bytes names = providers.encode()
         cdef bytes interfaces = (ifname or "").encode()
+        cdef bytes lanes = (rails or "").encode()
         cdef bytes settings = (options or "").encode()
         cdef bytes hardware = (devices or "").encode()
         cdef bytes faults = (fault or "").encode()
@@ -56,6 +57,7 @@ cdef class Engine:
         config.self_id = self_id
         config.providers = names
         config.ifname = <const char *> interfaces if interfaces else NULL
+        config.rails = <const char *> lanes if lanes else NULL
         config.options = <const char *> settings if settings else NULL
         config.devices = <const char *> hardware if hardware else NULL
         config.fault = <const char *> faults if faults else NULL

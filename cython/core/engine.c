@@ -46,11 +46,10 @@ static struct rail_name parse_name(const char *name) {
     return found;
 }
 
-/* The interfaces of one rail, or of all where nothing tells them apart. */
-static char *ifname_of(const char *all, int rail) {
-    if (!all || !strchr(all, ';')) return all ? strdup(all) : NULL;
-    for (; rail && all; rail--) all = strchr(all, ';') ? strchr(all, ';') + 1 : NULL;
-    return all ? strndup(all, strcspn(all, ";")) : NULL;
+/* "nic0,nic1": the interface of one rail, or NULL. */
+static char *nic_of(const char *rails, int rail) {
+    for (; rail && rails; rail--) rails = strchr(rails, ',') ? strchr(rails, ',') + 1 : NULL;
+    return rails ? strndup(rails, strcspn(rails, ",")) : NULL;
 }
 
 static hr_status open_domain(struct hr_engine *engine, const char *name, char detail[256]) {
@@ -58,7 +57,8 @@ static hr_status open_domain(struct hr_engine *engine, const char *name, char de
     const struct hr_provider *provider = hr_provider_find(parsed.provider), *inner = NULL;
     char *options = options_of(engine->config.options, parsed.provider),
          *fault = options_of(engine->config.fault, parsed.provider),
-         *device = options_of(engine->config.devices, parsed.provider), *ifname = NULL;
+         *device = options_of(engine->config.devices, parsed.provider),
+         *rails = options_of(engine->config.rails, parsed.provider), *nic = NULL;
     struct hr_domain *domain = NULL;
     hr_status status;
     if (!provider || parsed.rail < 0) {
@@ -66,10 +66,10 @@ static hr_status open_domain(struct hr_engine *engine, const char *name, char de
         status = HR_ERR_NO_DEVICE;
         goto out;
     }
-    ifname = ifname_of(engine->config.ifname, parsed.rail);
-    if (engine->config.ifname && !ifname) {
-        snprintf(detail, 256, "no interface is named for '%s' in '%.100s': name one for each rail, with ; between",
-                 name, engine->config.ifname);
+    nic = nic_of(rails, parsed.rail);
+    if (rails && !nic) {
+        snprintf(detail, 256, "no interface is named for '%s' in '%.100s': name one for each rail, with commas between",
+                 name, rails);
         status = HR_ERR_INVALID;
         goto out;
     }
@@ -84,7 +84,7 @@ static hr_status open_domain(struct hr_engine *engine, const char *name, char de
         provider = &hr_provider_fault;
     }
     struct hr_domain_params params = {.self_id = engine->config.self_id,
-                                      .ifname = ifname,
+                                      .ifname = nic ? nic : engine->config.ifname,
                                       .device = device,
                                       .auth = &engine->auth,
                                       .sink = &hr_engine_sink,
@@ -107,7 +107,8 @@ out:
     free(options);
     free(device);
     free(fault);
-    free(ifname);
+    free(rails);
+    free(nic);
     return status;
 }
 
@@ -161,7 +162,7 @@ hr_status hr_engine_open(const struct hr_config *config, struct hr_engine **engi
         if (strcmp(name, "loop")) status = open_domain(engine, name, detail);
     free(names);
     engine->config.options = engine->config.devices = engine->config.fault = engine->config.providers =
-        engine->config.ifname = NULL; /* the caller's */
+        engine->config.ifname = engine->config.rails = NULL; /* the caller's */
     if (status == HR_OK) status = hr_bg_start(engine);
     if (status != HR_OK) goto fail;
     *engine_p = engine;

@@ -39,6 +39,10 @@ int hr_sockaddr_within(const union hr_sockaddr *a, const union hr_sockaddr *b, i
     return rest == 0 || ((x[whole] ^ y[whole]) >> (8 - rest)) == 0;
 }
 
+int hr_sockaddr_same(const union hr_sockaddr *a, const union hr_sockaddr *b) {
+    return hr_sockaddr_within(a, b, a->sa.sa_family == AF_INET ? 32 : 128);
+}
+
 int hr_sockaddr_loopback(const union hr_sockaddr *a) {
     int n;
     if (a->sa.sa_family == AF_INET) return *bytes_of(a, &n) == 127;
@@ -48,7 +52,7 @@ int hr_sockaddr_loopback(const union hr_sockaddr *a) {
 int hr_ifaces_own(const struct hr_iface *list, int n, const union hr_sockaddr *a) {
     if (hr_sockaddr_loopback(a)) return 1;
     for (int i = 0; i < n; i++)
-        if (hr_sockaddr_within(a, &list[i].at, a->sa.sa_family == AF_INET ? 32 : 128)) return 1;
+        if (hr_sockaddr_same(a, &list[i].at)) return 1;
     return 0;
 }
 

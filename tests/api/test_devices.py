@@ -9,6 +9,7 @@ import pytest
 
 import harness
 import hrdma
+from hrdma import _core
 
 SIM = {"HRDMA_TRANSPORT": "verbs", "HRDMA_DEVICES": "sim"}
 
@@ -32,7 +33,7 @@ def what_is_taken(comm):
 def test_the_simulated_device_is_taken_when_it_is_named(env, transport):
     for names, text in harness.ranks(what_is_taken, 2, env=env):
         assert names == [transport]
-        assert text.startswith("sim, the only device: port 1 GID 0 fd") == ("HRDMA_DEVICES" in env)
+        assert text.startswith("sim, named: port 1 GID 0 fd") == ("HRDMA_DEVICES" in env)
 
 
 def opened(rank):
@@ -53,6 +54,22 @@ def test_what_cannot_be_had_is_named(env, error, text):
     (one,) = harness.outcomes(opened, 1, init=False, env=env, timeout=20)
     assert one.error == error
     assert any(word in one.text for word in text.split("|")), one.text
+
+
+def without_a_device(rank):
+    """The library says that there is an RDMA device, and opening it finds none that will do."""
+    found = _core.provider_devices
+    _core.provider_devices = lambda name: (1, "") if name == "verbs" else found(name)
+    comm = hrdma.init(timeout=20)
+    comm.barrier()
+    return sorted(comm.info()["domains"])
+
+
+@pytest.mark.skipif(_core.provider_devices("verbs")[0], reason="this host has an RDMA device, which would be opened")
+def test_verbs_that_nobody_asked_for_is_left_out_where_no_device_will_do():
+    assert harness.ranks(without_a_device, 2, init=False) == [["loop", "shm", "tcp"]] * 2
+    (one,) = harness.outcomes(without_a_device, 1, init=False, env={"HRDMA_REQUIRE": "verbs"}, timeout=20)
+    assert one.error == "DeviceError", one.text
 
 
 def fails_by_plan(rank, plan):

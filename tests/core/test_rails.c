@@ -243,9 +243,9 @@ TEST(leaving_is_no_loss) {
  * ---------------------------------------------------------------------------------------------------------------------
  */
 
-static hr_status open_named(const char *providers, const char *ifname, char detail[256]) {
+static hr_status open_named(const char *providers, const char *rails, char detail[256]) {
     struct hr_engine *engine = NULL;
-    struct hr_config config = {.providers = providers, .ifname = ifname, .spin_us = -1};
+    struct hr_config config = {.providers = providers, .rails = rails, .spin_us = -1};
     hr_auth_init(&config.auth, "secret", 6, 0, 1);
     hr_status status = hr_engine_open(&config, &engine, detail);
     if (status == HR_OK) hr_engine_close(engine, hr_now());
@@ -254,14 +254,14 @@ static hr_status open_named(const char *providers, const char *ifname, char deta
 TEST(names_of_rails) {
     char detail[256];
     CHECK_EQ(open_named("tcp,tcp:1,tcp:7", NULL, detail), HR_OK);
-    CHECK_EQ(open_named("tcp,tcp:1", "127.0.0.1;lo", detail), HR_OK);
+    CHECK_EQ(open_named("tcp,tcp:1", "tcp:127.0.0.1,lo", detail), HR_OK);
     CHECK_EQ(open_named("tcp:0", NULL, detail), HR_ERR_NO_DEVICE);
     CHECK_EQ(open_named("tcp:8", NULL, detail), HR_ERR_NO_DEVICE);
     CHECK_EQ(open_named("tcp:1x", NULL, detail), HR_ERR_NO_DEVICE);
     CHECK(strstr(detail, "'tcp:1x'"));
-    CHECK_EQ(open_named("tcp,tcp:1,tcp:2", "lo;lo", detail), HR_ERR_INVALID);
+    CHECK_EQ(open_named("tcp,tcp:1,tcp:2", "tcp:lo,lo", detail), HR_ERR_INVALID);
     CHECK(strstr(detail, "'tcp:2'"));
-    CHECK_EQ(open_named("tcp,tcp:1", "lo;nosuch", detail), HR_ERR_NO_DEVICE);
+    CHECK_EQ(open_named("tcp,tcp:1", "tcp:lo,nosuch", detail), HR_ERR_NO_DEVICE);
     CHECK(strstr(detail, "nosuch"));
 }
 

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "hr/hr.h"
 #include "providers/verbs/sim.h"
 #include "verbs_rig.h"
 
@@ -61,6 +62,51 @@ TEST(a_port_and_a_gid_can_be_named) {
     CHECK_EQ(node_open(&n, 1, "sim2:3", NULL, detail), HR_ERR_NO_DEVICE);
     CHECK_EQ(node_open(&n, 1, "sim2", "gid=3", detail), HR_ERR_INVALID);
     CHECK(strstr(detail, "gid=3") && strstr(detail, "3 entries"));
+    REQUIRE(node_open(&n, 1, "sim,sim2", "gid=2", detail) == HR_OK); /* the first has no such GID */
+    CHECK_STR(inside(&n)->ctx->device->name, "sim2");
+    CHECK_STR(inside(&n)->reason, "named");
+    verbs->domain_close(n.domain);
+    CHECK_EQ(node_open(&n, 1, "sim,sim2:3", "gid=2", detail), HR_ERR_INVALID); /* and the second no such port */
+    CHECK(strstr(detail, "sim has no such GID; it has 1 entries"));
+}
+
+/* A device with two ports of ten IPv4 GIDs each, and less room for messages at the second. */
+static int many_query_port(struct ibv_context *ctx, uint8_t port, struct ibv_port_attr *attr) {
+    (void)ctx;
+    *attr = (struct ibv_port_attr){
+        .state = IBV_PORT_ACTIVE, .active_mtu = IBV_MTU_1024, .gid_tbl_len = 10, .max_msg_sz = 1u << (31 - port)};
+    return 0;
+}
+
+static int one_port_down(struct ibv_context *ctx, uint8_t port, struct ibv_port_attr *attr) {
+    many_query_port(ctx, port, attr);
+    if (port == 2) attr->state = IBV_PORT_DOWN;
+    return 0;
+}
+
+static int many_query_gid(struct ibv_context *ctx, uint8_t port, int index, union ibv_gid *gid) {
+    (void)ctx;
+    *gid = (union ibv_gid){.raw = {[10] = 0xff, 0xff, 10, 0, port, (uint8_t)(index + 1)}};
+    return 0;
+}
+
+TEST(ports_take_turns_among_equals) {
+    struct ibv_device device = {.name = "many"};
+    struct ibv_context ctx = {.device = &device};
+    struct hr_verbs_backend many = {.query_port = many_query_port, .query_gid = many_query_gid};
+    struct hr_verbs_wish wish = {.gid = -1};
+    struct hr_verbs_paths paths;
+    char detail[256];
+    CHECK_EQ(hr_verbs_paths_scan(&wish, &many, &ctx, 2, &paths, detail), HR_OK);
+    CHECK_EQ(paths.n, HR_VERBS_PATHS);
+    for (int i = 0; i < HR_VERBS_PATHS; i++) {
+        CHECK_EQ(paths.list[i].port, 1 + i % 2);
+        CHECK_EQ(paths.list[i].index, i / 2);
+    }
+    many.query_port = one_port_down;
+    CHECK_EQ(hr_verbs_paths_scan(&wish, &many, &ctx, 2, &paths, detail), HR_OK);
+    CHECK_EQ(paths.list[1].port, 1);
+    CHECK_EQ(paths.max_message, 1u << 29); /* the second port may come up */
 }
 
 static void describe(const struct hr_verbs_paths *paths, int fixed, struct hr_verbs_open *open_p) {
@@ -133,6 +179,21 @@ TEST(every_pair_may_fail) {
         CHECK_EQ(inside(&p.a)->inject.tries, ALL_PAIRS);
         pair_close(&p);
     }
+}
+
+TEST(the_reason_is_told_in_full) {
+    struct pair p;
+    char text[256];
+    open_two(&p, "deaf=5", NULL);
+    struct hr_verbs_domain *a = (struct hr_verbs_domain *)p.a.domain;
+    for (int i = 0; i < a->paths.n; i++) memcpy(a->paths.list[i].ndev, "enp65s0f0np0", 13);
+    snprintf(a->reason, sizeof a->reason, "best of 4 devices, NUMA distance 10");
+    connect_pair(&p, &p.ca, &p.cb);
+    REQUIRE(p.ca.ups && p.cb.ups);
+    memset(a->used.gid.raw, 0x2a, 16); /* an address without zeros */
+    verbs->domain_describe(p.a.domain, text, sizeof text);
+    CHECK_STR(strstr(text, "IPv6, enp65s0f0np0") && strstr(text, "is UDP port 4791 open?") ? "told" : text, "told");
+    pair_close(&p);
 }
 
 TEST(kinds_that_do_not_meet) {
@@ -287,8 +348,42 @@ TEST(interfaces_choose_devices_too) {
     CHECK(strstr(detail, "sim2") && strstr(detail, "north") && strstr(detail, "west"));
     CHECK_EQ(node_open_on(&n, 1, "sim2", "10.0.0.0/33", NULL, detail), HR_ERR_INVALID);
     CHECK(strstr(detail, "10.0.0.0/33"));
+    REQUIRE(node_open_on(&n, 1, "sim2", "west", "gid=1", detail) == HR_OK);
+    CHECK_EQ(inside(&n)->paths.n, 1);
+    verbs->domain_close(n.domain);
+    CHECK_EQ(node_open_on(&n, 1, "sim2", "north", "gid=1", detail), HR_ERR_NO_DEVICE);
+    CHECK(strstr(detail, "north") && !strstr(detail, "no such GID"));
+    REQUIRE(node_open_on(&n, 1, "sim2,sim", "north", "gid=0", detail) == HR_OK); /* the next one is tried */
+    verbs->domain_close(n.domain);
     REQUIRE(node_open_on(&n, 1, "sim", "north", NULL, detail) == HR_OK); /* is on no interface */
     verbs->domain_close(n.domain);
+    tree_end();
+}
+
+static hr_status engine_open(const char *ifname, char text[256]) {
+    struct hr_engine *engine;
+    struct hr_config config = {
+        .providers = "verbs,tcp", .ifname = ifname, .rails = "tcp:lo", .devices = "verbs:sim2", .spin_us = -1};
+    const char *name;
+    uint8_t addr[HR_MAX_ADDR];
+    size_t len;
+    struct hr_caps caps;
+    hr_auth_init(&config.auth, "secret", 6, 0, 1);
+    hr_status status = hr_engine_open(&config, &engine, text);
+    if (status != HR_OK) return status;
+    hr_engine_domain(engine, 1, &name, addr, &len, &caps, text);
+    CHECK_STR(name, "verbs");
+    hr_engine_close(engine, hr_now());
+    return HR_OK;
+}
+
+TEST(rails_of_tcp_choose_no_device) {
+    char text[256];
+    tree_make();
+    CHECK_EQ(engine_open(NULL, text), HR_OK);
+    CHECK(strstr(text, "of 6;"));
+    CHECK_EQ(engine_open("west", text), HR_OK);
+    CHECK(strstr(text, "port 2") && strstr(text, "of 3;"));
     tree_end();
 }
 

@@ -82,7 +82,8 @@ struct hr_config {
     uint64_t self_id;
     const char *providers; /* "shm,tcp" in order of preference; loop is always there for oneself. "tcp,tcp:1,tcp:2":
                               three domains of a provider, for rails 0 to 2 */
-    const char *ifname;    /* interface grammar; "nic0;nic1": of rail 0, of rail 1 */
+    const char *ifname;    /* interface grammar, of all providers; NULL any */
+    const char *rails;     /* "tcp:nic0,nic1": the interfaces of that provider's rails 0 and 1, instead of ifname */
     const char *options;   /* "tcp:cc=cubic,streams=2;shm:ring=1M": handed to the providers; NULL none */
     const char *devices;   /* "verbs:mlx5_0": the device of a provider that has several; NULL: it chooses */
     const char *fault;     /* "tcp:drop=0.01,seed=7": wrap that provider; NULL none */

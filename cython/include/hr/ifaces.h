@@ -41,6 +41,8 @@ hr_status hr_ifaces_choose(struct hr_iface *list, int n, const char *grammar, ch
 
 /* 1 when both are in the network that the first prefix bits name. */
 int hr_sockaddr_within(const union hr_sockaddr *a, const union hr_sockaddr *b, int prefix);
+/* 1 when the addresses are one, whatever the ports. */
+int hr_sockaddr_same(const union hr_sockaddr *a, const union hr_sockaddr *b);
 int hr_sockaddr_loopback(const union hr_sockaddr *a);
 /* 1: loopback, or one of these: whoever has it is this host. */
 int hr_ifaces_own(const struct hr_iface *list, int n, const union hr_sockaddr *a);

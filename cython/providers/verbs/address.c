@@ -14,13 +14,9 @@
 
 #define VERSION 1
 
-static int same_host(const union hr_sockaddr *a, const union hr_sockaddr *b) {
-    return hr_sockaddr_within(a, b, a->sa.sa_family == AF_INET ? 32 : 128);
-}
-
 static int add(union hr_sockaddr *list, int have, int most, const union hr_sockaddr *a) {
     for (int i = 0; i < have; i++)
-        if (same_host(&list[i], a)) return have;
+        if (hr_sockaddr_same(&list[i], a)) return have;
     if (have < most) list[have++] = *a;
     return have;
 }

@@ -95,28 +95,40 @@ struct candidate {
     int distance;
 };
 
-/* Opens it; notes in detail why it will not do. */
-static hr_status try_device(const struct hr_verbs_domain *d, struct ibv_device *device, int any, struct candidate *c,
-                            char detail[256]) {
-    hr_status status = HR_ERR_NO_DEVICE;
+/* Why a device is not taken. Of several that are not, the reason that weighs most is told. */
+enum refusal { TAKEN, SOFTWARE, UNFIT, WRONG_WISH };
+
+static void tell(enum refusal why, const char *text, enum refusal *told, char detail[256]) {
+    if (why < *told) return;
+    *told = why;
+    snprintf(detail, 256, "%s", text);
+}
+
+/* Opens it; or says in text why it will not do. */
+static enum refusal try_device(const struct hr_verbs_domain *d, struct ibv_device *device, int any, struct candidate *c,
+                               char text[256]) {
+    enum refusal why = UNFIT;
     unsigned node = 0;
     c->ctx = d->verbs->open_device(device);
     if (!c->ctx) {
-        snprintf(detail, 256, "cannot open %.60s: %s%s", device->name, strerror(errno),
+        snprintf(text, 256, "cannot open %.60s: %s%s", device->name, strerror(errno),
                  d->is_sim ? "" : " (access to /dev/infiniband, and its driver: apt install ibverbs-providers)");
-        return status;
+        return why;
     }
-    if (d->verbs->query_device(c->ctx, &c->attr))
-        snprintf(detail, 256, "%.60s cannot be asked for its properties", device->name);
-    else if (any && is_software(&c->attr))
-        snprintf(detail, 256, "%.60s is a software device, to which tcp is preferred: HRDMA_DEVICES=%.60s takes it",
+    if (d->verbs->query_device(c->ctx, &c->attr)) {
+        snprintf(text, 256, "%.60s cannot be asked for its properties", device->name);
+    } else if (any && is_software(&c->attr)) {
+        snprintf(text, 256, "%.60s is a software device, to which tcp is preferred: HRDMA_DEVICES=%.60s takes it",
                  device->name, device->name);
-    else
-        status = hr_verbs_paths_scan(&d->wish, d->verbs, c->ctx, c->attr.phys_port_cnt, &c->paths, detail);
+        why = SOFTWARE;
+    } else {
+        hr_status status = hr_verbs_paths_scan(&d->wish, d->verbs, c->ctx, c->attr.phys_port_cnt, &c->paths, text);
+        why = status == HR_OK ? TAKEN : status == HR_ERR_INVALID ? WRONG_WISH : UNFIT;
+    }
     getcpu(NULL, &node);
     c->distance = hr_verbs_numa_distance(device, node);
-    if (status != HR_OK) d->verbs->close_device(c->ctx);
-    return status;
+    if (why) d->verbs->close_device(c->ctx);
+    return why;
 }
 
 static int better(const struct candidate *a, const struct candidate *b) {
@@ -124,18 +136,17 @@ static int better(const struct candidate *a, const struct candidate *b) {
     return a->paths.list[0].mtu > b->paths.list[0].mtu;
 }
 
-/* The best that one name, or none, finds. */
-static hr_status find(struct hr_verbs_domain *d, const char *item, char detail[256]) {
+/* The best that one name, or none, finds, if any. */
+static void find(struct hr_verbs_domain *d, const char *item, enum refusal *told, char detail[256]) {
     int n = 0, found = 0;
-    hr_status status = HR_ERR_NO_DEVICE;
-    char driverless[64];
+    char driverless[64], text[256];
     struct candidate best = {0}, c;
     struct ibv_device **list = d->verbs->get_device_list(&n);
     for (int i = 0; list && i < n; i++) {
         if (item && !named(item, list[i]->name, &d->wish.port)) continue;
-        hr_status one = try_device(d, list[i], !item, &c, detail);
-        if (one != HR_OK) {
-            if (one == HR_ERR_INVALID) status = one;
+        enum refusal why = try_device(d, list[i], !item, &c, text);
+        if (why) {
+            tell(why, text, told, detail);
             continue;
         }
         if (found++ && !better(&c, &best)) {
@@ -145,41 +156,45 @@ static hr_status find(struct hr_verbs_domain *d, const char *item, char detail[2
         if (best.ctx) d->verbs->close_device(best.ctx);
         best = c;
     }
-    if (!found && status != HR_ERR_INVALID && !d->is_sim && hr_verbs_driverless(SYSFS, list, n, driverless) &&
-        (!item || named(item, driverless, &d->wish.port)))
-        snprintf(detail, 256, "libibverbs has no driver for %s: apt install ibverbs-providers", driverless);
+    if (!found && *told < UNFIT && !d->is_sim && hr_verbs_driverless(SYSFS, list, n, driverless) &&
+        (!item || named(item, driverless, &d->wish.port))) {
+        snprintf(text, 256, "libibverbs has no driver for %s: apt install ibverbs-providers", driverless);
+        tell(UNFIT, text, told, detail);
+    }
     if (list) d->verbs->free_device_list(list);
-    if (!found) return status;
+    if (!found) return;
     d->ctx = best.ctx;
     d->attr = best.attr;
     d->paths = best.paths;
-    d->max_message = best.paths.max_message;
-    snprintf(d->reason, sizeof d->reason, found > 1 ? "best of %d devices, NUMA distance %d" : "the only device", found,
-             best.distance);
-    return HR_OK;
+    if (found > 1)
+        snprintf(d->reason, sizeof d->reason, "best of %d devices, NUMA distance %d", found, best.distance);
+    else
+        snprintf(d->reason, sizeof d->reason, "%s",
+                 item    ? "named"
+                 : n > 1 ? "the only one that will do"
+                         : "the only device");
 }
 
 static hr_status open_named(struct hr_verbs_domain *d, const char *device, char detail[256]) {
     const char *why = NULL;
     char *copy = strdup(device ? device : ""), *rest = NULL;
-    hr_status status = HR_ERR_NO_DEVICE;
+    enum refusal told = TAKEN;
     if (!copy) return HR_ERR_NOMEM;
     int any = !device || strcmp(device, "*") == 0;
     snprintf(detail, 256, "no RDMA device is %s%.100s%shere: `rdma link` lists them", any ? "" : "called ",
              any ? "" : device, any ? "" : " ");
-    for (char *item = device ? strtok_r(copy, ",", &rest) : copy; item && status == HR_ERR_NO_DEVICE;
-         item = strtok_r(NULL, ",", &rest)) {
+    for (char *item = device ? strtok_r(copy, ",", &rest) : copy; item && !d->ctx; item = strtok_r(NULL, ",", &rest)) {
         size_t len = strcspn(item, ":");
         d->is_sim = (len == 3 || len == 4) && strncmp(item, "sim2", len) == 0;
         d->verbs = d->is_sim ? &hr_verbs_sim : hr_verbs_lib(&why);
         if (d->verbs)
-            status = find(d, device ? item : NULL, detail);
+            find(d, device ? item : NULL, &told, detail);
         else
-            snprintf(detail, 256, "%s", why);
+            tell(UNFIT, why, &told, detail);
         if (!device) break;
     }
     free(copy);
-    return status;
+    return d->ctx ? HR_OK : told == WRONG_WISH ? HR_ERR_INVALID : HR_ERR_NO_DEVICE;
 }
 
 hr_status hr_verbs_device_open(struct hr_verbs_domain *d, const char *device, char detail[256]) {

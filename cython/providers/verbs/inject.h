@@ -9,7 +9,7 @@
  *   reg_errno=P  registering memory fails with ENOMEM, as beyond the memlock limit
  *   deaf=N       the first N pairs of GIDs that a connection is tried on carry nothing
  *   narrow=N     the N pairs after them carry small packets only
- *   fault_seed=N, fault_budget=N (of the first three)
+ *   fault_seed=N, fault_budget=N (of wc_error, errno, reg_errno)
  *
  * Each queue pair has a generator of its own, so what hits its n-th completion depends on the seed, the peers and n.
  * The provider asks here where it meets the device, so the same faults come with every device.

@@ -4,9 +4,10 @@
  * A GID is an address of the network interface behind the port. Of those that HRDMA_IFNAME leaves (by the interface's
  * name, or by the address that the GID is) the order is: RoCE v2 of an IPv4 address, RoCE v2 of a global IPv6 address,
  * RoCE v2 of a link-local one, the rest; then the larger MTU; then port and index. GIDs without an interface
- * (InfiniBand, the simulated device) are not the grammar's to choose.
+ * (InfiniBand, the simulated device) are not the grammar's to choose. HR_VERBS_PATHS are kept; ports take turns among
+ * equals, so that one with many addresses does not hide another.
  *
- * Which pair works only the network knows: call.c tries them. Both ends make the same list of pairs from what they have
+ * Which pair works only the network knows: try.c tries them. Both ends make the same list of pairs from what they have
  * told each other: of one kind both, in that order, and those first whose addresses have the longer prefix in common,
  * as two of one network have.
  */
@@ -44,15 +45,21 @@ static size_t gid_attr(const struct ibv_device *device, int port, int index, con
     return sysfs(device, what, text, size);
 }
 
-/* A table that says nothing of types has one type only. */
-static int kind_of(const struct ibv_device *device, int port, const union ibv_gid *gid, int index) {
+/* By the address that it is. */
+static int family_of(const union ibv_gid *gid) {
     static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
     static const uint8_t none[16];
-    char type[32];
     if (memcmp(gid->raw, none, sizeof none) == 0) return GID_NONE;
-    if (gid_attr(device, port, index, "types", type, sizeof type) && !strstr(type, "v2")) return GID_OTHER;
     if (memcmp(gid->raw, mapped, sizeof mapped) == 0) return GID_IPV4;
     return gid->raw[0] == 0xfe && (gid->raw[1] & 0xc0) == 0x80 ? GID_LINK_LOCAL : GID_IPV6;
+}
+
+/* A table that says nothing of types has one type only. */
+static int kind_of(const struct ibv_device *device, int port, const union ibv_gid *gid, int index) {
+    int family = family_of(gid);
+    char type[32];
+    int other = family && gid_attr(device, port, index, "types", type, sizeof type) && !strstr(type, "v2");
+    return other ? GID_OTHER : family;
 }
 
 int hr_verbs_gid_choose(const struct hr_verbs_backend *verbs, struct ibv_context *ctx, uint8_t port, int entries,
@@ -72,23 +79,23 @@ int hr_verbs_gid_choose(const struct hr_verbs_backend *verbs, struct ibv_context
 
 /* The address that a GID is; link-local ones need an interface to go with them. */
 int hr_verbs_gid_address(const union ibv_gid *gid, union hr_sockaddr *a) {
-    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
-    static const uint8_t none[16];
+    int family = family_of(gid);
     memset(a, 0, sizeof *a);
-    if (memcmp(gid->raw, mapped, sizeof mapped) == 0) {
+    if (family == GID_IPV4) {
         a->v4.sin_family = AF_INET;
         memcpy(&a->v4.sin_addr, gid->raw + 12, 4);
         return 1;
     }
     a->v6.sin6_family = AF_INET6;
     memcpy(&a->v6.sin6_addr, gid->raw, 16);
-    return memcmp(gid->raw, none, sizeof none) != 0 && (gid->raw[0] != 0xfe || (gid->raw[1] & 0xc0) != 0x80);
+    return family == GID_IPV6;
 }
 
 /* ---- this side's ---- */
 
 static int before(const struct hr_verbs_path *a, const struct hr_verbs_path *b) {
-    return a->kind != b->kind ? a->kind > b->kind : a->mtu > b->mtu; /* equals stay in the order of port and index */
+    if (a->kind != b->kind) return a->kind > b->kind;
+    return a->mtu != b->mtu ? a->mtu > b->mtu : a->nth < b->nth; /* equals stay in the order of port and index */
 }
 
 static void insert(struct hr_verbs_paths *paths, const struct hr_verbs_path *path) {
@@ -107,22 +114,26 @@ static hr_status chosen(const char *ifname, const struct hr_verbs_path *path, ch
     return hr_ifaces_choose(&iface, 1, ifname, shown);
 }
 
+/* seen_p: counts the GIDs that are of the wished index. */
 static hr_status scan_port(const struct hr_verbs_wish *wish, const struct hr_verbs_backend *verbs,
                            struct ibv_context *ctx, const struct ibv_port_attr *attr, struct hr_verbs_path *path,
-                           struct hr_verbs_paths *paths, char detail[256]) {
+                           struct hr_verbs_paths *paths, int *seen_p, char detail[256]) {
+    uint8_t nth[GID_IPV4 + 1] = {0};
     for (int i = 0; i < attr->gid_tbl_len; i++) {
         char shown[256];
         if ((wish->gid >= 0 && i != wish->gid) || verbs->query_gid(ctx, path->port, i, &path->gid)) continue;
         path->index = (uint8_t)i;
         path->kind = (uint8_t)kind_of(ctx->device, path->port, &path->gid, i);
         if (!path->kind || i > UINT8_MAX) continue;
+        ++*seen_p;
         memset(path->ndev, 0, sizeof path->ndev);
         gid_attr(ctx->device, path->port, i, "ndevs", path->ndev, sizeof path->ndev);
         hr_status status = chosen(wish->ifname, path, shown);
         if (status == HR_ERR_INVALID) memcpy(detail, shown, sizeof shown);
         if (status == HR_ERR_INVALID) return status;
+        path->nth = nth[path->kind];
         if (status == HR_OK)
-            insert(paths, path);
+            nth[path->kind]++, insert(paths, path);
         else
             snprintf(detail, 256, "%.60s: %.190s", ctx->device->name, shown);
     }
@@ -132,7 +143,7 @@ static hr_status scan_port(const struct hr_verbs_wish *wish, const struct hr_ver
 hr_status hr_verbs_paths_scan(const struct hr_verbs_wish *wish, const struct hr_verbs_backend *verbs,
                               struct ibv_context *ctx, int ports, struct hr_verbs_paths *paths, char detail[256]) {
     const char *name = ctx->device->name;
-    int entries = 0;
+    int entries = 0, seen = 0;
     hr_status status = HR_OK;
     *paths = (struct hr_verbs_paths){.max_message = UINT32_MAX};
     snprintf(detail, 256, "%.60s has no active port%s: ip link set ... up", name, wish->port ? " of that number" : "");
@@ -140,17 +151,18 @@ hr_status hr_verbs_paths_scan(const struct hr_verbs_wish *wish, const struct hr_
         struct hr_verbs_path path = {.port = (uint8_t)port};
         struct ibv_port_attr attr = {0};
         if (wish->port && port != wish->port) continue;
-        if (verbs->query_port(ctx, (uint8_t)port, &attr) || attr.state != IBV_PORT_ACTIVE) continue;
+        if (verbs->query_port(ctx, (uint8_t)port, &attr)) continue;
+        if (attr.max_msg_sz < paths->max_message) paths->max_message = attr.max_msg_sz;
+        if (attr.state != IBV_PORT_ACTIVE) continue;
         snprintf(detail, 256, "port %d of %.60s has no GID: give its interface an address", port, name);
         path.lid = attr.lid;
         path.mtu = (uint8_t)attr.active_mtu;
         path.ethernet = attr.link_layer == IBV_LINK_LAYER_ETHERNET;
-        if (attr.max_msg_sz < paths->max_message) paths->max_message = attr.max_msg_sz;
-        entries = attr.gid_tbl_len;
-        status = scan_port(wish, verbs, ctx, &attr, &path, paths, detail);
+        if (attr.gid_tbl_len > entries) entries = attr.gid_tbl_len;
+        status = scan_port(wish, verbs, ctx, &attr, &path, paths, &seen, detail);
     }
     if (status != HR_OK || paths->n) return status;
-    if (wish->gid < 0 || !entries) return HR_ERR_NO_DEVICE;
+    if (wish->gid < 0 || !entries || seen) return HR_ERR_NO_DEVICE;
     snprintf(detail, 256, "verbs option gid=%d: %.60s has no such GID; it has %d entries", wish->gid, name, entries);
     return HR_ERR_INVALID;
 }

@@ -163,7 +163,7 @@ static hr_status rma(struct hr_verbs_ep *ep, const struct hr_rma *rma, int is_re
         in_bounds(rma->remote, rma->offset, rma->len, is_read ? HR_ACCESS_REMOTE_READ : HR_ACCESS_REMOTE_WRITE);
     if (status == HR_OK) status = hr_verbs_usable(ep);
     if (status != HR_OK) return status;
-    if (rma->len > d->max_message) return HR_ERR_INVALID;
+    if (rma->len > d->paths.max_message) return HR_ERR_INVALID;
     /* Who took the memory back has said why, or is about to: a write is passed over, as if it had come too late. */
     if (hr_verbs_is_revoked(ep, serial_of(rma->remote))) return is_read ? HR_ERR_ACCESS : HR_OK;
     if (!hr_list_empty(&ep->queue)) return hr_verbs_refuse(ep);

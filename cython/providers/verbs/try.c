@@ -14,8 +14,8 @@
  * that carries nothing from one that carries small packets only. The connection is open where both said GOOD; what the
  * peer's queue pair sends after its greetings is as good as the word GOOD, and may come before that does.
  *
- * Nothing here waits for longer than PATIENCE where another pair is left. The last one has the time that the engine
- * gives.
+ * Where another pair is left, packets have PATIENCE from when both ends are ready. The last pair, and a peer that says
+ * nothing over the socket, which no other pair would mend, have the time that the engine gives.
  */
 
 #include <errno.h>
@@ -59,7 +59,7 @@ static void note(struct hr_verbs_call *call, const char *what) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&call->ep->base);
     char to[64];
     hr_verbs_gid_text(&peers_end(call)->gid, to);
-    snprintf(call->why, sizeof call->why, "GID %d to %s: %.100s", own_path(call)->index, to, what);
+    snprintf(call->why, sizeof call->why, "GID %d: %.100s (to %s)", own_path(call)->index, what, to);
     memcpy(d->fallback, call->why, sizeof d->fallback);
 }
 
@@ -76,7 +76,7 @@ static void next(struct hr_verbs_call *call, const char *why, int tell) {
         return;
     }
     char all[200];
-    snprintf(all, sizeof all, "%.150s; the last of %d pairs", call->why, call->npairs);
+    snprintf(all, sizeof all, "%.165s; the last of %d pairs", call->why, call->npairs);
     hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, call->npairs > 1 ? all : call->why, 0);
 }
 

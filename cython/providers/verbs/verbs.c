@@ -150,8 +150,9 @@ static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
     struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
     char path[160] = "no active port", at[HR_SOCKADDR_TEXT];
     if (d->used.port || d->paths.n) hr_verbs_path_text(d->used.port ? &d->used : &d->paths.list[0], path);
-    snprintf(text, size, "%.60s, %s: %s, of %d; called at %s%s%s", d->ctx->device->name, d->reason, path, d->paths.n,
-             hr_sockaddr_text(&d->door.listeners[0].at, at), *d->fallback ? "; left: " : "", d->fallback);
+    snprintf(text, size, "%.60s, %s: %s, of %d; %s%s", d->ctx->device->name, d->reason, path, d->paths.n,
+             *d->fallback ? "left: " : "called at ",
+             *d->fallback ? d->fallback : hr_sockaddr_text(&d->door.listeners[0].at, at));
 }
 
 const struct hr_provider hr_provider_verbs = {

@@ -90,12 +90,13 @@ struct hr_verbs_path {
     union ibv_gid gid;
     uint16_t lid;
     uint8_t port, index, kind, mtu, ethernet;
+    uint8_t nth;            /* of its kind on its port */
     char ndev[IF_NAMESIZE]; /* the interface behind it; "": none is known */
 };
 struct hr_verbs_paths { /* best first */
     struct hr_verbs_path list[HR_VERBS_PATHS];
     int n;
-    uint32_t max_message;
+    uint32_t max_message; /* that every port takes, the inactive ones too */
 };
 
 /* The same as the peer hears of it. */
@@ -269,10 +270,9 @@ struct hr_verbs_domain {
     struct ibv_device_attr attr;
     struct hr_verbs_wish wish;
     struct hr_verbs_paths paths; /* as the device had them last */
-    uint32_t max_message;
-    struct hr_verbs_path used; /* by the connection that was made last; port 0: none was */
-    char reason[80];           /* why this device */
-    char fallback[180];        /* the last pair that did not do, and why; "": all did */
+    struct hr_verbs_path used;   /* by the connection that was made last; port 0: none was */
+    char reason[80];             /* why this device */
+    char fallback[180];          /* the last pair that did not do, and why; "": all did */
     int is_sim;
     uint32_t registrations; /* so far: names them to peers */
     uint64_t pin, pinned;   /* bytes outside arenas: option, now */

@@ -1,0 +1,76 @@
+"""Two guests: a connection finds out which GIDs carry packets, and leaves those that do not; interfaces choose devices."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+GIDS = Path("/sys/class/infiniband/rxe0/ports/1/gids")
+JOB = """
+import sys
+import numpy as np
+import hrdma
+with hrdma.init(timeout=60) as comm:
+    n = 1 << 18
+    x = hrdma.zeros(n, "int64")
+    x[:] = np.arange(n) * 2 + comm.rank
+    comm.allreduce(x)
+    assert (x == np.arange(n) * 4 + 1).all()
+    comm.barrier()
+    print("over:", comm.info()["domains"]["verbs"])
+"""
+
+
+@pytest.fixture
+def job(other, guest, tmp_path):
+    """Runs the job with a rank on each host; what rank 0 said of its device. Options are those of both."""
+
+    def run(**options: str) -> str:
+        env = {
+            "HRDMA_TRANSPORT": "verbs",
+            "HRDMA_TOKEN": "two guests",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": guest["HOSTS_ADDR0"],
+            "MASTER_PORT": "7711",
+            **options,
+        }
+        command = f"python -c {shlex.quote(JOB)}"
+        with other.start(command, env | {"RANK": "1"}) as program:
+            done = subprocess.run(
+                shlex.split(command), env=os.environ | env | {"RANK": "0"}, capture_output=True, text=True, timeout=100
+            )
+            ended = program.wait(30)
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{ended.output}"
+        assert ended.status == 0, ended.output
+        return done.stdout.partition("over: ")[2]
+
+    return run
+
+
+def test_ipv4_is_taken_first(job, guest):
+    assert f"GID 1 ::ffff:{guest['WIRE0_ADDR0']} (IPv4, wire0, MTU" in job(HRDMA_DEVICES="rxe0")
+
+
+@pytest.mark.timeout(200)
+def test_what_a_firewall_drops_is_left(job, output):
+    """RoCE over IPv4 is dropped on its way out, TCP passes: the link-local GIDs carry the job."""
+    assert (GIDS / "0").read_text().startswith("fe80")
+    output("tc qdisc replace dev wire0 root handle 1: prio")
+    try:
+        match = "match ip protocol 17 0xff match ip dport 4791 0xffff"
+        output(f"tc filter add dev wire0 parent 1: protocol ip u32 {match} action drop")
+        text = job(HRDMA_DEVICES="rxe0")
+        shown = output("tc -s filter show dev wire0")
+    finally:
+        output("tc qdisc del dev wire0 root")
+    assert "GID 0 fe80" in text and "left: GID 1: " in text, text
+    assert "dropped 0" not in shown, shown
+
+
+def test_an_interface_chooses_the_device(job, guest):
+    text = job(HRDMA_DEVICES="rxe*", HRDMA_IFNAME="wire1")
+    assert text.startswith("rxe1") and guest["WIRE1_ADDR0"] in text, text
