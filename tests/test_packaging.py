@@ -116,7 +116,9 @@ def test_wheel_contents(dist):
 def test_every_module_can_be_imported(python, tmp_path):
     modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in sources(".py")}
     modules -= {"hrdma.__main__"}  # that one runs the command line
-    modules = {name for name in modules if not name.startswith("hrdma.integrations.ray")}  # Ray is not installed with it
+    modules = {
+        name for name in modules if not name.startswith("hrdma.integrations.ray")
+    }  # Ray is not installed with it
     script = tmp_path / "imports.py"
     script.write_text(
         "import importlib, sys, sysconfig\n"
