@@ -11,32 +11,17 @@ from typing import Any
 
 import click
 
+from hrdma.cli.privileged import EXIT_FAILED, Privileged
 from hrdma.cli.quantities import RATE, TIME
 from hrdma.lab import DEFAULT_NAME
 
 __all__ = ["command"]
 
-EXIT_FAILED = 1
-EXIT_NOT_ROOT = 126
 EXIT_NOT_FOUND = 127
 DEFAULT_RATE = "200mbit"
 
 
-class _Group(click.Group):
-    """Says in one line what the kernel, or the user's rights, do not permit."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (click.exceptions.Exit, click.Abort):  # which are RuntimeErrors
-            raise
-        except (OSError, RuntimeError) as error:
-            text = error.strerror if isinstance(error, PermissionError) and error.strerror else str(error)
-            click.echo(f"hrdma lab: {text}", err=True)
-            ctx.exit(EXIT_NOT_ROOT if isinstance(error, PermissionError) else EXIT_FAILED)
-
-
-@click.group("lab", cls=_Group)
+@click.group("lab", cls=Privileged)
 def command() -> None:
     """A network of any fabric on this machine, to try and measure in. Needs root.
 

@@ -4,34 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
 
 import click
 
-__all__ = ["command"]
+from hrdma.cli.privileged import Privileged
 
-EXIT_FAILED = 1
-EXIT_NOT_ROOT = 126
+__all__ = ["command"]
 
 DEV = click.option("--dev", default="", metavar="NAME", help="Network device, such as eth0.")
 
 
-class _Group(click.Group):
-    """Says in one line what the kernel, or the user's rights, do not permit."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        from hrdma.errors import RefusedError
-
-        try:
-            return super().invoke(ctx)
-        except (click.exceptions.Exit, click.Abort):  # which are RuntimeErrors
-            raise
-        except (OSError, RuntimeError) as error:
-            click.echo(f"hrdma rxe: {error}", err=True)
-            ctx.exit(EXIT_NOT_ROOT if isinstance(error, RefusedError) else EXIT_FAILED)
-
-
-@click.group("rxe", cls=_Group)
+@click.group("rxe", cls=Privileged)
 def command() -> None:
     """Soft-RoCE: an RDMA device on any network card, to try provider verbs.
 

@@ -32,6 +32,14 @@ def exchanged(comm, mine=None):
     return theirs.tobytes()
 
 
+def facing(comm):
+    """Both of two ranks expose a MiB of zeros: the endpoint, the array, its exposure (to be kept), the peer's."""
+    end = hrdma.Endpoint(comm, 1 - comm.rank)
+    x = hrdma.zeros(1 << 20, "uint8")
+    memory = end.expose(x, write=True, atomic=True)
+    return end, x, memory, end.remote(exchanged(comm, memory))
+
+
 def pattern(nbytes, seed):
     return ((np.arange(nbytes) * 7 + seed) % 251).astype("uint8")
 
@@ -94,10 +102,7 @@ def atomics(comm, turns):
 
 def passive(comm):
     """The owner holds the interpreter and calls nothing: its memory is served all the same."""
-    end = hrdma.Endpoint(comm, 1 - comm.rank)
-    x = hrdma.zeros(1 << 20, "uint8")
-    memory = end.expose(x, write=True, atomic=True)
-    remote = end.remote(exchanged(comm, memory))
+    end, x, _memory, remote = facing(comm)
     comm.barrier()
     if comm.rank == 0:
         stop = time.monotonic() + 1.5
@@ -118,10 +123,7 @@ def passive(comm):
 
 
 def asynchronous(comm):
-    end = hrdma.Endpoint(comm, 1 - comm.rank)
-    x = hrdma.zeros(1 << 20, "uint8")
-    memory = end.expose(x, write=True, atomic=True)
-    remote = end.remote(exchanged(comm, memory))
+    end, x, _memory, remote = facing(comm)
     if comm.rank == 0:
         asked = [end.notified(async_op=True) for _ in range(3)]
         found = [request.wait() for request in asked]
@@ -216,10 +218,7 @@ def taken_back(comm):
 
 def lost(comm, how):
     """Rank 1 dies while rank 0 waits for its notification, or before it is written to."""
-    end = hrdma.Endpoint(comm, 1 - comm.rank)
-    x = hrdma.zeros(1 << 20, "uint8")
-    memory = end.expose(x, write=True, atomic=True)
-    remote = end.remote(exchanged(comm, memory))
+    end, x, _memory, remote = facing(comm)
     comm.barrier()
     if comm.rank == 1:
         time.sleep(0.3)
