@@ -55,13 +55,13 @@ def show(fabric: Fabric, label: str, found: list[Measurement]) -> None:
     unit = found[0].nbytes * 8 / payload(fabric).nic_rate
     print(f"\n{label}, {in_bytes(found[0].nbytes)} on {fabric.name}")
     print(
-        f"  {'':18}{'predicted':>10}{'measured':>10} {'(range)':18}{'off by':>7}{'W/B':>7}{'per NIC':>11}{'lab':>6}{'busy':>6}"
+        f"  {'':18}{'predicted':>10}{'measured':>10} {'(range)':18}{'off by':>7}{'W/B':>7}{'per NIC':>11}{'lab':>6}{'busy':>6}  carried by"
     )
     for one in found:
         name, spread = LONG.get(one.algorithm, one.algorithm), f"({in_seconds(one.least)} to {in_seconds(one.most)})"
         print(
             f"  {name:18}{in_seconds(one.predicted):>10}{in_seconds(one.measured):>10} {spread:18}{one.off:+7.1%}"
-            f"{one.measured / unit:7.3f}{in_bytes(one.sent):>11}{one.lab:6.0%}{one.busy:6.0%}"
+            f"{one.measured / unit:7.3f}{in_bytes(one.sent):>11}{one.lab:6.0%}{one.busy:6.0%}  {one.carriers}"
         )
     own = found[-1]
     reductions = [f"{1 - own.measured / one.measured:.1%} of {one.algorithm}" for one in found if one.algorithm in FLAT]

@@ -20,6 +20,8 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from bench_objects import TOKEN
@@ -128,16 +130,25 @@ def main() -> int:
     finally:
         for host in hosts:
             host.kill()
-    show(done, options)
+    found = summary(done, options.seconds)
+    print(json.dumps(found) if options.json else text_of(found, options.seconds))
     return 0
 
 
-def show(done: list[float], options: argparse.Namespace) -> None:
-    lost, back, end = options.seconds
-    gaps = [b - a for a, b in zip([0.0, *done], done)]
-    longest = max((gap, at) for gap, at in zip(gaps, done))
+def summary(done: Sequence[float], seconds: Sequence[float]) -> dict[str, Any]:
+    """What happened in each second, and before, without and after the one that was killed.
+
+    Parameters
+    ----------
+    done : sequence of float
+        When each round was done, since the beginning.
+    seconds : (float, float, float)
+        When one was killed, came back, and all ended.
+    """
+    lost, back, end = seconds
+    longest = max((b - a, b) for a, b in zip([0.0, *done], done))
     each = Counter(int(at) for at in done)
-    found = {
+    return {
         "per_second": [each[second] for second in range(int(end))],
         "before": sum(at < lost for at in done) / lost,
         "during": sum(lost <= at < back for at in done) / (back - lost),
@@ -145,17 +156,20 @@ def show(done: list[float], options: argparse.Namespace) -> None:
         "longest_pause": longest[0],
         "longest_pause_ended": longest[1],
     }
-    if options.json:
-        print(json.dumps(found))
-        return
-    most = max(found["per_second"])
+
+
+def text_of(found: dict[str, Any], seconds: Sequence[float]) -> str:
+    """A bar for each second, and the summary in a line."""
+    lost, back, _ = seconds
+    lines, most = [], max(found["per_second"])
     for second, number in enumerate(found["per_second"]):
         note = "  <- killed" if second == int(lost) else "  <- back" if second == int(back) else ""
-        print(f"{second:3d} s {number:5d} {'#' * (40 * number // max(1, most))}{note}")
-    print(
+        lines.append(f"{second:3d} s {number:5d} {'#' * (40 * number // max(1, most))}{note}")
+    lines.append(
         f"reductions a second: {found['before']:.1f} before, {found['during']:.1f} without the one, {found['after']:.1f} after; "
-        f"longest pause {longest[0] * 1e3:.0f} ms, which ended at {longest[1]:.2f} s"
+        f"longest pause {found['longest_pause'] * 1e3:.0f} ms, which ended at {found['longest_pause_ended']:.2f} s"
     )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

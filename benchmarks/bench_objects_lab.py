@@ -8,6 +8,8 @@ Every host has one object (broadcast: host 0 alone), put before the clock starts
 0 has all; reduce: host 0 has the sum; allreduce: all have. The clock is the slowest host's. With --stagger, host i's object
 is there, or its receiver asks, i times so many seconds after the start; the time is counted from the start too. Bound: the
 bytes that the busiest link must carry over its rate less headers, and what --stagger adds. Every result is checked in full.
+
+All peers are up in the same lab, and take turns: in each round, each cell is measured of one after the other.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import signal
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from hrdma.bench.sizes import parse_size
 from hrdma.lab.lab import Lab
 from hrdma.topo.fabrics import parse, rate_bit_s
 
+IDLE = 3.0  # seconds for which it is seen what peers take that wait
 OPERATIONS = ("broadcast", "gather", "reduce", "allreduce")
 SHARE = 1448 / 1514  # payload of a full frame
 
@@ -42,30 +46,61 @@ def bound(operation: str, nbytes: int, hosts: int, rate: float, stagger: float) 
     return (hosts - 1) * stagger + wire * (2 if operation == "allreduce" and not stagger else 1)
 
 
-def measure(name: str, lab: Lab, cells: list[tuple[str, int]], options: argparse.Namespace) -> dict[str, Any]:
-    """Of each cell the seconds of its rounds; or why the peer is left out."""
-    found: dict[str, Any] = {}
+class Peer:
+    """One that takes its turns, and what was found of it."""
+
+    def __init__(self, name: str, lab: Lab, folder: str) -> None:
+        self.name = name
+        self.found: dict[str, Any] = {}
+        self._busy, self._all = 0, 0
+        Path(folder).mkdir()
+        try:
+            self.group: Group | None = Group(name, lab, folder, print)
+        except Unavailable as why:
+            self.group, self.found["left out"] = None, str(why)
+
+    def turn(self, operation: str, nbytes: int, stagger: float) -> None:
+        """Measures an operation once; a peer that fails has no more turns."""
+        if self.group is None:
+            return
+        total, idle = ticks()
+        try:
+            seconds = self.group.measure(operation, max(1, nbytes // 4), stagger)
+        except (Unavailable, OSError) as why:
+            self.found["failed"] = str(why)
+            self.close()
+            return
+        self.found.setdefault(f"{operation} {nbytes}", []).append(seconds)
+        self._busy, self._all = self._busy - total + idle, self._all - total
+        total, idle = ticks()
+        self._busy, self._all = self._busy + total - idle, self._all + total
+        self.found["busy"] = self._busy / max(1, self._all)
+        print(f"  {self.name:6} {operation:10} {nbytes:>9} B  {seconds * 1e3:9.1f} ms", flush=True)
+
+    def close(self) -> None:
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+
+
+def measure(lab: Lab, cells: list[tuple[str, int]], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Of each peer, for each cell, the seconds of its rounds; or why there are none. Peers take turns."""
+    peers: list[Peer] = []
     with tempfile.TemporaryDirectory() as folder:
         try:
-            group = Group(name, lab, folder, print)
-        except Unavailable as why:
-            return {"left out": str(why)}
-        try:
+            for name in options.peers:
+                peers.append(Peer(name, lab, f"{folder}/{name}"))
             before = ticks()
-            for operation, nbytes in cells:
-                times = [group.measure(operation, max(1, nbytes // 4), options.stagger) for _ in range(options.rounds)]
-                found[f"{operation} {nbytes}"] = times
-                print(f"  {name:6} {operation:10} {nbytes:>9} B  {shown(times)}", flush=True)
-            found["busy"] = busy_share(before, ticks())
-        except (Unavailable, OSError) as why:
-            found["failed"] = str(why)
+            time.sleep(IDLE)
+            print(f"all wait: processors busy {busy_share(before, ticks()):.0%}", flush=True)
+            for _ in range(options.rounds):
+                for operation, nbytes in cells:
+                    for peer in peers:
+                        peer.turn(operation, nbytes, options.stagger)
         finally:
-            group.close()
-    return found
-
-
-def shown(times: list[float]) -> str:
-    return f"{statistics.median(times) * 1e3:.1f} ms ({min(times) * 1e3:.1f} to {max(times) * 1e3:.1f})"
+            for peer in peers:
+                peer.close()
+    return {peer.name: peer.found for peer in peers}
 
 
 def table(all_: dict[str, dict[str, Any]], cells: list[tuple[str, int]], options: argparse.Namespace) -> str:
@@ -108,11 +143,8 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that labs and processes end on the way out
     cells = [(operation, parse_size(size)) for operation in options.operations for size in options.sizes]
-    found: dict[str, dict[str, Any]] = {}
-    fabric = parse(f"star:{options.hosts}", rate=options.rate, latency=0)
-    for name in options.peers:  # a lab each: what one leaves is gone
-        with Lab.up(fabric, name=options.name) as lab:
-            found[name] = measure(name, lab, cells, options)
+    with Lab.up(parse(f"star:{options.hosts}", rate=options.rate, latency=0), name=options.name) as lab:
+        found = measure(lab, cells, options)
     print("\n" + table(found, cells, options))
     busy = {name: f"{one['busy']:.0%}" for name, one in found.items() if "busy" in one}
     print(f"\nprocessors busy: {busy}")

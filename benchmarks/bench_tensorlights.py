@@ -2,11 +2,16 @@
 
     python benchmarks/bench_tensorlights.py --quick                       the two ends: all servers on one host, and all apart
     python benchmarks/bench_tensorlights.py [--ratio 0.5 1 2] [--placements 6 3,3 2,2,2 1,1,1,1,1,1] [--json F] [--svg F]
+    python benchmarks/bench_tensorlights.py --quick --transport gloo      the same jobs over Gloo, as it is
 
 Needs root. Hosts are namespaces around one switch (`hrdma.lab`), with links of the same rate both ways. A job is one server and some workers,
 processes that use this library's send and recv: the server sends its model to every worker, each one sleeps in place of computing
 and sends as much back. Servers' hosts have a controller (`hrdma.qos`), with which the servers register; FIFO is its policy ``fifo``, so
-that all policies shape alike. Workers never register: as in the published experiments only the server's direction is ordered.
+that all policies shape alike. Workers do not register: as in the published experiments only the server's direction is ordered. (What
+workers send from a host with a controller is nobody's there, and goes last. With --all-ranks it goes in the band of its job.)
+
+Over Gloo (torch.distributed, `peers/tensorlights_rank.py`) servers are started with `hrdma qos run`, which puts the sockets of any
+program in its job's band; nothing else is different. It is installed by the first run.
 
 How long a worker computes is fixed before anything is measured, from the published set-up (21 jobs of 20 workers, ResNet-32): all
 servers on one host were about 1.75 times as slow as all apart, where one is bound by the NIC (21 fan-outs a step) and the
@@ -18,8 +23,8 @@ Under the table stands what was published, and the same of here. Columns: averag
 a model of links without delay, loss and windows (`tensorlights_fluid`), how long a worker that has its model waits for the last one of
 its job to have it, and the use of the busiest server's link.
 
---floor is what a job gets of its server's link in any band. A starved job's answers to its own workers (clear to send, credit) live on
-it: with little of it the way back idles.
+--floor is what a job gets of its server's link in any band. What it answers to its workers goes before all bands, unless --no-answers:
+then the way back idles while it starves.
 
 References: X. S. Huang, A. Chen, T. S. E. Ng, "Green, Yellow, Yield: End-Host Traffic Scheduling for Distributed Deep
 Learning with TensorLights", HPBDC 2019.
@@ -39,20 +44,26 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from beside import environments
+from objects_groups import PACKAGES
+from peers.tensorlights_rank import Ended, Work, steps
 from tensorlights_fluid import completion
 from tensorlights_picture import draw
 
 from hrdma.lab import namespaces
 from hrdma.lab.lab import Lab
+from hrdma.lab.traffic import check_wires
 from hrdma.qos.client import socket_path
 from hrdma.qos.controller import Controller
 from hrdma.qos.policy import Job, Policy
 from hrdma.topo.fabrics import parse
-from hrdma.units import rate_value
+from hrdma.units import in_bytes, rate_value
 
 COMPUTE = 10 / 21  # of the time that all fan-outs take
 STAGGER = 0.1 / 0.64  # of the same
@@ -61,7 +72,7 @@ ON_THE_WIRE = 1514 / 1448  # frames' bytes beside a message's
 NOISE = 0.1  # of the time to compute, either way
 POLICIES = ("fifo", "tls-one", "tls-rr")
 LIMIT = 120.0  # seconds for one run
-MODEL, GRADIENT = 1, 2  # tags
+PEERS = Path(__file__).with_name("peers")
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,8 @@ class Setup:
     ratio: float
     placement: tuple[int, ...]  #: servers on each of the first hosts
     floor: int  #: bytes per second that a job has in any band
+    answers: bool = True  #: bare acknowledgements and the library's answers go before all bands
+    all_ranks: bool = False  #: workers on hosts of servers register too
 
     @property
     def fan_outs(self) -> float:
@@ -95,6 +108,10 @@ class Setup:
     def servers(self) -> list[int]:
         """The host of each job's server."""
         return [host for host, count in enumerate(self.placement) for _ in range(count)]
+
+    def work(self, job: int, rank: int) -> Work:
+        delay = job * STAGGER * self.fan_outs
+        return Work(job, rank, self.workers, self.nbytes, self.steps, self.compute, NOISE, delay, LIMIT)
 
     def predicted(self, policy: str) -> list[float]:
         """Completion times by the fluid model."""
@@ -120,42 +137,41 @@ class Result:
     wait: float  #: seconds, mean over steps and workers
     utilisation: float
     predicted: list[float]  #: completion by the fluid model
+    carried: dict[str, int]  #: bytes between ranks by provider
 
 
 # --- what runs in children ---
 
 
-def rank_main(setup: Setup, job: int, rank: int, ready: int, go: int, result: Path) -> None:
-    import numpy as np
-
+def over_hrdma(work: Work, ready: int, go: int, result: Path) -> None:
     import hrdma
 
-    noise, arrivals = random.Random(1000 * job + rank), []
     with hrdma.init() as comm:
-        model = hrdma.zeros(setup.nbytes, "uint8")
-        gradients = [hrdma.zeros(setup.nbytes, "uint8") for _ in range(setup.workers if rank == 0 else 0)]
+        model = hrdma.zeros(work.nbytes, "uint8")
+        gradients = [hrdma.zeros(work.nbytes, "uint8") for _ in range(work.workers if work.rank == 0 else 0)]
         comm.barrier()
         os.write(ready, b"1")
         os.read(go, 1)
-        time.sleep(job * STAGGER * setup.fan_outs)
-        start = time.monotonic()
-        for step in range(setup.steps):
-            if rank == 0:
-                model[-1] = step
-                requests = [comm.irecv(to, 1 + i, GRADIENT) for i, to in enumerate(gradients)]
-                requests += [comm.isend(model, 1 + i, MODEL) for i in range(setup.workers)]
-                for request in requests:
-                    request.wait(LIMIT)
-                if any(gradient[-1] != step for gradient in gradients):
-                    raise RuntimeError(f"step {step}: a gradient of another step arrived")
-            else:
-                comm.recv(model, 0, MODEL, timeout=LIMIT)
-                arrivals.append(time.monotonic())
-                time.sleep(setup.compute * noise.uniform(1 - NOISE, 1 + NOISE))
-                comm.send(np.asarray(model), 0, GRADIENT, timeout=LIMIT)
-        took = time.monotonic() - start
-        result.write_text(json.dumps({"start": start, "took": took, "arrivals": arrivals}))
+
+        def send(what: Any, to: int, tag: int) -> Ended:
+            request = comm.isend(what, to, tag)
+            return lambda: request.wait(LIMIT)
+
+        def receive(what: Any, source: int, tag: int) -> Ended:
+            request = comm.irecv(what, source, tag)
+            return lambda: request.wait(LIMIT)
+
+        found = steps(work, model, gradients, send, receive)
+        found["carried"] = check_wires(comm)  # fails where shared memory joins hosts
+        result.write_text(json.dumps(found))
         comm.barrier()
+
+
+def over_gloo(python: Path, work: Work, ready: int, go: int, result: Path, band: Sequence[str]) -> None:
+    """Becomes a program that knows nothing of bands; `band` are the words that start one in a job's."""
+    pipes = [f"/proc/{os.getppid()}/fd/{pipe}" for pipe in (ready, go)]
+    command = [*band, str(python), str(PEERS / "tensorlights_rank.py"), json.dumps(asdict(work)), *pipes, str(result)]
+    os.execv(command[0], command)
 
 
 def controller_main(dev: str, policy: Policy, directory: str, ready: int) -> None:
@@ -223,9 +239,11 @@ def take(pipe: int, count: int, deadline: float) -> None:
 # --- a run ---
 
 
-def run(lab: Lab, setup: Setup, name: str, directory: str) -> Result:
+def run(lab: Lab, setup: Setup, name: str, directory: str, gloo: Path | None) -> Result:
+    """One policy; over Gloo where its interpreter is given."""
     policy = Policy(name, tuple(Job(f"job{job}") for job in range(setup.jobs)), rate=setup.rate,
-                    floor=setup.floor, interval=setup.interval, dscp_pool=tuple(range(8, 8 + setup.jobs)))  # fmt: skip
+                    floor=setup.floor, interval=setup.interval, dscp_pool=tuple(range(8, 8 + setup.jobs)),
+                    **({} if setup.answers else {"acks": 0, "answer_pool": ()}))  # fmt: skip
     dev = lab.nodes[0]["nics"][0]["name"]
     ready, tell = os.pipe()
     hold, go = os.pipe()
@@ -239,20 +257,30 @@ def run(lab: Lab, setup: Setup, name: str, directory: str) -> Result:
         for job in range(setup.jobs):
             hosts = setup.hosts_of(job)
             for rank, host in enumerate(hosts):
-                file = lab.namespace(host)
-                path = namespaces.inside(file, lambda: socket_path(dev, directory))
+                namespace = lab.namespace(host)
+                path = namespaces.inside(namespace, lambda: socket_path(dev, directory))
+                registers = rank == 0 or (setup.all_ranks and host < len(setup.placement))
                 environment = {
                     "RANK": str(rank), "WORLD_SIZE": str(len(hosts)), "MASTER_ADDR": lab.addresses(hosts[0])[0],
                     "MASTER_PORT": str(29600 + job), "HRDMA_TOKEN": "bench", "HRDMA_TIMEOUT": str(LIMIT),
-                    "HRDMA_HEARTBEAT": "60", "HRDMA_JOB": f"job{job}", "HRDMA_QOS": "off" if rank else path,
+                    "HRDMA_HEARTBEAT": "60", "HRDMA_JOB": f"job{job}", "HRDMA_QOS": path if registers else "off",
+                    "GLOO_SOCKET_IFNAME": dev, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR",
                 }  # fmt: skip
+                run_in_band = f"-m hrdma qos run --dev={dev} --job=job{job} --state".split()
+                band = [sys.executable, *run_in_band, directory, "--"]
                 files[job, rank] = Path(directory, f"{job}.{rank}")
                 files[job, rank].unlink(missing_ok=True)
+                work = setup.work(job, rank)
 
-                def main(job: int = job, rank: int = rank) -> None:
-                    rank_main(setup, job, rank, tell, hold, files[job, rank])
+                def main(
+                    work: Work = work, file: Path = files[job, rank], band: Sequence[str] = band if registers else ()
+                ) -> None:
+                    if gloo:
+                        over_gloo(gloo, work, tell, hold, file, band)
+                    else:
+                        over_hrdma(work, tell, hold, file)
 
-                ranks.append(child(file, main, environment))
+                ranks.append(child(namespace, main, environment))
         take(ready, len(ranks), deadline)
         before = [sent(lab, host) for host in range(len(setup.placement))]
         os.write(go, bytes(len(ranks)))
@@ -273,7 +301,10 @@ def run(lab: Lab, setup: Setup, name: str, directory: str) -> Result:
     placement = ",".join(map(str, setup.placement))
     took = [one["took"] for one in servers]
     use = moved / makespan / setup.rate
-    return Result(placement, setup.ratio, name, took, statistics.mean(waits), use, setup.predicted(name))
+    carried: Counter[str] = Counter()
+    for job in range(setup.jobs):
+        carried.update(found[job, 0]["carried"])  # a server's peers are all of its workers
+    return Result(placement, setup.ratio, name, took, statistics.mean(waits), use, setup.predicted(name), dict(carried))
 
 
 def sent(lab: Lab, host: int) -> int:
@@ -300,6 +331,12 @@ def show(results: Sequence[Result]) -> None:
             print(f"{placement:18}{ratio:6g} {name:9}{average:10.2f}{slowest:10.2f}{average / fifo - 1:+12.1%}"
                   f"{model[name] / model['fifo'] - 1:+8.1%}"
                   f"{wait:9.0f}{use:6.0%}", flush=True)  # fmt: skip
+        sums = sum((Counter(one.carried) for one in these), Counter[str]())
+        print(
+            "carried by "
+            + ", ".join(f"{name} {in_bytes(n)}" for name, n in sums.items())
+            + "; nothing between hosts by shm"
+        )
 
 
 def beside_published(results: Sequence[Result]) -> None:
@@ -341,11 +378,16 @@ def main() -> None:
     parser.add_argument("--model", type=int, default=262_144, help="bytes")
     parser.add_argument("--rate", default="40mbit", help="of every link")
     parser.add_argument("--floor", default="100kbit", help="of every job at its server's link; as published")
+    parser.add_argument("--no-answers", action="store_true", help="they stay in their job's band")
+    parser.add_argument("--all-ranks", action="store_true", help="workers on servers' hosts register too")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=1, help="policies take turns")
     parser.add_argument("--ratio", type=float, nargs="+", default=[0.5, 1.0, 2.0])
     parser.add_argument("--placements", nargs="+", default=["6", "3,3", "2,2,2", "1,1,1,1,1,1"])
     parser.add_argument("--quick", action="store_true", help="the first and the last placement at ratio 1, 8 steps")
+    parser.add_argument(
+        "--transport", choices=("hrdma", "gloo"), default="hrdma", help="gloo: as it is, by `hrdma qos run`"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--svg", type=Path)
     options = parser.parse_args()
@@ -358,6 +400,11 @@ def main() -> None:
             parser.error(f"--placements {placement}: the servers of {options.jobs} jobs are to be placed")
     # Ratios are about the placement that contends most; the others are run at the published one.
     cases = [(placements[0], ratio) for ratio in options.ratio] + [(place, 1.0) for place in placements[1:]]
+    try:
+        folder = environments.environment("gloo", PACKAGES["gloo"], print) if options.transport == "gloo" else None
+    except environments.Unavailable as error:
+        raise SystemExit(f"gloo: {error}") from None
+    gloo = folder and folder / "bin" / "python"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # takes the lab down on the way out
     rate, results = rate_value(options.rate), []
     with tempfile.TemporaryDirectory() as directory, \
@@ -365,12 +412,12 @@ def main() -> None:
         os.environ["HRDMA_CACHE_DIR"] = directory
         for place, ratio in cases:
             setup = Setup(options.jobs, options.workers, options.model, rate, options.steps, ratio, place,
-                          rate_value(options.floor))  # fmt: skip
-            print(f"# {setup.jobs} jobs of {setup.workers} workers, {setup.nbytes} bytes, links of {options.rate}, floor"
+                          rate_value(options.floor), not options.no_answers, options.all_ranks)  # fmt: skip
+            print(f"# over {options.transport}: {setup.jobs} jobs of {setup.workers} workers, {setup.nbytes} bytes, links of {options.rate}, floor"
                   f" {options.floor}, {setup.steps} steps, servers {place}; ratio {ratio:g}: {setup.compute:.3f} s computing beside {setup.fan_outs:.3f} s of"
                   f" all fan-outs, starts {STAGGER * setup.fan_outs:.3f} s apart", flush=True)  # fmt: skip
             for _ in range(options.rounds):
-                results += [run(lab, setup, name, directory) for name in POLICIES]
+                results += [run(lab, setup, name, directory, gloo) for name in POLICIES]
             show([one for one in results if (one.placement, one.ratio) == (",".join(map(str, place)), ratio)])
     print("\nall:")
     show(results)

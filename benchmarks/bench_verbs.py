@@ -1,13 +1,16 @@
 """RDMA from Python beside perftest's programs, on one device, in one run.
 
-    HRDMA_TRANSPORT=verbs HRDMA_DEVICES=rxe0 hrdma run -n 2 benchmarks/bench_verbs.py
-    HRDMA_TRANSPORT=verbs HRDMA_DEVICES=sim hrdma run -n 2 benchmarks/bench_verbs.py      (without perftest's column)
-    python benchmarks/bench_verbs.py --instructions                                       (valgrind; on device sim)
+    HRDMA_DEVICES=rxe0 HRDMA_SPIN_US=999999 hrdma run -n 2 benchmarks/bench_verbs.py
+    HRDMA_DEVICES=rxe0 hrdma run -n 4 benchmarks/bench_verbs.py            allreduce alone, beside two pairs
+    HRDMA_DEVICES=sim hrdma run -n 2 benchmarks/bench_verbs.py             without perftest's column
+    python benchmarks/bench_verbs.py --instructions                        valgrind; on device sim
 
-Both ranks run on one host. In each round every row is measured, ours and then perftest's (ib_write_bw, ib_send_bw,
-ib_read_bw, ib_send_lat, which rank 0 starts, both ends, while rank 1 waits); a figure is the median of the rounds. Bytes are
-checked after the timed part. Instructions are those of one call, from the difference of two runs of callgrind that differ
-in nothing but the number of calls.
+All ranks run on one host, each on a processor as long as there are any, and so do perftest's ends. In each round every
+row is measured, ours and then perftest's (ib_write_bw, ib_send_bw, ib_read_bw, ib_send_lat, which rank 0 starts, both
+ends, while the others sleep); a figure is the median of the rounds, a ratio the median of the rounds' ratios. Bytes are
+checked after the timed part. perftest polls and never sleeps: HRDMA_SPIN_US=999999 has us do the same.
+Instructions are those of one call, from the difference of two runs of callgrind that differ in nothing but the number
+of calls.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hrdma
 from hrdma import verbs
@@ -33,7 +37,9 @@ BATCH, DEPTH = 16, 4  # work requests of one post, and posts under way
 ALLREDUCE = 4 << 20
 PORT = 18516
 LIMIT = 120.0  # seconds for one program of perftest
-WANTED = {"write": 0.95, "send": 0.95, "read": 0.95, "latency": 2.0, "allreduce": 0.8}
+WANTED = {"write": 0.95, "send": 0.95, "read": 0.95, "latency": 2.0, "latency, C": 1.2, "allreduce": 0.8}
+IN_C = Path(__file__).parents[1] / "build" / "c" / "plain" / "bench_verbs"
+CPUS = sorted(os.sched_getaffinity(0))
 
 
 class Pair:
@@ -178,7 +184,7 @@ def by_message(comm: hrdma.Communicator, count: int) -> float:
 
 
 def allreduce(comm: hrdma.Communicator, count: int) -> float:
-    """Bytes per second and direction of an allreduce of two ranks."""
+    """Bytes per second that each rank sends in an allreduce."""
     x = hrdma.empty(ALLREDUCE // 4, "float32")
     times = []
     for _ in range(count):
@@ -187,87 +193,156 @@ def allreduce(comm: hrdma.Communicator, count: int) -> float:
         start = time.perf_counter()
         comm.allreduce(x)
         times.append(time.perf_counter() - start)
-        if not (x == 3).all():
+        if not (x == comm.size * (comm.size + 1) / 2).all():
             raise ValueError("allreduce is wrong")
-    return ALLREDUCE / statistics.median(times)
+    return 2 * ALLREDUCE * (comm.size - 1) / comm.size / statistics.median(times)
 
 
-def perftest(device: verbs.Device, program: str, options: str, column: int) -> float | None:
-    """One number of the only row that a program of perftest prints; None where it cannot be had."""
+# --- perftest ---
+
+
+def listens(port: int) -> bool:
+    """Whether a socket listens there, as the kernel's tables have it (state 0A, any address)."""
+    tables = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
+    return bool(re.search(rf"[0-9A-F]+:{port:04X} 0+:0000 0A", tables))
+
+
+def perftest(device: verbs.Device, program: str, options: str, column: int, pairs: int = 1) -> float | None:
+    """One number of the only row that a program of perftest prints, the mean of pairs at once; None: cannot be had."""
     if device.name == "sim" or not shutil.which(program):
         return None
-    command = [program, "-d", device.name, "-x", str(device.gid_index), "-p", str(PORT), "-F", *options.split()]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            stop = time.monotonic() + 20
-            listens = f":{PORT:04X} 00000000:0000 0A"
-            while listens not in Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text().replace(
-                "00000000000000000000000000000000", "00000000"
-            ):
-                if time.monotonic() > stop or server.poll() is not None:
-                    raise TimeoutError(f"{program} does not listen")
-                time.sleep(0.05)
-            done = subprocess.run([*command, "127.0.0.1"], capture_output=True, text=True, timeout=LIMIT)
-            server.wait(10)
-        finally:
-            server.kill()
-    rows = re.findall(r"^ *\d+ +\d+ +[\d.]+ .*$", done.stdout, re.MULTILINE)
-    if done.returncode or len(rows) != 1:
-        raise RuntimeError(f"{program} failed: {done.stdout}{done.stderr}")
-    return float(rows[0].split()[column])
+    words = [program, "-d", device.name, "-x", str(device.gid_index), "-F", *options.split()]
+    running: list[subprocess.Popen[str]] = []
+
+    def start(number: int, *more: str) -> subprocess.Popen[str]:
+        cpu = CPUS[len(running) % len(CPUS)]
+        command = ["taskset", "-c", str(cpu), *words, "-p", str(PORT + number), *more]
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        return running[-1]
+
+    try:
+        servers = [start(number) for number in range(pairs)]
+        stop = time.monotonic() + 20
+        while not all(listens(PORT + number) for number in range(pairs)):
+            if time.monotonic() > stop or any(server.poll() is not None for server in servers):
+                raise TimeoutError(f"{program} does not listen on {PORT}")
+            time.sleep(0.05)
+        clients = [start(number, "127.0.0.1") for number in range(pairs)]
+        told = [client.communicate(timeout=LIMIT)[0] for client in clients]
+        for server in servers:
+            server.communicate(timeout=10)
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+    found = []
+    for client, text in zip(clients, told, strict=True):
+        rows = re.findall(r"^ *\d+ +\d+ +[\d.]+ .*$", text, re.MULTILINE)
+        if client.returncode or len(rows) != 1:
+            raise RuntimeError(f"{program} failed: {text}")
+        found.append(float(rows[0].split()[column]))
+    return statistics.mean(found)
 
 
-def measure(comm: hrdma.Communicator, rounds: int, scale: float) -> dict[str, dict[str, list[float]]]:
-    """Figures by row, ours and perftest's; on rank 1 they mean nothing."""
+def in_c(device: verbs.Device, count: int) -> dict[str, float]:
+    """Seconds by kind from bench_verbs.c, where it was built."""
+    if not IN_C.exists():
+        return {}
+    done = subprocess.run([IN_C, device.name, str(count)], capture_output=True, text=True, timeout=LIMIT)
+    if done.returncode:
+        raise RuntimeError(f"{IN_C} failed: {done.stderr}")
+    return {line.split()[0]: float(line.split()[1]) * 1e-6 for line in done.stdout.splitlines()}
+
+
+# --- turns ---
+
+
+def alone(comm: hrdma.Communicator, work: Callable[[], Any]) -> Any:
+    """What rank 0 does meanwhile, the others sleep: who waits in a call may be polling."""
+    word, result = hrdma.zeros(1, "uint8"), None
+    if comm.rank == 0:
+        result = work()
+        for rank in range(1, comm.size):
+            comm.send(word, dst=rank)
+        return result
+    said, stop = comm.irecv(word, src=0), time.monotonic() + 4 * LIMIT
+    while not said.done:
+        if time.monotonic() > stop:
+            raise TimeoutError("rank 0 says nothing")
+        time.sleep(0.02)
+    said.wait()
+    return None
+
+
+Note = Callable[[str, str, float | None], None]
+
+
+def point_to_point(comm: hrdma.Communicator, device: verbs.Device, scale: float, note: Note) -> None:
+    for nbytes in SIZES:
+        count = max(BATCH * DEPTH, int(scale * (512 << 20) / nbytes))
+        options, size = f"-s {nbytes} -n {count}", f"{nbytes >> 10} KiB"
+        for kind in ("write", "send", "read"):
+            note(f"{kind} {size}", "ours", bandwidth(comm, device, kind, nbytes, count))
+            theirs = alone(comm, lambda p=f"ib_{kind}_bw", o=options: perftest(device, p, o, 3))
+            note(f"{kind} {size}", "perftest", theirs and theirs * (1 << 20))
+        note(f"Endpoint.write {size}", "ours", by_endpoint(comm, nbytes, count))
+    count = max(100, int(scale * 1000))
+    ours = {"Endpoint": latency(comm, count), "send": by_message(comm, count)}
+    theirs, c = alone(comm, lambda: (perftest(device, "ib_send_lat", f"-s 8 -n {count}", 4), in_c(device, count))) or (
+        None,
+        {},
+    )
+    for name, seconds in [*ours.items(), *((f"C {kind}", seconds) for kind, seconds in c.items())]:
+        note(f"latency 8 B, {name}", "ours", seconds)
+        note(f"latency 8 B, {name}", "perftest", theirs and theirs * 1e-6)
+
+
+def measure(asked: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
+    """Figures by row, ours, perftest's and those of provider tcp; on other ranks than 0 they mean nothing."""
     found: dict[str, dict[str, list[float]]] = {}
 
     def note(row: str, whose: str, value: float | None) -> None:
         if value is not None:
             found.setdefault(row, {}).setdefault(whose, []).append(value)
 
-    def beside(row: str, ours: float, program: str, options: str, column: int, unit: float) -> None:
-        note(row, "ours", ours)
-        if comm.rank == 0:
-            value = perftest(device, program, options, column)
-            note(row, "perftest", None if value is None else value * unit)
-        comm.barrier(timeout=LIMIT * 2)
-
     name, _, port = (os.environ.get("HRDMA_DEVICES") or "sim").partition(":")
-    with verbs.Device(name, int(port or 1)) as device:
-        for _ in range(rounds):
-            for nbytes in SIZES:
-                count = max(BATCH * DEPTH, int(scale * (64 << 20) / nbytes))
-                options = f"-s {nbytes} -n {count}"
-                size = f"{nbytes >> 10} KiB"
-                for kind in ("write", "send", "read"):
-                    ours = bandwidth(comm, device, kind, nbytes, count)
-                    beside(f"{kind} {size}", ours, f"ib_{kind}_bw", options, 3, 1 << 20)
-                note(f"Endpoint.write {size}", "ours", by_endpoint(comm, nbytes, count))
-            count = max(100, int(scale * 1000))
-            beside("latency 8 B, Endpoint", latency(comm, count), "ib_send_lat", f"-s 8 -n {count}", 4, 1e-6)
-            note("latency 8 B, send", "ours", by_message(comm, count))
-            ours = allreduce(comm, max(5, int(scale * 10)))
-            count = max(BATCH * DEPTH, int(scale * 1000))
-            beside("allreduce 4 MiB", ours, "ib_write_bw", f"-b -s 65536 -n {count}", 3, (1 << 20) / 2)
+    count = max(5, int(asked.scale * 10))
+    for _ in range(asked.rounds):
+        with hrdma.init(transport="verbs", devices=name) as comm, verbs.Device(name, int(port or 1)) as device:
+            if comm.size % 2:
+                raise SystemExit("an even number of ranks is wanted: hrdma run -n 2 benchmarks/bench_verbs.py")
+            if comm.size == 2:
+                point_to_point(comm, device, asked.scale, note)
+            row, options = f"allreduce 4 MiB, {comm.size} ranks", f"-b -s 65536 -n {max(64, int(asked.scale * 1000))}"
+            note(row, "ours", allreduce(comm, count))
+            theirs = alone(comm, lambda d=device, o=options, n=comm.size // 2: perftest(d, "ib_write_bw", o, 3, n))
+            note(row, "perftest", theirs and theirs * (1 << 20) / 2)
+        hrdma.finalize()
+        with hrdma.init(transport="tcp", devices="") as comm:
+            note(row, "tcp", allreduce(comm, count))
+        hrdma.finalize()
     return found
 
 
 def show(found: dict[str, dict[str, list[float]]]) -> None:
-    print(f"{'':24}{'hrdma':>14}{'perftest':>14}{'ratio':>8}  wanted")
+    print(f"{'':30}{'hrdma':>12}{'perftest':>12}{'ratio':>7}  of the rounds     wanted")
     for row, figures in found.items():
-        ours = statistics.median(figures["ours"])
         is_time = row.startswith("latency")
-        wanted = WANTED.get(row.split()[0])
+        wanted = WANTED["latency, C" if ", C " in row else row.split()[0]] if "perftest" in figures else None
 
-        def text(value: float, is_time: bool = is_time) -> str:
+        def text(whose: str, figures: dict[str, list[float]] = figures, is_time: bool = is_time) -> str:
+            value = statistics.median(figures[whose])
             return f"{value * 1e6:.1f} us" if is_time else f"{value / 1e6:.1f} MB/s"
 
-        line = f"{row:24}{text(ours):>14}"
-        if "perftest" in figures:
-            theirs = statistics.median(figures["perftest"])
-            line += f"{text(theirs):>14}{ours / theirs:8.2f}"
-            line += f"  {'at most' if is_time else 'at least'} {wanted}" if wanted else ""
+        line = f"{row:30}{text('ours'):>12}"
+        if wanted:
+            ratios = [ours / theirs for ours, theirs in zip(figures["ours"], figures["perftest"], strict=True)]
+            line += f"{text('perftest'):>12}{statistics.median(ratios):7.2f}  {min(ratios):.2f} to {max(ratios):.2f}"
+            line = f"{line:78} {'at most' if is_time else 'at least'} {wanted}"
         print(line)
+        if "tcp" in figures:
+            ratio = statistics.median(figures["ours"]) / statistics.median(figures["tcp"])
+            print(f"{'  the same by tcp':30}{text('tcp'):>12}{'':12}{ratio:7.2f}  times as fast as that")
 
 
 # --- instructions ---
@@ -324,14 +399,13 @@ def main() -> None:
     if asked.instructions:
         instructions()
         return
-    with hrdma.init() as comm:
-        if comm.size != 2:
-            parser.error("two ranks are wanted: hrdma run -n 2 benchmarks/bench_verbs.py")
-        found = measure(comm, asked.rounds, asked.scale)
-        if comm.rank == 0:
-            show(found)
-            if asked.json:
-                asked.json.write_text(json.dumps(found, indent=2))
+    rank = int(os.environ.get("RANK", "0"))
+    os.sched_setaffinity(0, {CPUS[rank % len(CPUS)]})
+    found = measure(asked)
+    if rank == 0:
+        show(found)
+        if asked.json:
+            asked.json.write_text(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":

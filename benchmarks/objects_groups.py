@@ -1,4 +1,4 @@
-"""The processes of each peer of bench_objects_lab.py, one on each host of a lab, and one operation of them at a time."""
+"""The processes of each peer of bench_objects_lab.py and bench_objects_apps.py on the hosts of a lab, told what to do."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from beside.environments import ROOT, Unavailable, environment
 
+from hrdma.lab import namespaces
 from hrdma.lab.lab import Lab
+from hrdma.topo.fabrics import parse
 
-__all__ = ["PEERS", "Group"]
+__all__ = ["PEERS", "Group", "Programs", "programs"]
 
 PACKAGES = {
     "gloo": ["numpy", "torch==2.13.*"],
@@ -32,6 +35,14 @@ Say = Callable[[str], None]
 PROGRAMS = ROOT / "benchmarks" / "peers"
 START = 240.0  # seconds to come up
 LIMIT = 120.0  # seconds of one operation
+PLAIN = {
+    "OMP_NUM_THREADS": "1",
+    "HRDMA_SPIN_US": "0",
+    "PYTHONPATH": str(PROGRAMS),
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_raylet_start_wait_time_s": str(int(START)),
+    "RAY_prestart_worker_first_driver": "0",  # processes that nobody uses
+}
 AHEAD = 0.1  # seconds between the last word and the start
 
 
@@ -91,13 +102,11 @@ class Group:
         """Starts the processes; how many of them will connect."""
         here = peer == "hrdma" or (peer == "ray" and find_spec("ray"))
         python = [sys.executable if here else str(environment(peer, PACKAGES[peer], say) / "bin" / "python")]
-        plain = {"OMP_NUM_THREADS": "1", "HRDMA_SPIN_US": "0", "PYTHONPATH": str(PROGRAMS), "RAY_AUTH_MODE": "disabled"}
-        plain["RAY_raylet_start_wait_time_s"] = str(int(START))
         if peer in ("ray", "dask"):
             program = [*python, str(PROGRAMS / "objects_tasks.py"), peer]
             for host in range(hosts):
-                self._processes.start([*program, "daemon", str(host), folder, where], plain)
-            self._processes.start([*program, path, where], plain)
+                self._processes.start([*program, "daemon", str(host), folder, where], PLAIN)
+            self._processes.start([*program, path, where], PLAIN)
             return 1
         program = [*python, str(PROGRAMS / "objects_rank.py"), peer, path, where]
         if peer == "mpich":
@@ -109,10 +118,10 @@ class Group:
                 "FI_TCP_IFACE": "nic0",
             }
             mpiexec = str(Path(python[0]).with_name("mpiexec"))
-            self._processes.start([mpiexec, "-n", str(hosts), *program], plain | tcp)
+            self._processes.start([mpiexec, "-n", str(hosts), *program], PLAIN | tcp)
         else:
             for rank in range(hosts):
-                self._processes.start(program, plain | {"RANK": str(rank)})
+                self._processes.start(program, PLAIN | {"RANK": str(rank)})
         return hosts
 
     def measure(self, operation: str, n: int, stagger: float) -> float:
@@ -138,6 +147,65 @@ class Group:
 
     def close(self) -> None:
         self._processes.end()
+
+
+class Programs(Group):
+    """Those of `peers/objects_apps.py`: Ray with hrdma in it on all hosts, and one driver that is told what to do."""
+
+    def _start(self, peer: str, hosts: int, folder: str, path: str, where: str, say: Say) -> int:
+        for package, extra in (("ray", "ray"), ("sklearn", "demo")):
+            if find_spec(package) is None:
+                raise Unavailable(f"{package} is needed beside hrdma: pip install 'hrdma[{extra}]'")
+        self._folder, self._where = folder, where
+        for host in range(hosts):
+            self.start(host)
+        self._processes.start([sys.executable, str(PROGRAMS / "objects_apps.py"), path, where], PLAIN)
+        return 1
+
+    def start(self, host: int) -> None:
+        """Starts Ray on a host."""
+        command = [sys.executable, str(PROGRAMS / "objects_tasks.py"), "ray", "daemon", str(host)]
+        self._processes.start([*command, self._folder, self._where], PLAIN)
+
+    def kill(self, host: int) -> None:
+        """Kills all that runs on a host, as if it were lost."""
+        file = json.loads(self._where)[host][0]
+        for pid in namespaces.processes([file])[file]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def ask(self, meanwhile: Callable[[], None] = lambda: None, **what: Any) -> dict[str, Any]:
+        """What the driver answers.
+
+        Raises
+        ------
+        RuntimeError
+            It has failed, or does not answer in time.
+        """
+        try:
+            self._tell(what)
+            meanwhile()
+            return self._hear()[0]
+        except (OSError, ValueError):
+            raise RuntimeError(f"{what}: {self._processes.last_words()}") from None
+
+
+@contextlib.contextmanager
+def programs(hosts: int, rate: str, name: str) -> Iterator[Programs]:
+    """Those programs in a lab of their own, a star; all of it is ended after the block, by SIGTERM too.
+
+    Raises
+    ------
+    Unavailable
+        Ray or scikit-learn is not there, or Ray did not come up.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with (
+        Lab.up(parse(f"star:{hosts}", rate=rate, latency=0), name=name) as lab,
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(Programs("ray", lab, folder, print)) as group,
+    ):
+        yield group
 
 
 PEERS = ("hrdma", *PACKAGES)

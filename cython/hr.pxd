@@ -182,7 +182,7 @@ cdef extern from "hr/hr.h" nogil:
     hr_status hr_connect(hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr, size_t size,
                          int active) noexcept
     hr_status hr_connect_wait(hr_engine *engine, int64_t deadline, uint64_t *peer_p, char *detail) noexcept
-    hr_status hr_set_class(hr_engine *engine, const char *provider, int dscp, int priority) noexcept
+    hr_status hr_set_class(hr_engine *engine, const char *provider, int dscp, int answers, int priority) noexcept
     void hr_peer_lost(hr_engine *engine, uint64_t peer_id, hr_status why, const char *detail) noexcept
     int hr_engine_done_fd(hr_engine *engine) noexcept
     hr_request *hr_engine_reap(hr_engine *engine) noexcept

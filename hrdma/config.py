@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Number
 from typing import Any, NamedTuple
 
 from hrdma.world import World, world_from_env
@@ -139,7 +140,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("HRDMA_SHM", _options, "", "options of provider shm, such as ring=1048576,cma=0"),
     Setting("HRDMA_VERBS", _options, "", "options of provider verbs, such as gid=3,pin=256M"),
     Setting(
-        "HRDMA_DEVICES", _text, "", "RDMA devices: name, pattern or name:port, with commas between; sim: simulated"
+        "HRDMA_DEVICES",
+        _text,
+        "",
+        "RDMA devices, used together, with commas: mlx5_0, mlx5_*:1; sim: simulated",
     ),
     Setting("HRDMA_FAULT", _text, "", "inject faults into a provider, such as tcp:drop=0.01,seed=7"),
     Setting("HRDMA_JOB", _job, "", "registers the job under this name with the traffic controller of its host"),
@@ -212,7 +216,7 @@ class Config:
         ValueError
             A value is malformed, or an ``HRDMA_*`` variable is not known; the message names it and the nearest one.
         TypeError
-            An override is not a setting.
+            An override is not a setting, or of a type that has no text, such as a Fabric for ``fabric=``.
         """
         environ = os.environ if environ is None else environ
         for name in environ:
@@ -227,6 +231,8 @@ class Config:
             given = overrides.get(setting.field)
             variable = environ.get(setting.name, "")
             if given is not None:
+                if not isinstance(given, (str, os.PathLike, Number, Mapping, tuple, list)):
+                    raise TypeError(f"{setting.field}= takes text as {setting.name} does, not a {type(given).__name__}")
                 values[setting.field] = _parse(setting, setting.field, _as_text(given))
                 origins[setting.field] = "argument"
             elif variable.strip():

@@ -2,11 +2,12 @@
 and `init` before the ranks are connected where ``HRDMA_FABRIC=discover`` says so.
 
     1. every rank tells its host and NICs, with a port at which each NIC is listening
-    2. NICs of one subnet form a circle in which hosts take turns: each sends to the next one, so that every NIC sends and
-       receives once where all hosts have as many there
+    2. NICs of one subnet, or of several with routers between, form a circle in which hosts take turns: each sends to the
+       next one, then to the one after, until every NIC has sent to all others; in large subnets to some of them
     3. these pairs are put into rounds in which no host sends twice or receives twice, and are measured round by round:
        short messages to and fro (the shortest time counts), then bulk for a moment
-    4. what was found is told to all, and each infers the same fabric from it
+    4. what was found is told to all, and each infers the same fabric from it; a fabric knows what a NIC can do, so a pair
+       that is much slower than both of its NICs is named in a warning
 
 Plain sockets, not the transport: each is bound to its NIC's address and what is measured is the network alone. The first
 rank of a host measures for it. Rates are those of payload, as plans need them: what headers take is gone already.
@@ -23,7 +24,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,19 +32,21 @@ import numpy as np
 
 from hrdma.log import logger
 from hrdma.nics import nics
-from hrdma.topo.infer import Inferred, Measured, Nic, Sample, infer
+from hrdma.topo.infer import Inferred, Measured, Nic, Sample, infer, joined
 
 if TYPE_CHECKING:
     from hrdma.communicator import Communicator
     from hrdma.topo.fabric import Fabric
 
-__all__ = ["Edge", "Told", "circles", "discover", "over", "rounds"]
+__all__ = ["Edge", "Told", "discover", "over", "pairs", "rounds", "slower"]
 
 SECONDS = 0.2  # of bulk between two NICs
 WARM_UP = 0.05  # of that, not counted: slow start, and buckets that are full at the beginning
 PINGS = 30
 CONNECT_SECONDS = 2.0  # after which two NICs of one subnet count as apart
 PIECE = 256 << 10
+ALL = 16  # NICs in a subnet: so many are measured each with each
+SLOW = 0.5  # of what its NICs reach with others: below that a pair is named
 _PING = 8
 _NONCE = 16
 
@@ -91,12 +94,15 @@ def discover(rank: int, cards: Sequence[dict[str, Any]], ifname: str, told: Told
             },
         )
         by_host = [said[rank] for rank in first]
-        edges = circles([[Nic(name, subnet) for name, _, subnet in entry["nics"]] for entry in by_host])
+        there = joined([[Nic(name, subnet) for name, _, subnet in entry["nics"]] for entry in by_host])
+        edges = pairs(there)
         found: list[tuple[Edge, float, float]] = []
+        unreached: set[str] = set()
         for number, together in enumerate(rounds(edges)):
-            told(f"round {number}", {})
+            lost = sorted({edge.subnet for edge, rate, _ in found if not rate})
+            unreached.update(*(entry["unreached"] for entry in told(f"round {number}", {"unreached": lost})))
             if speaks:
-                found += _round(together, mine, by_host, listeners)
+                found += _round([edge for edge in together if edge.subnet not in unreached], mine, by_host, listeners)
     heard = told("found", {"found": [_plain(*entry) for entry in found]})
     measured = [tuple(entry) for entries in heard for entry in entries["found"]]
     good = {
@@ -106,13 +112,20 @@ def discover(rank: int, cards: Sequence[dict[str, Any]], ifname: str, told: Told
     for subnet in sorted(apart):
         if rank == 0:
             logger.warning("NICs of %s do not reach each other on all hosts: they are left out", subnet)
+    reached = {Edge(*key): rate for key, (rate, _) in good.items() if key[0] not in apart}
+    for edge, rate, usual in slower(reached) if rank == 0 else ():
+        (source, at), (target, to) = edge.src, edge.dst
+        logger.warning(
+            "host %d (%s) to host %d (%s): %.3g Mbit/s, where both reach %.3g with others; plans do not know of it",
+            source, there[source][at].name, target, there[target][to].name, rate / 1e6, usual / 1e6,
+        )  # fmt: skip
     samples = [
         Sample(first[src[0]], first[dst[0]], subnet, *numbers)
         for (subnet, src, dst), numbers in sorted(good.items())
         if subnet not in apart
     ]
     ranks = [
-        Measured(card["host"], tuple(Nic(n, s) for n, _, s in by_host[host]["nics"] if s not in apart))
+        Measured(card["host"], tuple(nic for nic in there[host] if nic.subnet not in apart))
         for card, host in ((card, hosts.index(card["host"])) for card in cards)
     ]
     return _named(infer(ranks, [*samples, *_memory(cards, first)]))
@@ -134,32 +147,55 @@ def _memory(cards: Sequence[dict[str, Any]], first: Sequence[int]) -> list[Sampl
 # -- who measures what ------------------------------------------------------------------------------------------------------
 
 
-def circles(hosts: Sequence[Sequence[Nic]]) -> list[Edge]:
-    """Every NIC to the next one of its subnet, where another host has one."""
+def pairs(hosts: Sequence[Sequence[Nic]]) -> list[Edge]:
+    """Every NIC to the next one of its subnet where another host has one, then to those further on.
+
+    To all where they are no more than `ALL`, else to those 1, 2, 4, 8 and so on further, so that the time grows slowly.
+    """
     members: dict[str, list[tuple[int, int, int]]] = {}
     for host, listed in enumerate(hosts):
         seen: Counter[str] = Counter()
         for number, nic in enumerate(listed):
             members.setdefault(nic.subnet, []).append((seen[nic.subnet], host, number))
             seen[nic.subnet] += 1
-    found = []
+    found: list[tuple[int, Edge]] = []
     for subnet, listed_there in members.items():
         ports = [(host, number) for _, host, number in sorted(listed_there)]
-        if len({host for host, _ in ports}) > 1:
-            found += [Edge(subnet, port, to) for port, to in zip(ports, [*ports[1:], ports[0]]) if port[0] != to[0]]
-    return found
+        n = len(ports)
+        steps = range(1, n) if n <= ALL else [1 << bit for bit in range((n - 1).bit_length())]
+        for step in steps if len({host for host, _ in ports}) > 1 else ():
+            found += [
+                (step, Edge(subnet, port, to))
+                for port, to in zip(ports, [*ports[step:], *ports[:step]])
+                if port[0] != to[0]
+            ]
+    return [edge for _, edge in sorted(found, key=lambda each: each[0])]  # a subnet that is apart shows early
+
+
+def slower(rates: Mapping[Edge, float]) -> list[tuple[Edge, float, float]]:
+    """Pairs that are slower than both of their NICs are with others: what they reach, and what the slower NIC does."""
+    best: dict[tuple[int, int], float] = {}
+    for edge, rate in rates.items():
+        for port in (edge.src, edge.dst):
+            best[port] = max(best.get(port, 0.0), rate)
+    usual = {edge: min(best[edge.src], best[edge.dst]) for edge in rates}
+    return [(edge, rate, usual[edge]) for edge, rate in rates.items() if rate < SLOW * usual[edge]]
 
 
 def rounds(edges: Sequence[Edge]) -> list[list[Edge]]:
     """Edges that are measured at once: in a round no host sends twice or receives twice."""
     made: list[list[Edge]] = []
+    busy: list[tuple[set[int], set[int]]] = []
     for edge in edges:
-        for together in made:
-            if all(edge.src[0] != other.src[0] and edge.dst[0] != other.dst[0] for other in together):
-                together.append(edge)
-                break
-        else:
-            made.append([edge])
+        source, target = edge.src[0], edge.dst[0]
+        free = (k for k, (senders, receivers) in enumerate(busy) if source not in senders and target not in receivers)
+        at = next(free, len(made))
+        if at == len(made):
+            made.append([])
+            busy.append((set(), set()))
+        made[at].append(edge)
+        busy[at][0].add(source)
+        busy[at][1].add(target)
     return made
 
 

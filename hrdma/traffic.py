@@ -3,9 +3,11 @@
 The controller is reached by its Unix socket alone, and the open socket is the registration: it ends with the process,
 however that ends. Every rank registers with the controller of its own host and stamps what it sends itself, so both
 directions of a connection are ordered, each by the host that sends. A rotation changes what the controller does with
-the stamp, never the stamp, so nobody has to be told. That stamp is the DSCP. The socket's priority is set beside it, from
-the band at registration, for what else on the host may look at it (a VLAN's egress map): under a policy that rotates it is
-soon out of date, and our own trees do not look at it.
+the stamp, never the stamp, so nobody has to be told. That stamp is the DSCP. Between hosts the first of the connections to a
+peer has another one: it carries what answers the peer's bulk, and small messages, which need not wait behind bands.
+
+The socket's priority is set beside it, from the band at registration, for what else on the host may look at it (a VLAN's egress
+map): under a policy that rotates it is soon out of date, and our own trees do not look at it.
 
 Without a controller nothing is stamped: the priority then orders what this library has to send, and no more.
 """
@@ -40,6 +42,8 @@ class Membership:
         Now; a policy that rotates changes it.
     dscp : int
         The code point that stands for the job on this host.
+    answers : int
+        The same for its answers; `dscp` where they are not told apart.
     stamped : list of str
         Providers whose connections carry it.
     """
@@ -50,11 +54,14 @@ class Membership:
         lane = client.register(job, priority=priority)
         self.band: int = lane["band"]
         self.dscp: int = lane["dscp"]
+        self.answers: int = self.dscp if lane.get("answers") is None else lane["answers"]
         self.stamped: list[str] = []
 
     def stamp(self, engine: _core.Engine) -> None:
         """Gives every connection of the engine the job's class, for what leaves from now on."""
-        self.stamped = [name for name in engine.domains() if engine.traffic_class(name, self.dscp, self.band)]
+        self.stamped = [
+            name for name in engine.domains() if engine.traffic_class(name, self.dscp, self.answers, self.band)
+        ]
 
     def __str__(self) -> str:
         how = f"{self._client.policy} by {self._client.kind}"
@@ -62,10 +69,10 @@ class Membership:
         return f"job {self.job}: band {self.band} of {self.dev} ({how}), DSCP {self.dscp} on {where}"
 
     def to_dict(self) -> dict[str, Any]:
-        """``dev``, ``policy``, ``kind``, ``band`` (at registration), ``dscp``, ``stamped``."""
+        """``dev``, ``policy``, ``kind``, ``band`` (at registration), ``dscp``, ``answers``, ``stamped``."""
         return {
             "dev": self.dev, "policy": self._client.policy, "kind": self._client.kind,
-            "band": self.band, "dscp": self.dscp, "stamped": self.stamped,
+            "band": self.band, "dscp": self.dscp, "answers": self.answers, "stamped": self.stamped,
         }  # fmt: skip
 
     def close(self) -> None:

@@ -212,7 +212,7 @@ class Control:
         settled = self.installed
         if live is None and settled.policy.counts:
             meter = Meter(settled.live)
-            meter.look(settled.tree.counted, counters(self.wire, settled.carrier))
+            meter.look(settled.tree, counters(self.wire, settled.carrier))
             live = meter.live
         return self.install(settled.policy, rotation=settled.rotation + steps, live=live)
 

@@ -1,6 +1,10 @@
-"""Sockets of a cgroup get a priority when they are opened: a BPF program of four instructions, assembled here.
+"""Sockets of a cgroup get a priority when they are opened or accepted: two small BPF programs, assembled here.
 
-    r2 = PRIORITY;  *(u32 *)(ctx + offsetof(struct bpf_sock, priority)) = r2;  r0 = 1;  exit
+    a socket is made          r2 = PRIORITY;  *(u32 *)(ctx + offsetof(struct bpf_sock, priority)) = r2;  r0 = 1;  exit
+    one has been accepted     bpf_setsockopt(ctx, SOL_SOCKET, SO_PRIORITY, &PRIORITY, 4), when ctx->op says so;  r0 = 1;  exit
+
+The second one is for servers: the kernel makes the socket of an accepted connection without the first one, and without the
+priority of the socket that listens.
 
 A priority that is the number of a class sends a socket's packets to that class, with no filter. It needs cgroup version 2, and
 CAP_BPF beside CAP_NET_ADMIN; where a cgroup has a program already, CAP_SYS_ADMIN, without which the kernel does not say
@@ -15,36 +19,55 @@ import errno
 import glob
 import os
 import platform
+import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 from hrdma.errors import NetlinkError, RefusedError
 
-__all__ = ["PARENT", "enter", "leave", "mark", "mount_point", "number", "program", "sweep", "unmark"]
+__all__ = ["PARENT", "enter", "leave", "mark", "mount_point", "number", "programs", "sweep", "unmark"]
 
 PARENT = "hrdma-qos"  #: of the cgroups that this package makes
 NAME = b"hrdma_qos"
 SYSCALL = {"x86_64": 321, "aarch64": 280}
 PROG_LOAD, PROG_ATTACH, PROG_DETACH, PROG_FD_BY_ID, OBJ_INFO, PROG_QUERY = 5, 8, 9, 13, 15, 16
-CGROUP_SOCK, SOCK_CREATE, ALLOW_MULTI = 9, 2, 2
+ALLOW_MULTI = 2
+CGROUP_SOCK, SOCK_OPS = 9, 13  # types of programs
+ON_CREATE, ON_EVENT = 2, 3  # where they are attached: BPF_CGROUP_INET_SOCK_CREATE, BPF_CGROUP_SOCK_OPS
+PASSIVE_ESTABLISHED = 5  # the event of a connection that was accepted
+SETSOCKOPT = 49  # bpf_setsockopt
 MOST_PROGRAMS = 64  # of one cgroup, as the kernel has it
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def program(priority: int) -> bytes:
-    """The instructions that set a new socket's priority."""
+def programs(priority: int) -> dict[int, tuple[int, bytes]]:
+    """Type and instructions of what gives sockets their priority, by where it is attached."""
 
-    def instruction(code: int, target: int, source: int = 0, offset: int = 0, value: int = 0) -> bytes:
+    def instruction(code: int, target: int = 0, source: int = 0, offset: int = 0, value: int = 0) -> bytes:
         return struct.pack("=BBhI", code, target | source << 4, offset, value)
 
-    move32, store32, move64, leave = 0xB4, 0x63, 0xB7, 0x95
-    return (
-        instruction(move32, 2, value=priority)
-        + instruction(store32, 1, source=2, offset=20)  # bpf_sock: bound_dev_if family type protocol mark priority
-        + instruction(move64, 0, value=1)
-        + instruction(leave, 0)
+    move32, move64, copy64, add64 = 0xB4, 0xB7, 0xBF, 0x07
+    load32, store32, store32_value, unless_equal, call, leave = 0x61, 0x63, 0x62, 0x55, 0x85, 0x95
+    end = instruction(move64, 0, value=1) + instruction(leave)
+    created = instruction(move32, 2, value=priority) + instruction(
+        store32,
+        1,
+        source=2,
+        offset=20,  # bpf_sock: bound_dev_if family type protocol mark priority
     )
+    accepted = (
+        instruction(load32, 2, source=1, offset=0)  # bpf_sock_ops: op
+        + instruction(unless_equal, 2, offset=7, value=PASSIVE_ESTABLISHED)  # over all but the end
+        + instruction(store32_value, 10, offset=-4, value=priority)
+        + instruction(move64, 2, value=socket.SOL_SOCKET)
+        + instruction(move64, 3, value=socket.SO_PRIORITY)
+        + instruction(copy64, 4, source=10)
+        + instruction(add64, 4, value=(1 << 32) - 4)
+        + instruction(move64, 5, value=4)
+        + instruction(call, value=SETSOCKOPT)
+    )
+    return {ON_CREATE: (CGROUP_SOCK, created + end), ON_EVENT: (SOCK_OPS, accepted + end)}
 
 
 def mount_point() -> Path:
@@ -106,7 +129,7 @@ def _told(path: str) -> Iterator[None]:
 
 
 def mark(path: str, priority: int) -> None:
-    """Gives the sockets that a cgroup's processes open from now on this `SO_PRIORITY`, in place of an earlier one of ours.
+    """Gives the sockets that a cgroup's processes open or accept from now on this `SO_PRIORITY`, in place of an earlier one of ours.
 
     Raises
     ------
@@ -119,22 +142,22 @@ def mark(path: str, priority: int) -> None:
     try:
         with _told(path):
             _detach(group)
-            code, license_ = ctypes.create_string_buffer(program(priority)), ctypes.create_string_buffer(b"Apache-2.0")
-            loaded = struct.pack(
-                "=IIQQIIQII16s", CGROUP_SOCK, 4, ctypes.addressof(code), ctypes.addressof(license_), 0, 0, 0, 0, 0, NAME
-            )
-            # The name is followed by the interface and the attach type.
-            fd = _bpf(PROG_LOAD, loaded + struct.pack("=II", 0, SOCK_CREATE))
             try:
-                _bpf(PROG_ATTACH, struct.pack("=IIII", group, fd, SOCK_CREATE, ALLOW_MULTI))
-            finally:
-                os.close(fd)
+                for place, (kind, instructions) in programs(priority).items():
+                    fd = _load(kind, place, instructions)
+                    try:
+                        _bpf(PROG_ATTACH, struct.pack("=IIII", group, fd, place, ALLOW_MULTI))
+                    finally:
+                        os.close(fd)
+            except OSError:
+                _detach(group)
+                raise
     finally:
         os.close(group)
 
 
 def unmark(path: str) -> None:
-    """Takes our program off a cgroup; nothing where the cgroup is gone, or there is none."""
+    """Takes our programs off a cgroup; nothing where the cgroup is gone, or there is none."""
     try:
         group = _open(path)
     except RefusedError:
@@ -146,21 +169,31 @@ def unmark(path: str) -> None:
         os.close(group)
 
 
+def _load(kind: int, place: int, instructions: bytes) -> int:
+    """A descriptor of the program in the kernel."""
+    code, license_ = ctypes.create_string_buffer(instructions), ctypes.create_string_buffer(b"Apache-2.0")
+    where = ctypes.addressof(code), ctypes.addressof(license_)
+    count = len(instructions) // 8
+    loaded = struct.pack("=IIQQIIQII16s", kind, count, *where, 0, 0, 0, 0, 0, NAME)
+    return _bpf(PROG_LOAD, loaded + struct.pack("=II", 0, place))  # the name is followed by the interface and the place
+
+
 def _detach(group: int) -> None:
-    numbers = (ctypes.c_uint32 * MOST_PROGRAMS)()
-    query = (ctypes.c_char * 32).from_buffer_copy(
-        struct.pack("=IIIIQII", group, SOCK_CREATE, 0, 0, ctypes.addressof(numbers), MOST_PROGRAMS, 0)
-    )
-    _bpf(PROG_QUERY, query)
-    for known in numbers[: struct.unpack_from("=I", query, 24)[0]]:
-        fd = _bpf(PROG_FD_BY_ID, struct.pack("=III", known, 0, 0))
-        try:
-            info = ctypes.create_string_buffer(80)
-            _bpf(OBJ_INFO, struct.pack("=IIQ", fd, len(info), ctypes.addressof(info)))
-            if info.raw[64:80].rstrip(b"\0") == NAME:
-                _bpf(PROG_DETACH, struct.pack("=IIII", group, fd, SOCK_CREATE, 0))
-        finally:
-            os.close(fd)
+    for place in (ON_CREATE, ON_EVENT):
+        numbers = (ctypes.c_uint32 * MOST_PROGRAMS)()
+        query = (ctypes.c_char * 32).from_buffer_copy(
+            struct.pack("=IIIIQII", group, place, 0, 0, ctypes.addressof(numbers), MOST_PROGRAMS, 0)
+        )
+        _bpf(PROG_QUERY, query)
+        for known in numbers[: struct.unpack_from("=I", query, 24)[0]]:
+            fd = _bpf(PROG_FD_BY_ID, struct.pack("=III", known, 0, 0))
+            try:
+                info = ctypes.create_string_buffer(80)
+                _bpf(OBJ_INFO, struct.pack("=IIQ", fd, len(info), ctypes.addressof(info)))
+                if info.raw[64:80].rstrip(b"\0") == NAME:
+                    _bpf(PROG_DETACH, struct.pack("=IIII", group, fd, place, 0))
+            finally:
+                os.close(fd)
 
 
 def enter(name: str, priority: int, pid: int) -> str:

@@ -155,7 +155,8 @@ class Client:
         dict
             ``band`` now, ``dscp``, ``tos`` (the byte: dscp * 4, also the traffic class of a queue pair), ``service_level`` (7 for
             band 0, as the NIC's priorities are),
-            ``so_priority`` (the class; needs CAP_NET_ADMIN to set), or None where the back end knows jobs by packet alone.
+            ``so_priority`` (the class; needs CAP_NET_ADMIN to set), or None where the back end knows jobs by packet alone,
+            ``answers``, the DSCP of connections that carry nothing but answers and small messages, or None where there is none.
 
         Raises
         ------

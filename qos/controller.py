@@ -205,7 +205,7 @@ class Controller:
         installed = self.control.installed
         if installed.policy.policy == "tls-rr":
             return self.control.rotate()
-        self.meter.look(installed.tree.counted, self._counters())
+        self.meter.look(installed.tree, self._counters())
         return self.control.rotate(live=self.meter.live)
 
     def _counters(self) -> dict[int, Any]:
@@ -379,6 +379,8 @@ class Controller:
     def _adopt(self, peer: Peer, job: str) -> None:
         with self._or_as_before():
             lane = self._lane(job) if job in peer.jobs else self._register(peer, job)
+            if self.policy.policy == "fifo":
+                return  # there are no classes that it could miss
             if lane["so_priority"] is None:
                 raise RefusedError(
                     "a job's packets are known by what is in them alone here, by the back end or the direction; match the job by port"
@@ -392,9 +394,10 @@ class Controller:
         handle = installed.tree.classes.get(job)
         dscp = next((code for name, code in codes(installed.policy) if name == job), None)
         band = installed.places[job].band
+        answers = next((known.answers for known in installed.policy.jobs if known.name == job), None)
         return {
             "band": band, "dscp": dscp, "tos": None if dscp is None else dscp << 2, "service_level": BANDS - band,
-            "so_priority": None if installed.by_packet else handle,
+            "so_priority": None if installed.by_packet else handle, "answers": answers,
         }  # fmt: skip
 
     def _effective(self) -> Policy:

@@ -173,6 +173,7 @@ def wanted(policy: Policy, places: Mapping[str, Place], before: Dcb) -> Dcb:
         raise PolicyError(f"{before.dev} has shares for {before.classes - 1} jobs, not {len(policy.jobs)}", key="job")
     band = {job.name: i if weighted else places[job.name].band for i, job in enumerate(policy.jobs)}
     ours = {match.dscp: BANDS - band[job.name] for job in policy.jobs for match in job.match if match.dscp is not None}
+    ours.update({job.answers: BANDS - band[job.name] for job in policy.jobs if job.answers is not None})
     kept = [(code, priority) for code, priority in before.apps if code not in ours]
     class_of = [0] + [max(0, before.classes - 1 - (BANDS - priority)) for priority in range(1, PRIORITIES)]
     selection, shares = [STRICT] * before.classes, [0] * before.classes

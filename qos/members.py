@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -72,12 +72,13 @@ def _guest(policy: Policy, name: str, values: Mapping[str, Any]) -> Job:
 
 
 def effective(policy: Policy, peers: Sequence[Peer], before: Policy | None) -> Policy:
-    """The policy with those who registered: jobs that it does not name at the end, and a DSCP for each job that has members.
+    """The policy with those who registered: jobs that it does not name at the end, and for each job that has members a DSCP, and one
+    for its answers.
 
     Parameters
     ----------
     before : Policy or None
-        What is installed: a job keeps the DSCP that it has there.
+        What is installed: a job keeps the DSCPs that it has there.
 
     Raises
     ------
@@ -96,19 +97,35 @@ def effective(policy: Policy, peers: Sequence[Peer], before: Policy | None) -> P
                 raise RefusedError(f"{len(jobs)} jobs are all that the policy allows; job {name!r} is one too many")
             names[name] = len(jobs)
             jobs.append(_guest(policy, name, values))
-    settled = dict(codes(before)) if before else {}
+    settled = {name: code for name, code in codes(before) if name in wanted} if before else {}
     taken = {code for _, code in codes(replace(policy, jobs=tuple(jobs)))}
+    taken.update(job.answers for job in jobs if job.answers is not None)
     for name in wanted:
         member = jobs[names[name]]
         if any(match.given.keys() == {"dscp"} for match in member.match):
             continue
-        free = [settled.get(name), *policy.dscp_pool]
-        code = next((code for code in free if code is not None and code not in taken), None)
+        code = _free(name, settled, policy.dscp_pool, taken)
         if code is None:
             raise RefusedError(f"no DSCP is left for job {name!r}; the policy's dscp_pool has {len(policy.dscp_pool)}")
         taken.add(code)
         jobs[names[name]] = replace(member, match=(*member.match, Match(dscp=code)))
+    had = {job.name: job.answers for job in before.jobs if job.answers is not None} if before else {}
+    settled = {name: code for name, code in had.items() if name in wanted}
+    taken.update(policy.dscp_pool)
+    for name in wanted:
+        member = jobs[names[name]]
+        if member.answers is None:  # where no code point is left, a job's answers stay with the rest of it
+            code = _free(name, settled, policy.answer_pool, taken)
+            jobs[names[name]] = replace(member, answers=code)
+            taken.update(() if code is None else (code,))
     return replace(policy, jobs=tuple(jobs))
+
+
+def _free(name: str, settled: Mapping[str, int], pool: Sequence[int], taken: Collection[int]) -> int | None:
+    """The code point that a job has, else the first of a pool that no job has; None where all are taken."""
+    theirs = [settled[name]] if name in settled else []
+    kept = set(settled.values())
+    return next((code for code in [*theirs, *(code for code in pool if code not in kept)] if code not in taken), None)
 
 
 def codes(policy: Policy) -> list[tuple[str, int]]:

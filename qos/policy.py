@@ -34,7 +34,7 @@ BANDS = 7  #: bands of jobs, 0 first
 DEFAULT_BAND = 7  #: of everything that belongs to no job
 POLICIES = ("fifo", "tls-one", "tls-rr", "strict", "weighted", "smallest-first", "least-attained")
 KINDS = ("auto", "htb", "prio", "ets", "mqprio", "dcb")
-MOST_MATCHES = 16  # of one job; the numbers of its filters leave room for so many
+MOST_MATCHES = 15  # of one job; the numbers of its filters leave room for so many, and for its answers
 MOST_JOBS = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -55,7 +55,7 @@ class Match:
         Differentiated services code point, 0 to 63: the upper six bits of the byte called TOS or traffic class.
     cgroup : str, optional
         A cgroup of version 2, relative to its mount point; alone in its match. What its processes send on sockets opened
-        from then on.
+        from then on, or accepted by those.
     """
 
     sport: int | None = None
@@ -107,6 +107,9 @@ class Job:
         Its band under ``strict``: 0 to 6.
     best_band : int, optional
         No policy, and no registration, puts it above this band.
+    answers : int, optional
+        DSCP of the connections by which its processes answer others: under kind ``htb`` a part of the link's rate goes
+        before all bands, the rest in the job's. Given to jobs that register; to name here where another host sorts by it.
     """
 
     name: str
@@ -116,6 +119,7 @@ class Job:
     weight: float = 1.0
     band: int | None = None
     best_band: int = 0
+    answers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,9 @@ class Policy:
         Bytes per second of the link; 0 asks the device.
     floor : int, optional
         Bytes per second that every job gets whatever its band, in packets of 1500 bytes.
+    acks : int, optional
+        Bytes per second at which TCP's bare acknowledgements go before all bands. 0: they stay in the band of their job.
+        Left out (None): a thirty-second of the rate where HTB and u32 do it, else 0.
     interval : float, optional
         Seconds between rotations, or between looks at the counters.
     kind : str, optional
@@ -143,6 +150,8 @@ class Policy:
         Registrations beyond the jobs named here are refused when there are so many jobs.
     dscp_pool : tuple of int, optional
         Code points given to jobs that register.
+    answer_pool : tuple of int, optional
+        Code points for their answers (`Job.answers`), as far as they last and are not in `dscp_pool`.
     lossless : bool, optional
         Under kind ``dcb``: PFC for the priorities of jobs.
     guest_band : int, optional
@@ -153,12 +162,14 @@ class Policy:
     jobs: tuple[Job, ...] = ()
     rate: int = 0
     floor: int = 12_500
+    acks: int | None = None
     interval: float = 20.0
     kind: str = "auto"
     leaf: str = "pfifo"
     direction: str = "egress"
     most_jobs: int = MOST_JOBS
     dscp_pool: tuple[int, ...] = field(default=tuple(range(32, 46)))
+    answer_pool: tuple[int, ...] = field(default=tuple(range(3, 64, 4)))  # RFC 2474's pool for local use
     lossless: bool = False
     guest_band: int = 0
 
@@ -212,6 +223,14 @@ def _lines(text: str) -> dict[str, int]:
     return found
 
 
+_UNITS = (
+    ("rate", rate_value),
+    ("floor", rate_value),
+    ("acks", lambda value: value if value == 0 else rate_value(value)),
+    ("interval", seconds_value),
+)
+
+
 class _Reader:
     """Turns tables into the classes above; every error has the line of the nearest key that is known."""
 
@@ -238,11 +257,12 @@ class _Reader:
         if "policy" not in settings:
             raise self.fail("qos", f"needs policy = one of {', '.join(POLICIES)}")
         values = dict(settings)
-        for name, convert in (("rate", rate_value), ("floor", rate_value), ("interval", seconds_value)):
+        for name, convert in _UNITS:
             if name in values:
                 values[name] = self.convert(f"qos.{name}", convert, values[name])
-        if "dscp_pool" in values:
-            values["dscp_pool"] = tuple(self.listed("qos.dscp_pool", values["dscp_pool"]))
+        for name in ("dscp_pool", "answer_pool"):
+            if name in values:
+                values[name] = tuple(self.listed(f"qos.{name}", values[name]))
         jobs = self.listed("job", table.get("job", []))
         built = object.__new__(Policy)
         for f in fields(Policy):
@@ -301,6 +321,9 @@ def _check(policy: Policy, lines: Mapping[str, int]) -> None:
         need(value in choices, f"qos.{key}", f"{value!r} is none of {', '.join(choices)}")
     need(whole(policy.rate, 0, 1 << 40), "qos.rate", f"{policy.rate!r} bytes per second is not the rate of a link")
     need(whole(policy.floor, 0, 1 << 40), "qos.floor", f"{policy.floor!r} bytes per second is not a rate")
+    need(policy.acks is None or whole(policy.acks, 0, 1 << 40), "qos.acks",
+         f"{policy.acks!r} bytes per second is not a rate, nor 0 for none")  # fmt: skip
+    need(not policy.acks or policy.policy != "fifo", "qos.acks", "policy 'fifo' has no bands for them to go before")
     need(number(policy.interval, 0.1, 86_400), "qos.interval", f"{policy.interval!r} s is not between 100 ms and 24 h")
     need(
         whole(policy.most_jobs, 1, MOST_JOBS), "qos.most_jobs", f"{policy.most_jobs!r} is not between 1 and {MOST_JOBS}"
@@ -312,8 +335,9 @@ def _check(policy: Policy, lines: Mapping[str, int]) -> None:
         "qos.guest_band",
         f"{policy.guest_band!r} is not a band, 0 to {BANDS - 1}",
     )
-    for code in policy.dscp_pool:
-        need(whole(code, 0, 63), "qos.dscp_pool", _not_dscp(code))
+    for key in ("dscp_pool", "answer_pool"):
+        for code in getattr(policy, key):
+            need(whole(code, 0, 63), f"qos.{key}", _not_dscp(code))
     need(
         len(policy.jobs) <= policy.most_jobs,
         f"job[{policy.most_jobs}]",
@@ -342,6 +366,7 @@ def _check(policy: Policy, lines: Mapping[str, int]) -> None:
             f"{at}.band",
             "policy 'strict' needs a band for every job",
         )
+        need(job.answers is None or whole(job.answers, 0, 63), f"{at}.answers", _not_dscp(job.answers))
         need(
             len(job.match) <= MOST_MATCHES,
             f"{at}.match",
@@ -394,11 +419,14 @@ def _check_overlaps(policy: Policy, need: Any) -> None:
     # a thousand jobs cheap.
     seen: dict[tuple[Any, ...], list[tuple[str, str, Match]]] = {}
     for i, job in enumerate(policy.jobs):
-        for k, match in enumerate(job.match):
+        matches = [(f"match[{k}]", match) for k, match in enumerate(job.match)]
+        if job.answers is not None:
+            matches.append(("answers", Match(dscp=job.answers)))
+        for key, match in matches:
             given = match.given
-            exact = tuple(sorted((key, value) for key, value in given.items() if key not in ("proto", "src", "dst")))
+            exact = tuple(sorted((name, value) for name, value in given.items() if name not in ("proto", "src", "dst")))
             bucket = seen.setdefault((exact, "src" in given, "dst" in given), [])
             for where, name, other in bucket:
-                need(not match.overlaps(other), f"job[{i}].match[{k}]",
+                need(not match.overlaps(other), f"job[{i}].{key}",
                      f"{given} of job {job.name!r} overlaps {where}, {other.given}, of job {name!r}")  # fmt: skip
-            bucket.append((f"job[{i}].match[{k}]", job.name, match))
+            bucket.append((f"job[{i}].{key}", job.name, match))

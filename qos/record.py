@@ -29,7 +29,7 @@ from hrdma.qos.policy import Job, Match, Policy
 
 __all__ = ["Lock", "Record", "Wish", "holder", "now", "start_keeper", "take_keeper"]
 
-VERSION = 2  # of the file
+VERSION = 3  # of the file
 
 
 def now() -> float:
@@ -201,7 +201,7 @@ def _wish(values: dict[str, Any]) -> Wish:
     policy = values["policy"]
     jobs = tuple(Job(**{**job, "match": tuple(Match(**match) for match in job["match"])}) for job in policy["jobs"])
     return Wish(
-        Policy(**{**policy, "jobs": jobs, "dscp_pool": tuple(policy["dscp_pool"])}),
+        Policy(**{**policy, "jobs": jobs, **{name: tuple(policy[name]) for name in ("dscp_pool", "answer_pool")}}),
         values["kind"],
         tree.Device(**{**values["device"], "dcb": _dcb(values["device"]["dcb"])}),
         values["slots"],

@@ -10,7 +10,7 @@ import fcntl
 import socket
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 
 from pyroute2.netlink.rtnl.tcmsg import sched_htb
@@ -53,6 +53,9 @@ class Counter:
     packets: int = 0
     drops: int = 0
     backlog: int = 0  #: bytes that wait
+
+    def __add__(self, other: Counter) -> Counter:
+        return Counter(*(one + two for one, two in zip(astuple(self), astuple(other))))
 
 
 def read(wire: Wire, dev: str, every_class: bool = False) -> State:

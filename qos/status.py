@@ -10,6 +10,7 @@ from hrdma.qos.order import Live
 from hrdma.qos.policy import DEFAULT_BAND
 from hrdma.qos.record import Wish
 from hrdma.qos.state import Counter
+from hrdma.qos.tree import Tree
 
 __all__ = ["Meter", "Row", "rows"]
 
@@ -19,12 +20,20 @@ class Row:
     """A job, or several that share a class, or everything that is no job's."""
 
     job: str
-    band: int
+    band: int  #: -1 for bare acknowledgements, which go before all bands
     nbytes: int
     rate: float  #: bytes per second
     drops: int  #: packets
     backlog: int  #: bytes that wait
     share: float  #: of all bytes in the time looked at, 0 to 1
+
+
+def _whole(tree: Tree, counters: Mapping[int, Counter]) -> dict[int, Counter]:
+    """The counters, those of answers in the class of their job."""
+    found = dict(counters)
+    for job, handle in tree.answers.items():
+        found[tree.counted[job]] = counters.get(tree.counted[job], Counter()) + counters.get(handle, Counter())
+    return found
 
 
 def rows(wish: Wish, before: Mapping[int, Counter], after: Mapping[int, Counter], seconds: float) -> list[Row]:
@@ -45,9 +54,11 @@ def rows(wish: Wish, before: Mapping[int, Counter], after: Mapping[int, Counter]
     places = {handle: (",".join(jobs), wish.places[jobs[0]].band) for handle, jobs in names.items()}
     if wish.kind == "htb" and wish.policy.policy != "fifo":
         places[DEFAULT_CLASS] = ("(others)", DEFAULT_BAND)
+        if wish.tree.acks:
+            places[wish.tree.acks] = ("(acks)", -1)
     elif wish.kind == "htb":
         places[SHAPER] = ("(all)", 0)
-    nothing = Counter()
+    before, after, nothing = _whole(wish.tree, before), _whole(wish.tree, after), Counter()
     moved = {handle: after.get(handle, nothing).nbytes - before.get(handle, nothing).nbytes for handle in places}
     total = sum(moved.values())
     found = []
@@ -61,7 +72,7 @@ def rows(wish: Wish, before: Mapping[int, Counter], after: Mapping[int, Counter]
 
 
 class Meter:
-    """Follows each job's bytes: how many in all, and how many between two pauses, which is one update.
+    """Follows each job's bytes, its answers among them: how many in all, and how many between two pauses, which is one update.
 
     It goes on from what an earlier one, `live`, has found.
     A pause is a look at the counters that finds nothing sent and nothing waiting since the last one: shorter ones are not seen.
@@ -71,9 +82,10 @@ class Meter:
         self._current: dict[str, int] = {}
         self.live: dict[str, Live] = dict(live or {})
 
-    def look(self, classes: Mapping[str, int], counters: Mapping[int, Counter]) -> None:
+    def look(self, tree: Tree, counters: Mapping[int, Counter]) -> None:
         """Takes in one dump of the counters."""
-        for job, handle in classes.items():
+        counters = _whole(tree, counters)
+        for job, handle in tree.counted.items():
             counter = counters.get(handle, Counter())
             before = self.live.get(job, Live())
             anew = counter.nbytes < before.counter  # the class
@@ -83,5 +95,5 @@ class Meter:
                 update, current = (update + current) / 2 if update else float(current), 0
             self._current[job] = current
             self.live[job] = Live(before.attained + moved, update, counter.nbytes)
-        for gone in self.live.keys() - classes.keys():
+        for gone in self.live.keys() - tree.counted.keys():
             self.live.pop(gone), self._current.pop(gone, None)

@@ -13,24 +13,23 @@ is a process group that dies with the harness, and is killed when the time is up
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from nursery import Rank, environment
 from ports import free_port
+from rankside import Me, load
 
 TIMEOUT = 60.0
-PR_SET_PDEATHSIG = 1
 
 
 class Outcome(NamedTuple):
@@ -63,41 +62,21 @@ def outcomes(
     init : bool
         False: ``function(rank, **arguments)`` is called without a communicator.
     """
-    base = {name: value for name, value in os.environ.items() if not name.startswith("HRDMA_")}
-    base |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(n), "HRDMA_TIMEOUT": "30"}
-    base |= devices((env or {}).get("HRDMA_TRANSPORT", ""))
-    call = json.dumps([function.__code__.co_filename, function.__name__, init, arguments])
-    processes, files = [], []
-    try:
-        for rank in range(n):
-            output, result = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115 closed by _outcome
-            files.append((output, result))
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, __file__, str(result.fileno()), call],
-                    env=base | {"RANK": str(rank)} | (env or {}),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[result.fileno()],
-                    start_new_session=True,
-                )
-            )
-        deadline = time.monotonic() + timeout
-        late = []
-        for rank, process in enumerate(processes):
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                late.append(rank)
-    finally:
-        for process in processes:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
-    found = [_outcome(rank, processes[rank].returncode, *files[rank]) for rank in range(n)]
+    base = environment() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(n)}
+    base |= {"HRDMA_TIMEOUT": "30"} | devices((env or {}).get("HRDMA_TRANSPORT", ""))
+    call = [function.__code__.co_filename, function.__name__, init, arguments]
+    with tempfile.TemporaryDirectory(prefix="ranks-") as name:
+        folder = Path(name)
+        job = [Rank(rank, folder / f"rank{rank}.log") for rank in range(n)]
+        try:
+            for rank in job:
+                how = {"call": call, "result": str(folder / f"rank{rank.rank}.json")}
+                rank.start(_rank, {**base, "RANK": str(rank.rank), **(env or {})}, how)
+            deadline = time.monotonic() + timeout
+            late = [rank.rank for rank in job if not rank.ends(deadline - time.monotonic())]
+        finally:
+            codes = [_end(rank) for rank in job]
+        found = [_outcome(rank, code) for rank, code in zip(job, codes)]
     if late:
         pytest.fail(f"ranks {late} of {n} did not end within {timeout} s\n{_shown(found)}", pytrace=False)
     return found
@@ -111,14 +90,27 @@ def ranks(function: Callable[..., Any], n: int, **how: Any) -> list[Any]:
     return [one.value for one in found]
 
 
-def _outcome(rank: int, status: int, output: Any, result: Any) -> Outcome:
-    with output, result:
-        output.seek(0)
-        result.seek(0)
-        text = output.read().decode(errors="replace")
-        found = json.loads(result.read() or b"{}")
+def _end(rank: Rank) -> int:
+    """Ends what is left of a rank; its exit status."""
+    try:
+        os.killpg(rank.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    return rank.ended()
+
+
+def _outcome(rank: Rank, status: int) -> Outcome:
+    result = rank.log.with_suffix(".json")
+    found = json.loads(result.read_text() or "{}") if result.exists() else {}
+    output = rank.log.read_text(errors="replace")
     return Outcome(
-        rank, status, found.get("value"), found.get("error", ""), found.get("text", ""), found.get("fields", {}), text
+        rank.rank,
+        status,
+        found.get("value"),
+        found.get("error", ""),
+        found.get("text", ""),
+        found.get("fields", {}),
+        output,
     )
 
 
@@ -140,38 +132,24 @@ def _plain(value: Any) -> bool:
     return isinstance(value, (int, float, str, bool, type(None)))
 
 
-def _child(descriptor: int, path: str, name: str, init: bool, arguments: dict[str, Any]) -> int:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    sys.path.insert(0, os.path.dirname(path))
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+def _rank(me: Me, call: Sequence[Any], result: str) -> None:
+    """What a rank does."""
+    path, name, init, arguments = call
     found: dict[str, Any] = {}
     status = 0
     try:
-        spec.loader.exec_module(module)
-        function = getattr(module, name)
+        function = load(path, name)
         if init:
             import hrdma
 
             with hrdma.init() as comm:
                 found["value"] = function(comm, **arguments)
         else:
-            found["value"] = function(int(os.environ["RANK"]), **arguments)
+            found["value"] = function(me.rank, **arguments)
     except BaseException as error:
-        import traceback
-
         traceback.print_exc()
         fields = {key: value for key, value in vars(error).items() if _plain(value)}
         found |= {"error": type(error).__name__, "text": str(error), "fields": fields}
         status = 1
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(found, file)
-    return status
-
-
-if __name__ == "__main__":
-    sys.path[0] = os.path.dirname(os.path.abspath(__file__))
-    sys.modules["harness"] = sys.modules["__main__"]
-    sys.exit(_child(int(sys.argv[1]), *json.loads(sys.argv[2])))
+    Path(result).write_text(json.dumps(found))
+    sys.exit(status)

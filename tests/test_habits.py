@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
+import machine
 import pytest
+from windows import one_good
 
-CONFTEST = Path(__file__).with_name("conftest.py")
+HERE = Path(__file__).parent
 
 
 @pytest.fixture
 def outcome(tmp_path):
     """Runs the text of a test file under our conftest.py: ``outcome(text, strict=True)`` gives exit code and output."""
-    shutil.copy(CONFTEST, tmp_path)
+    for name in ("conftest.py", "machine.py", "nursery.py"):
+        shutil.copy(HERE / name, tmp_path)
 
     def run(text: str, *options: str, strict: bool = False) -> tuple[int, str]:
         (tmp_path / "test_it.py").write_text("import pytest, subprocess, time\n" + textwrap.dedent(text))
@@ -97,8 +102,11 @@ def test_a_skip_that_ci_may_have(outcome):
 def test_a_process_that_is_left_is_found_and_killed(outcome):
     """Its parent has ended, so that nothing but its environment tells whose it is."""
     text = """
-        def test_leaves(): subprocess.run(["sh", "-c", "sleep 4321 & echo $! >pid"])
-        import conftest; conftest.LEAVE = 0.2
+        import conftest, pathlib; conftest.LEAVE = 0.2
+        def test_leaves():
+            subprocess.run(["sh", "-c", "sleep 4321 & echo $! >pid"])
+            started = pathlib.Path("/proc", pathlib.Path("pid").read_text().strip(), "cmdline")
+            while b"4321" not in started.read_bytes() or started.read_bytes().startswith(b"sh"): time.sleep(0.01)
     """
     code, output = outcome(text)
     assert code == 1
@@ -114,3 +122,29 @@ def test_a_file_in_shared_memory_is_found(outcome):
     code, output = outcome(text)
     assert code == 1
     assert "left in .: ['hrdma-left']" in output
+
+
+# --- time ---
+
+
+def test_what_the_machine_withheld_is_taken_off():
+    """The process that looks stands still for half a second: to it that is the machine."""
+    watch = machine.Watch()
+    begun = time.monotonic()
+    try:
+        watch._process.send_signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        watch._process.send_signal(signal.SIGCONT)
+        over = time.monotonic()
+        assert 0.4 < watch.withheld(begun, over + 0.1) <= over + 0.1 - begun
+        assert watch.withheld(begun - 10, begun - 5) == 0.0, "what was before is not known"
+    finally:
+        watch.close()
+    assert machine.union([(5.0, 7.0), (1.0, 3.0), (2.0, 4.0), (2.5, 2.6)], 1.5, 6.0) == 3.5
+
+
+def test_one_good_window_is_enough_and_all_are_named_where_none_is():
+    turns = iter(range(10))
+    assert one_good(lambda: next(turns), lambda turn: turn == 3) == 3
+    with pytest.raises(AssertionError, match=r"none of 2 windows is good: \[4, 5\]"):
+        one_good(lambda: next(turns), lambda turn: turn == 3, 2)

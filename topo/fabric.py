@@ -40,6 +40,7 @@ class Link(NamedTuple):
     b: Port
     rate: float  #: bit/s, each way
     latency: float  #: seconds, each way
+    burst: float = 0.0  #: bytes, each way: after a rest so many pass at once (the bucket of a rate limiter, full)
 
 
 def digits(value: int, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -82,8 +83,8 @@ class Fabric:
     Raises
     ------
     ValueError
-        A link of no rate, with itself or to a node that is not there, a NIC with two links, gaps in the numbers of a
-        node's NICs, a host without a NIC, names of other NICs than there are, a fabric that is not connected. The
+        A link of no rate, of a burst below 0, with itself or to a node that is not there, a NIC with two links, gaps in the
+        numbers of a node's NICs, a host without a NIC, names of other NICs than there are, a fabric that is not connected. The
         message names it.
 
     Notes
@@ -115,14 +116,20 @@ class Fabric:
                 f"fabric {self.name!r}: memory of {self.memory_rate} bit/s, {self.memory_latency} s; "
                 "a rate is above 0, a latency in [0, 1) s"
             )
+        if self.nodes > 2 * len(self.links) + 1:  # before there is a list of them
+            raise ValueError(
+                f"fabric {self.name!r}: {self.nodes} hosts and switches, but only {len(self.links)} links; each needs one"
+            )
         taken: set[Port] = set()
         sockets = [0] * self.nodes
-        for index, (a, b, rate, latency) in enumerate(self.links):
+        for index, (a, b, rate, latency, burst) in enumerate(self.links):
             what = f"fabric {self.name!r}: link {index} ({a.node}.{a.nic} to {b.node}.{b.nic})"
             if not (rate > 0 and isfinite(rate)):
                 raise ValueError(f"{what} has rate {rate}; it must be above 0 bit/s")
             if not 0 <= latency < 1:
                 raise ValueError(f"{what} has latency {latency}; it must be in [0, 1) s")
+            if not (burst >= 0 and isfinite(burst)):
+                raise ValueError(f"{what} has burst {burst}; it must be 0 bytes or more")
             if a.node == b.node:
                 raise ValueError(f"{what} joins a node with itself")
             for port in (a, b):
@@ -137,11 +144,9 @@ class Fabric:
                 taken.add(port)
                 sockets[port.node] = max(sockets[port.node], port.nic + 1)
         for node, count in enumerate(sockets):
-            missing = [nic for nic in range(count) if Port(node, nic) not in taken]
-            if missing:
-                raise ValueError(
-                    f"fabric {self.name!r}: {self.label(node)} has a NIC {count - 1} but no NIC {missing[0]}"
-                )
+            missing = next((nic for nic in range(count) if Port(node, nic) not in taken), None)
+            if missing is not None:
+                raise ValueError(f"fabric {self.name!r}: {self.label(node)} has a NIC {count - 1} but no NIC {missing}")
             if node < self.hosts and not count and self.hosts > 1:
                 raise ValueError(f"fabric {self.name!r}: host {node} has no NIC")
         for host in range(self.hosts if self.interfaces else 0):
@@ -183,7 +188,7 @@ class Fabric:
     def around(self) -> tuple[tuple[tuple[int, int, int], ...], ...]:
         """For every node, in the order of its NICs: (directed link away, node at the other end, NIC here)."""
         found: list[list[tuple[int, int, int]]] = [[] for _ in range(self.nodes)]
-        for index, (a, b, _, _) in enumerate(self.links):
+        for index, (a, b, *_) in enumerate(self.links):
             found[a.node].append((2 * index, b.node, a.nic))
             found[b.node].append((2 * index + 1, a.node, b.nic))
         return tuple(tuple(sorted(ways, key=lambda way: way[2])) for ways in found)
@@ -199,7 +204,7 @@ class Fabric:
 
     def ends(self, directed: int) -> tuple[Port, Port]:
         """Where a directed link leaves and arrives."""
-        a, b, _, _ = self.links[directed >> 1]
+        a, b, *_ = self.links[directed >> 1]
         return (b, a) if directed & 1 else (a, b)
 
     def host_links(self) -> Iterator[int]:
@@ -232,7 +237,7 @@ class Fabric:
         return replace(
             self,
             name=f"{self.name} without {', '.join(map(str, links))}",
-            links=tuple(Link(renamed[a], renamed[b], rate, latency) for a, b, rate, latency in left),
+            links=tuple(link._replace(a=renamed[link.a], b=renamed[link.b]) for link in left),
             kind="",
             shape=(),
             interfaces=(),

@@ -3,13 +3,14 @@
     fabric = "bcube:3,2"          # what `hrdma.topo.fabrics.parse` reads
     rate = "200mbit"
     latency = "50us"
+    burst = "6KB"                 # that a link lets pass at once after a rest, as rate limiters do; without: none
 
 or, wired by hand:
 
     name = "two racks"
     hosts = 4
     switches = 2
-    rate = "10gbit"               # of the links that do not say; so with latency. Numbers are bit/s and seconds
+    rate = "10gbit"               # of the links that do not say; so with latency and burst. Numbers are bit/s, seconds, bytes
 
     [[link]]
     a = [0, 0]                    # node, NIC; hosts come first, then switches
@@ -33,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from hrdma.topo.fabric import Fabric, Link, Port
-from hrdma.topo.fabrics import CONSTRUCTORS, LATENCY, RATE, latency_s, parse, rate_bit_s
+from hrdma.topo.fabrics import CONSTRUCTORS, LATENCY, RATE, burst_bytes, latency_s, parse, rate_bit_s
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,17 +44,19 @@ else:
 __all__ = ["dump", "dumps", "find", "load", "loads"]
 
 _HEAD = ("name", "hosts", "switches", "kind", "shape", "ranks_per_host", "memory_rate", "memory_latency", "interfaces")
-_KNOWN = {*_HEAD, "fabric", "rate", "latency", "link"}
-_NAMED = ("fabric", "rate", "latency")
-_OF_LINK = ("a", "b", "rate", "latency")
+_OF_LINKS = ("rate", "latency", "burst")
+_KNOWN = {*_HEAD, "fabric", *_OF_LINKS, "link"}
+_NAMED = ("fabric", *_OF_LINKS)
+_OF_LINK = ("a", "b", *_OF_LINKS)
 
 
 def dumps(fabric: Fabric) -> str:
     """The text of a file that `loads` reads back to an equal fabric."""
     lines = [f"{key} = {json.dumps(getattr(fabric, key))}" for key in _HEAD if getattr(fabric, key) not in ("", ())]
-    for a, b, rate, latency in fabric.links:
+    for a, b, rate, latency, burst in fabric.links:
         lines += ["", "[[link]]", f"a = [{a.node}, {a.nic}]", f"b = [{b.node}, {b.nic}]"]
         lines += [f"rate = {float(rate)!r}", f"latency = {float(latency)!r}"]
+        lines += [f"burst = {float(burst)!r}"] if burst else []
     return "\n".join(lines) + "\n"
 
 
@@ -195,16 +198,19 @@ def _is_list_of(kind: type, value: object) -> bool:
 
 
 def _built(table: _Table) -> Fabric:
-    rate, latency = table.number("rate", RATE, rate_bit_s), table.number("latency", LATENCY, latency_s)
+    usual = _numbers(table, {"rate": RATE, "latency": LATENCY, "burst": 0.0})
     if "fabric" in table.data:
         name = table.text("fabric", "")
         if more := sorted(set(table.data) - set(_NAMED)):
             raise table.wrong(more[0], f"{more[0]!r} beside 'fabric': the fabric {name!r} has its own")
-        return parse(name, rate, latency)
+        made = parse(name, usual["rate"], usual["latency"])
+        return replace(made, links=tuple(link._replace(burst=usual["burst"]) for link in made.links))
+    if "shape" in table.data and not table.data.get("kind"):
+        raise table.wrong("shape", "shape is that of a kind, and none is given")
     for key in ("hosts", "link"):
         if key not in table.data:
             raise ValueError(f'no {key!r}: a fabric has hosts and links, or is named, as in fabric = "bcube:3,2"')
-    links = [_link(_Table(link, _OF_LINK, index), rate, latency) for index, link in enumerate(table.tables("link"))]
+    links = [_link(_Table(link, _OF_LINK, index), usual) for index, link in enumerate(table.tables("link"))]
     fabric = Fabric(
         name=table.text("name", "unnamed"),
         hosts=table.whole("hosts", 0),
@@ -222,16 +228,20 @@ def _built(table: _Table) -> Fabric:
     return fabric
 
 
-def _link(table: _Table, rate: float, latency: float) -> Link:
+def _numbers(table: _Table, usual: Mapping[str, float]) -> dict[str, float]:
+    """What a table says of links, and the usual where it does not."""
+    readers = {"rate": rate_bit_s, "latency": latency_s, "burst": burst_bytes}
+    return {key: table.number(key, usual[key], read) for key, read in readers.items()}
+
+
+def _link(table: _Table, usual: Mapping[str, float]) -> Link:
     def port(end: str) -> Port:
         numbers = table.wholes(end, "[node, NIC]")
         if len(numbers) != 2:
             raise table.wrong(end, f"{end} is {list(numbers)}; it must be [node, NIC]")
         return Port(*numbers)
 
-    return Link(
-        port("a"), port("b"), table.number("rate", rate, rate_bit_s), table.number("latency", latency, latency_s)
-    )
+    return Link(port("a"), port("b"), **_numbers(table, usual))
 
 
 def _compare(fabric: Fabric) -> None:

@@ -24,10 +24,11 @@ from collections.abc import Callable, Iterable
 from math import prod
 
 from hrdma.topo.fabric import Fabric, Link, Port, digits
-from hrdma.units import rate_value, seconds_value
+from hrdma.units import rate_value, seconds_value, size_value
 
 __all__ = [
     "bcube",
+    "burst_bytes",
     "cluster",
     "factors",
     "fat_tree",
@@ -43,6 +44,7 @@ __all__ = [
 
 RATE = 10e9  # bit/s
 LATENCY = 1e-6  # seconds of a link
+MAX_LINKS = 1 << 20  # more take minutes and gigabytes
 
 
 def _wired(pairs: Iterable[tuple[int, int]], rate: float, latency: float) -> tuple[Link, ...]:
@@ -74,9 +76,15 @@ def _at_least(what: str, value: int, least: int) -> int:
     return int(value)
 
 
+def _buildable(name: str, links: int) -> None:
+    if links > MAX_LINKS:
+        raise ValueError(f"{name} has more links than the {MAX_LINKS} that a fabric may have")
+
+
 def ring(hosts: int, rate: float = RATE, latency: float = LATENCY) -> Fabric:
     """Hosts in a cycle, a link between neighbours: a torus of one dimension."""
     _at_least("the number of hosts of a ring", hosts, 2)
+    _buildable(f"ring:{hosts}", hosts)
     made = torus(hosts, rate=rate, latency=latency)
     return Fabric(f"ring:{hosts}", hosts, 0, made.links, "ring", (hosts,))
 
@@ -84,6 +92,7 @@ def ring(hosts: int, rate: float = RATE, latency: float = LATENCY) -> Fabric:
 def star(hosts: int, rate: float = RATE, latency: float = LATENCY) -> Fabric:
     """All hosts at one switch."""
     hosts = _at_least("the number of hosts of a star", hosts, 1)
+    _buildable(f"star:{hosts}", hosts)
     links = _wired(((host, hosts) for host in range(hosts)), rate, latency)
     return Fabric(f"star:{hosts}", hosts, 1, links, "star", (hosts,))
 
@@ -115,15 +124,17 @@ def _grid(sides: tuple[int, ...], wrap: bool, rate: float, latency: float) -> tu
 def mesh(*sides: int, rate: float = RATE, latency: float = LATENCY) -> Fabric:
     """A grid of hosts with a link between neighbours."""
     sides = _sides("mesh", sides)
-    links = _grid(sides, False, rate, latency)
-    return Fabric(f"mesh:{'x'.join(map(str, sides))}", prod(sides), 0, links, "mesh", sides)
+    name = f"mesh:{'x'.join(map(str, sides))}"
+    _buildable(name, prod(sides) * len(sides))
+    return Fabric(name, prod(sides), 0, _grid(sides, False, rate, latency), "mesh", sides)
 
 
 def torus(*sides: int, rate: float = RATE, latency: float = LATENCY) -> Fabric:
     """A grid of hosts whose edges are joined."""
     sides = _sides("torus", sides)
-    links = _grid(sides, True, rate, latency)
-    return Fabric(f"torus:{'x'.join(map(str, sides))}", prod(sides), 0, links, "torus", sides)
+    name = f"torus:{'x'.join(map(str, sides))}"
+    _buildable(name, prod(sides) * len(sides))
+    return Fabric(name, prod(sides), 0, _grid(sides, True, rate, latency), "torus", sides)
 
 
 def bcube(n: int | tuple[int, ...], levels: int | None = None, rate: float = RATE, latency: float = LATENCY) -> Fabric:
@@ -138,7 +149,7 @@ def bcube(n: int | tuple[int, ...], levels: int | None = None, rate: float = RAT
     """
     if isinstance(n, int):
         levels = _at_least("the number of levels of a BCube", 1 if levels is None else levels, 1)
-        name, shape = f"bcube:{n},{levels}", (n,) * levels
+        name, shape = f"bcube:{n},{levels}", (n,) * min(levels, 21)  # of which two hosts each are too many already
     else:
         name, shape = f"bcube:{'x'.join(map(str, n))}", tuple(n)
     for level, radix in enumerate(shape):
@@ -146,6 +157,7 @@ def bcube(n: int | tuple[int, ...], levels: int | None = None, rate: float = RAT
     if not shape:
         raise ValueError("a BCube needs at least one level")
     hosts = prod(shape)
+    _buildable(name, hosts * len(shape))
     pairs, first = [], [hosts]
     for radix in shape:
         first.append(first[-1] + hosts // radix)
@@ -164,6 +176,7 @@ def fat_tree(k: int, rate: float = RATE, latency: float = LATENCY) -> Fabric:
         raise ValueError(f"the number of ports of a fat-tree's switches is {k}; it must be even and at least 2")
     k = int(k)
     half, hosts = k // 2, k**3 // 4
+    _buildable(f"fat_tree:{k}", 3 * hosts)
     edge, aggregation = hosts, hosts + k * half
     core = aggregation + k * half
     pairs = [(host, edge + host // half) for host in range(hosts)]
@@ -188,10 +201,11 @@ def leaf_spine(leaves: int, per_leaf: int, spines: int, rate: float = RATE, late
     per_leaf = _at_least("the number of hosts at a leaf", per_leaf, 1)
     spines = _at_least("the number of spines", spines, 1)
     hosts = leaves * per_leaf
+    name = f"leaf_spine:{leaves},{per_leaf},{spines}"
+    _buildable(name, hosts + leaves * spines)
     pairs = [(host, hosts + host // per_leaf) for host in range(hosts)]
     pairs += [(hosts + leaf, hosts + leaves + spine) for leaf in range(leaves) for spine in range(spines)]
     shape = (leaves, per_leaf, spines)
-    name = f"leaf_spine:{leaves},{per_leaf},{spines}"
     return Fabric(name, hosts, leaves + spines, _wired(pairs, rate, latency), "leaf_spine", shape)
 
 
@@ -203,9 +217,10 @@ def cluster(
     hosts = _at_least("the number of hosts of a cluster", hosts, 1)
     ranks_per_host = _at_least("ranks_per_host", ranks_per_host, 1)
     rails = _at_least("the number of rails", rails, 1)
+    name = f"cluster:{hosts},{ranks_per_host},{rails}"
+    _buildable(name, hosts * max(rails, ranks_per_host))  # through memory, too
     links = _wired(((host, hosts + rail) for host in range(hosts) for rail in range(rails)), rate, latency)
     shape = (hosts, ranks_per_host, rails)
-    name = f"cluster:{hosts},{ranks_per_host},{rails}"
     return Fabric(name, hosts, rails, links, "cluster", shape, ranks_per_host, memory_rate, memory_latency)
 
 
@@ -263,6 +278,11 @@ def latency_s(value: str | float) -> float:
     if isinstance(value, str):
         return 0.0 if value.strip() == "0" else seconds_value(value)
     return _number("latency", value, "seconds", "50us")
+
+
+def burst_bytes(value: str | float) -> float:
+    """A size: a number of bytes, or text with its unit, such as ``"6KB"``. ValueError otherwise."""
+    return float(size_value(value)) if isinstance(value, str) else _number("burst", value, "bytes", "6KB")
 
 
 def _number(what: str, value: object, unit: str, example: str) -> float:

@@ -4,7 +4,7 @@ NICs with the same subnet reach each other: two are joined by a cable, more by a
 constructors of `hrdma.topo.fabrics` that subnets can tell apart (star, cluster, BCube with digits of any radix, torus, mesh,
 ring); where one has the same groups of hosts, it lends its kind, its shape and its numbering of NICs, so that all
 algorithms for it can be had. Else the fabric is irregular. Switches inside one subnet (a fat-tree) cannot be seen: they count
-as one.
+as one, and so do routers, where subnets leave hosts apart (`joined`).
 
     hosts a b c d, subnets 1: a b   2: c d   3: a c   4: b d      groups as those of torus:2x2 (or bcube:2,2: the same wires)
 
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from hrdma.topo.fabric import Fabric, Link, Port
 from hrdma.topo.fabrics import bcube, cluster, mesh, ring, star, torus
 
-__all__ = ["Inferred", "Measured", "Nic", "Sample", "infer"]
+__all__ = ["Inferred", "Measured", "Nic", "Sample", "infer", "joined"]
 
 
 class Nic(NamedTuple):
@@ -56,6 +56,32 @@ class Inferred(NamedTuple):
 
     fabric: Fabric
     nics: tuple[tuple[str, ...], ...]  #: per host and lane, the name of the NIC
+
+
+def joined(hosts: Sequence[Sequence[Nic]]) -> list[tuple[Nic, ...]]:
+    """The NICs of all hosts, when routers join what subnets leave apart; whether they do is for measurements to say.
+
+    Hosts that subnets join, in a chain too, are a part. Of several parts (the leaves of a network that routes) the first
+    subnets count as one, so do the second ones, and so on, as many as each part has; a single part stays as it is.
+    """
+    part = list(range(len(hosts)))
+    first: dict[str, int] = {}  # of each subnet its first host
+    shared: set[str] = set()
+    for host, listed in enumerate(hosts):
+        for subnet in {nic.subnet for nic in listed}:
+            other = first.setdefault(subnet, host)
+            if other != host:
+                shared.add(subnet)
+                low, high = sorted((part[other], part[host]))
+                part = [low if each == high else each for each in part]
+    subnets: dict[int, dict[str, None]] = {each: {} for each in part}
+    for each, listed in zip(part, hosts):
+        alone = part.count(each) == 1
+        subnets[each].update((nic.subnet, None) for nic in listed if alone or nic.subnet in shared)
+    renamed: dict[str, str] = {}
+    for together in zip(*subnets.values()) if len(subnets) > 1 else ():
+        renamed |= dict.fromkeys(together, f"{together[0]} and, routed, {len(together) - 1} more")
+    return [tuple(nic._replace(subnet=renamed.get(nic.subnet, nic.subnet)) for nic in listed) for listed in hosts]
 
 
 Group = tuple[str, tuple[tuple[int, int], ...]]  # a subnet, and its members: (host, NIC there)
@@ -99,7 +125,7 @@ def infer(ranks: Sequence[Measured], samples: Sequence[Sample]) -> Inferred:
         if found := _numbered(model, groups):
             lanes, subnets = found
             links = []
-            for a, b, _, _ in model.links:
+            for a, b, *_ in model.links:
                 link = Link(
                     a, b, _slowest(rates, subnets, lanes, (a, b)), latencies[subnets[a]] / (2 if model.switches else 1)
                 )
@@ -212,7 +238,7 @@ def _products(n: int, most: int) -> Iterator[tuple[int, ...]]:
 def _wires(model: Fabric) -> list[tuple[tuple[int, int], ...]]:
     """The groups of a model: the host ports at each switch, or at the ends of each cable."""
     if not model.switches:
-        return [tuple(sorted(((a.node, a.nic), (b.node, b.nic)))) for a, b, _, _ in model.links]
+        return [tuple(sorted(((a.node, a.nic), (b.node, b.nic)))) for a, b, *_ in model.links]
     return [
         tuple(sorted((model.ends(way)[1].node, model.ends(way)[1].nic) for way, _, _ in model.around[switch]))
         for switch in range(model.hosts, model.nodes)
@@ -235,7 +261,7 @@ def _numbered(model: Fabric, groups: list[Group]) -> tuple[dict[tuple[int, int],
         for (host, lane), (_, number) in zip(ports, sorted(members), strict=True):
             lanes[host, lane] = number
             subnets[Port(host, lane)] = subnet
-    for a, b, _, _ in model.links:
+    for a, b, *_ in model.links:
         subnets.setdefault(b, subnets.get(a, ""))
     return lanes, subnets
 

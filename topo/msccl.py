@@ -13,9 +13,10 @@ reduce), and ``nop`` steps where one wait is not enough. A chunk that a rank sen
 scratch and is added (``re``) or copied (``cpy``) after the send. Lanes become channels. All are in-place programs on the
 input buffer, which is what allreduce is there; the other collectives are named ``custom`` with their own name beside.
 
-Read are all step types of that format, buffers ``i`` and ``o`` as one (in place) and scratch. The steps are run in two
-orders, as far apart as what they wait for allows; they must give the same schedule, or something is not waited for. Rounds
-come back as early as the data allows, and without a window. What is read still has to be proved (`Schedule.check`).
+Read are all step types of that format, scratch, and buffers ``i`` and ``o``, as one or apart (``inplace="0"``; see
+`hrdma.topo.msccl_steps`). The steps are run in two orders, as far apart as what they wait for allows; they must give the same
+schedule, or something is not waited for. Rounds come back as early as the data allows, and without a window. What is read
+still has to be proved (`Schedule.check`).
 
 References
 ----------
@@ -25,45 +26,15 @@ Cowan et al.: MSCCLang: Microsoft Collective Communication Language, ASPLOS, 202
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections import deque
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from hrdma.errors import ScheduleError
-from hrdma.topo.schedule import CHUNK, COPY, DST, LANE, OP, REDUCE, ROUND, SPAN, SRC, Schedule, blocks
+from hrdma.topo.msccl_steps import BUFFERS, TYPES, Block, Places, Reader, Step
+from hrdma.topo.schedule import CHUNK, DST, LANE, OP, REDUCE, ROUND, SPAN, SRC, Schedule, blocks
 from hrdma.types import COLLECTIVES
 
 __all__ = ["dumps", "loads"]
-
-_RECEIVING = ("r", "rcs", "rrc", "rrs", "rrcs")
-_SENDING = ("s", "rcs", "rrs", "rrcs")
-_REDUCING = ("rrc", "rrs", "rrcs", "re")
-_TYPES = {*_RECEIVING, *_SENDING, "re", "cpy", "nop"}
-_BUFFERS = ("i", "o", "s")
-
-
-@dataclass
-class _Step:
-    """A step that is being written, or has been read."""
-
-    kind: str
-    src: tuple[str, int] = ("i", 0)
-    dst: tuple[str, int] = ("i", 0)
-    count: int = 0
-    waits: list[tuple[int, int]] = field(default_factory=list)  # (threadblock, step)
-    named: bool = False  #: somebody waits for it
-
-
-@dataclass
-class _Block:
-    """A threadblock."""
-
-    send: int
-    recv: int
-    channel: int
-    steps: list[_Step] = field(default_factory=list)
-
 
 # -- writing -------------------------------------------------------------------------------------------------------------
 
@@ -111,7 +82,7 @@ class _Writer:
     """One rank's threadblocks as they grow: who wrote and who reads each chunk."""
 
     def __init__(self) -> None:
-        self.blocks: list[_Block] = []
+        self.blocks: list[Block] = []
         self.where: dict[tuple[int, int, int], int] = {}
         self.writer: dict[int, tuple[int, int]] = {}
         self.readers: dict[int, list[tuple[int, int]]] = {}
@@ -119,10 +90,10 @@ class _Writer:
     def block(self, send: int, recv: int, channel: int) -> int:
         if (send, recv, channel) not in self.where:
             self.where[send, recv, channel] = len(self.blocks)
-            self.blocks.append(_Block(send, recv, channel))
+            self.blocks.append(Block(send, recv, channel))
         return self.where[send, recv, channel]
 
-    def add(self, number: int, step: _Step, waits: set[tuple[int, int]]) -> tuple[int, int]:
+    def add(self, number: int, step: Step, waits: set[tuple[int, int]]) -> tuple[int, int]:
         """Appends a step; it waits for one other itself, for more by steps that do nothing else before it."""
         latest: dict[int, int] = {}
         for other, index in waits:
@@ -132,7 +103,7 @@ class _Writer:
         for other, index in listed:
             self.blocks[other].steps[index].named = True
         steps = self.blocks[number].steps
-        steps.extend(_Step("nop", waits=[wait]) for wait in listed[1:])
+        steps.extend(Step("nop", waits=[wait]) for wait in listed[1:])
         step.waits = listed[:1]
         steps.append(step)
         return number, len(steps) - 1
@@ -153,7 +124,7 @@ class _Writer:
             self.readers[c] = []
 
 
-def _rank(schedule: Schedule, rank: int) -> tuple[list[_Block], int]:
+def _rank(schedule: Schedule, rank: int) -> tuple[list[Block], int]:
     """A rank's threadblocks, and the chunks of scratch that they need."""
     table = schedule.for_rank(rank).table
     table = table[np.lexsort((table[:, CHUNK], table[:, ROUND]))]
@@ -169,10 +140,10 @@ def _rank(schedule: Schedule, rank: int) -> tuple[list[_Block], int]:
                 chunks = range(row[CHUNK], row[CHUNK] + row[SPAN])
                 place = "i", row[CHUNK]
                 number = out.block(row[DST], -1, row[LANE])
-                step = out.add(number, _Step("s", place, place, row[SPAN]), out.before_read(chunks))
+                step = out.add(number, Step("s", place, place, row[SPAN]), out.before_read(chunks))
                 out.read(chunks, step)
                 sent.update(chunks)
-        later: list[tuple[int, _Step, range, tuple[int, int]]] = []
+        later: list[tuple[int, Step, range, tuple[int, int]]] = []
         for row in rows:
             if row[DST] != rank:
                 continue
@@ -180,13 +151,13 @@ def _rank(schedule: Schedule, rank: int) -> tuple[list[_Block], int]:
             place = "i", row[CHUNK]
             if sent.isdisjoint(chunks):
                 kind = "rrc" if row[OP] == REDUCE else "r"
-                out.written(chunks, out.add(number, _Step(kind, place, place, row[SPAN]), out.before_write(chunks)))
+                out.written(chunks, out.add(number, Step(kind, place, place, row[SPAN]), out.before_write(chunks)))
                 continue
             aside = "s", scratch
             scratch += row[SPAN]
-            landed = out.add(number, _Step("r", aside, aside, row[SPAN]), set())
+            landed = out.add(number, Step("r", aside, aside, row[SPAN]), set())
             kind = "re" if row[OP] == REDUCE else "cpy"
-            later.append((number, _Step(kind, aside, place, row[SPAN]), chunks, landed))
+            later.append((number, Step(kind, aside, place, row[SPAN]), chunks, landed))
         for number, last, chunks, landed in later:
             out.written(chunks, out.add(number, last, {landed} | out.before_write(chunks)))
     return out.blocks, scratch
@@ -218,9 +189,13 @@ def loads(text: str) -> Schedule:
     if collective not in COLLECTIVES:
         raise ScheduleError(f"unknown collective {collective!r}; known: {', '.join(COLLECTIVES)}")
     nblocks = blocks(collective, len(gpus))
+    apart = algo.get("inplace", "1") == "0"
+    if apart and collective == "alltoall":
+        chunks *= len(gpus)  # those of a rank are counted there
     if chunks < 1 or chunks % nblocks:
         raise ScheduleError(f"{chunks} chunks are not a multiple of the {nblocks} blocks of {collective}")
-    first, second = (_Reader(gpus, turned).run() for turned in (False, True))
+    places = Places(collective, len(gpus), chunks // nblocks, apart)
+    first, second = (Reader(gpus, turned, places).run() for turned in (False, True))
     if first != second:
         row = min(set(first) ^ set(second))
         raise ScheduleError(
@@ -231,10 +206,10 @@ def loads(text: str) -> Schedule:
     return Schedule(collective, len(gpus), table, chunks // nblocks, root, name)
 
 
-def _gpus(algo: ET.Element) -> list[list[_Block]]:
-    found: dict[int, list[_Block]] = {}
+def _gpus(algo: ET.Element) -> list[list[Block]]:
+    found: dict[int, list[Block]] = {}
     for gpu in algo.iter("gpu"):
-        listed = [_Block(-1, -1, 0) for _ in gpu.iter("tb")]
+        listed = [Block(-1, -1, 0) for _ in gpu.iter("tb")]
         if int(gpu.attrib["id"]) in found:
             raise ScheduleError(f"gpu {gpu.get('id')} is there twice")
         if sorted(int(tb.attrib["id"]) for tb in gpu.iter("tb")) != list(range(len(listed))):
@@ -243,22 +218,22 @@ def _gpus(algo: ET.Element) -> list[list[_Block]]:
             )
         for tb in gpu.iter("tb"):
             number = int(tb.attrib["id"])
-            listed[number] = _Block(int(tb.attrib["send"]), int(tb.attrib["recv"]), int(tb.get("chan", "0")))
+            listed[number] = Block(int(tb.attrib["send"]), int(tb.attrib["recv"]), int(tb.get("chan", "0")))
             for index, step in enumerate(tb.iter("step")):
-                if int(step.attrib["s"]) != index or step.attrib["type"] not in _TYPES:
+                if int(step.attrib["s"]) != index or step.attrib["type"] not in TYPES:
                     raise ScheduleError(
                         f"gpu {gpu.get('id')}, threadblock {number}: step {step.get('s')} of type {step.get('type')!r} "
-                        f"where step {index} should be, of one of the types {' '.join(sorted(_TYPES))}"
+                        f"where step {index} should be, of one of the types {' '.join(sorted(TYPES))}"
                     )
                 buffers = step.get("srcbuf", "i"), step.get("dstbuf", "i")
-                if not set(buffers) <= set(_BUFFERS):
+                if not set(buffers) <= set(BUFFERS):
                     raise ScheduleError(
                         f"gpu {gpu.get('id')}, threadblock {number}, step {index}: buffers {' and '.join(buffers)}; "
-                        f"known: {' '.join(_BUFFERS)}"
+                        f"known: {' '.join(BUFFERS)}"
                     )
                 wait = int(step.get("depid", "-1")), int(step.get("deps", "-1"))
                 listed[number].steps.append(
-                    _Step(
+                    Step(
                         step.attrib["type"],
                         (buffers[0], int(step.get("srcoff", "0"))),
                         (buffers[1], int(step.get("dstoff", "0"))),
@@ -270,134 +245,3 @@ def _gpus(algo: ET.Element) -> list[list[_Block]]:
     if sorted(found) != list(range(int(algo.attrib["ngpus"]))):
         raise ScheduleError(f"ngpus is {algo.attrib['ngpus']}, but there are the gpus {sorted(found)}")
     return [found[rank] for rank in range(len(found))]
-
-
-class _Reader:
-    """Runs the steps in one of the orders that are allowed, and notes who got what in which round."""
-
-    def __init__(self, gpus: list[list[_Block]], turned: bool) -> None:
-        self.gpus, self.turned = gpus, turned
-        self.done = [[0] * len(blocks_) for blocks_ in gpus]
-        self.lines: dict[tuple[int, int, int], deque[tuple[int, int, int]]] = {}  # (chunk, count, round) on the way
-        self.written: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, chunk) -> round, message that reduced there
-        self.read: dict[tuple[int, int], int] = {}  # (rank, chunk) -> latest round in which it was sent
-        self.aside: dict[
-            tuple[int, int], tuple[int, int, int, int]
-        ] = {}  # (rank, scratch) -> round, source, lane, chunk
-        self.rows: list[tuple[int, ...]] = []
-
-    def run(self) -> list[tuple[int, ...]]:
-        order = [(rank, tb) for rank, listed in enumerate(self.gpus) for tb in range(len(listed))]
-        if self.turned:
-            order.reverse()
-        moved = True
-        while moved:
-            moved = False
-            for rank, tb in order:
-                while self.ready(rank, tb):
-                    self.step(rank, tb)
-                    self.done[rank][tb] += 1
-                    moved = True
-        for rank, listed in enumerate(self.gpus):
-            for tb, block in enumerate(listed):
-                if self.done[rank][tb] < len(block.steps):
-                    raise ScheduleError(
-                        f"gpu {rank}, threadblock {tb}, step {self.done[rank][tb]} waits for ever", rank=rank
-                    )
-        for (src, dst, channel), line in self.lines.items():
-            if line:
-                raise ScheduleError(
-                    f"gpu {src} sends chunk {line[0][0]} to gpu {dst} by channel {channel}, where nobody receives it",
-                    rank=src, chunk=line[0][0],
-                )  # fmt: skip
-        return sorted(self.rows)
-
-    def ready(self, rank: int, tb: int) -> bool:
-        block, at = self.gpus[rank][tb], self.done[rank][tb]
-        if at >= len(block.steps):
-            return False
-        step = block.steps[at]
-        for other, index in step.waits:
-            if not (0 <= other < len(self.gpus[rank]) and 0 <= index < len(self.gpus[rank][other].steps)):
-                raise ScheduleError(
-                    f"gpu {rank}, threadblock {tb}, step {at} waits for step {index} of threadblock {other}, "
-                    "which is not there", rank=rank,
-                )  # fmt: skip
-            if self.done[rank][other] <= index:
-                return False
-        return step.kind not in _RECEIVING or bool(self.lines.get((block.recv, rank, block.channel)))
-
-    def step(self, rank: int, tb: int) -> None:
-        block = self.gpus[rank][tb]
-        step = block.steps[self.done[rank][tb]]
-        if step.kind in _RECEIVING:
-            chunk, count, rnd = self.lines[block.recv, rank, block.channel].popleft()
-            if count != step.count:
-                raise ScheduleError(
-                    f"gpu {rank} expects {step.count} chunks from gpu {block.recv}, which sends {count}", rank=rank
-                )
-            buffer, place = step.dst if step.kind != "rrs" else step.src
-            if buffer == "s" and step.kind in _REDUCING:
-                raise ScheduleError(f"gpu {rank} reduces into scratch, which a schedule cannot say", rank=rank)
-            if buffer == "s":
-                for k in range(count):
-                    self.aside[rank, place + k] = rnd, block.recv, block.channel, chunk + k
-            elif place != chunk:
-                raise ScheduleError(
-                    f"gpu {rank} puts chunk {chunk} where chunk {place} belongs", rank=rank, chunk=chunk
-                )
-            elif step.kind in ("rrc", "rrcs") and (step.src[0] == "s" or step.src[1] != place):
-                raise ScheduleError(
-                    f"gpu {rank} reduces what it receives of chunk {chunk} with {step.src}, which is not its own value of it",
-                    rank=rank, chunk=chunk,
-                )  # fmt: skip
-            else:
-                self.land(rank, rnd, block.recv, block.channel, chunk, count, step.kind in _REDUCING)
-        elif step.kind in ("re", "cpy"):
-            rnd, source, lane, chunk = self.held(rank, step)
-            self.land(rank, rnd, source, lane, chunk, step.count, step.kind == "re")
-        if step.kind in _SENDING:
-            buffer, place = step.src if step.kind in ("s", "rrs") else step.dst
-            if buffer == "s":
-                raise ScheduleError(f"gpu {rank} sends from scratch, which a schedule cannot say", rank=rank)
-            rnd = max((self.written[rank, c][0] + 1 for c in range(place, place + step.count)
-                       if (rank, c) in self.written), default=0)  # fmt: skip
-            for c in range(place, place + step.count):
-                self.read[rank, c] = max(self.read.get((rank, c), 0), rnd)
-            line = self.lines.setdefault((rank, block.send, block.channel), deque())
-            line.append((place, step.count, rnd))
-
-    def held(self, rank: int, step: _Step) -> tuple[int, int, int, int]:
-        """What lies in the scratch that a step takes."""
-        found = [self.aside.get((rank, step.src[1] + k)) for k in range(step.count)]
-        first = found[0] if found else None
-        if step.src[0] != "s" or first is None or step.dst != (step.dst[0], first[3]) or step.dst[0] == "s":
-            raise ScheduleError(
-                f"gpu {rank}: {step.kind} from {step.src} to {step.dst} moves no chunk to its place", rank=rank
-            )
-        if found != [(*first[:3], first[3] + k) for k in range(step.count)]:
-            raise ScheduleError(
-                f"gpu {rank}: {step.kind} from {step.src} joins what came in several messages", rank=rank
-            )
-        return first
-
-    def land(self, rank: int, sent: int, src: int, lane: int, chunk: int, count: int, reducing: bool) -> None:
-        """A message into chunks of a rank: in the round in which it was sent, or later where that is too early."""
-        rnd, group = sent, chunk << 24 | count if reducing else -1
-        for c in range(chunk, chunk + count):
-            if (rank, c) in self.written:
-                before, other = self.written[rank, c]
-                # operands of one reduction come in one round, unless what they made was sent in between
-                again = reducing and other == group and self.read.get((rank, c), 0) <= before
-                rnd = max(rnd, before if again else before + 1)
-            rnd = max(rnd, self.read.get((rank, c), 0))
-        for c in range(chunk, chunk + count):
-            self.written[rank, c] = rnd, group
-            if rnd > sent:  # it reads its source in that round then
-                if sent <= self.written.get((src, c), (-1,))[0] < rnd:
-                    raise ScheduleError(
-                        f"rank {rank}, chunk {c}: what gpu {src} sent is used after it has changed there, which rounds "
-                        "cannot say", rank=rank, chunk=c,
-                    )  # fmt: skip
-                self.read[src, c] = max(self.read.get((src, c), 0), rnd)
-        self.rows.append((rnd, src, rank, chunk, count, REDUCE if reducing else COPY, lane))

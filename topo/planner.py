@@ -27,7 +27,7 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _ACCURACY = 0.005  # of simulations
 _PARTS = (1, 2, 4, 8, 16)
 _LEAST_PART = 64 << 10  # bytes
-_TIE = 1.01  # the prediction is not better than that
+_TIE = 1.02  # the prediction is not better than that
 _REMEMBERED = 64  # plans
 
 
@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
 
     algorithm: str
     parts: int
-    seconds: float
+    seconds: float  #: of a call behind others: never less than the busiest link needs for its bytes, whatever its burst
     steps: int  #: rounds (of the closed form: dependent steps)
     per_nic: float  #: bytes that leave by the busiest NIC of a host, or by memory where there is only one host
     transfers: int  #: messages of all ranks; 0: not built
@@ -102,7 +102,7 @@ def compare(
     Returns
     -------
     candidates : list of Candidate
-        Best first.
+        Best first: of those within 2 % of the fastest the one with the fewest steps, then the others by their time.
     refused : list of (algorithm, why)
         Those that do this collective, but not on this fabric; of `names` all that cannot.
 
@@ -136,6 +136,11 @@ def compare(
             else:
                 refused.append((name, f"it has no closed form for {collective} on {fabric.name}"))
     found.sort(key=lambda candidate: candidate.seconds)
+    if found:
+        equal = [candidate for candidate in found if candidate.seconds <= found[0].seconds * _TIE]
+        best = min(equal, key=lambda candidate: candidate.steps)
+        found.remove(best)
+        found.insert(0, best)
     return found, refused
 
 
@@ -145,7 +150,8 @@ def _simulated(name, able: OnFabric, collective, fabric: Fabric, nbytes, cost, r
     result = simulate(schedule, fabric, nbytes, cost, accuracy=_ACCURACY, progress=told)
     leaving = list(fabric.host_links()) if fabric.hosts > 1 else slice(0, None)
     per_nic = float(result.link_bytes[leaving].max(initial=0.0))
-    return Candidate(name, parts, result.seconds, schedule.nrounds, per_nic, len(schedule.table), True)
+    sustained = float((result.link_bytes * 8 / result.link_rates).max(initial=0.0))  # what bursts borrow is paid back
+    return Candidate(name, parts, max(result.seconds, sustained), schedule.nrounds, per_nic, len(schedule.table), True)
 
 
 @dataclass(frozen=True)
@@ -272,7 +278,7 @@ def plan(
 
     Notes
     -----
-    Of candidates within 1 % the one with the fewest steps is taken. Cost: up to some seconds for 64 ranks.
+    Cost: up to some seconds for 64 ranks.
     """
     key = (collective, fabric.digest(), fabric.name, nbytes, cost, root, algorithm)
     with _lock:
@@ -285,10 +291,7 @@ def plan(
     if not found:
         reasons = "; ".join(f"{name}: {why}" for name, why in refused)
         raise ValueError(f"no algorithm can do {collective} on {fabric.name}: {reasons}")
-    equal = [candidate for candidate in found if candidate.seconds <= found[0].seconds * _TIE]
-    best = min(equal, key=lambda candidate: candidate.steps)
-    others = [candidate for candidate in found if candidate is not best]
-    made = FabricPlan(collective, fabric, nbytes, root, (best, *others), tuple(refused))
+    made = FabricPlan(collective, fabric, nbytes, root, tuple(found), tuple(refused))
     with _lock:
         _plans[key] = made
         while len(_plans) > _REMEMBERED:

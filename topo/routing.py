@@ -42,8 +42,8 @@ class Routes:
 
     Attributes
     ----------
-    rates, latencies : ndarray of float, shape (directed links,)
-        bit/s and seconds.
+    rates, latencies, bursts : ndarray of float, shape (directed links,)
+        bit/s, seconds and bytes.
 
     Raises
     ------
@@ -58,9 +58,10 @@ class Routes:
             if not 0 <= link < len(fabric.links):
                 raise ValueError(f"{fabric.name} has no link {link}; it has {len(fabric.links)}")
         memory = 2 * fabric.ranks if fabric.ranks_per_host > 1 else 0
-        wires = [(link.rate, link.latency) for link in fabric.links for _ in range(2)]
-        table = np.array([*wires, *[(fabric.memory_rate, fabric.memory_latency / 2)] * memory], float).reshape(-1, 2)
-        self.rates, self.latencies = table[:, 0].copy(), table[:, 1].copy()
+        wires = [link[2:] for link in fabric.links for _ in range(2)]
+        inside = (fabric.memory_rate, fabric.memory_latency / 2, 0.0)
+        table = np.array([*wires, *[inside] * memory], float).reshape(-1, 3)
+        self.rates, self.latencies, self.bursts = table.T.copy()
         self._known: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self._away: dict[int, list[int]] = {}
         self._digits = [digits(host, fabric.shape) for host in range(fabric.hosts)] if self._regular else []

@@ -7,6 +7,9 @@ has no more); whenever one starts or ends, all rates are computed anew.
     A --10--> switch --10--> C     two flows into C get 5 each; when that of B ends, that of A goes on with 10
     B --10--> switch
 
+A link with a burst has a bucket of so many bytes, full in the beginning. While there is something in it the link holds nothing
+up, and it empties by what the link carries beyond its rate; it fills while the link carries less.
+
 A transfer starts when what it sends is there (`hrdma.topo.depend`), its sender's core has prepared it (`Cost.message`, one
 message after the other), and the latency has passed; its operands are reduced by the receiver's core, one result after the
 other (`Cost.gamma`). Links say what moving costs; `beta` is the cores' part of it where `Cost.offload` does not say that
@@ -42,6 +45,7 @@ __all__ = ["WIRES", "Simulation", "fair", "simulate"]
 WIRES = Cost(0.0, 0.0, 0.0, offload=True, name="links alone")
 _EVENTS = 3  # of a chunk in a round, one after the other: it may start, it has arrived, it is reduced
 _EQUAL = 1e-9  # relative: times and rates that close are the same
+_EMPTY = 1e-6  # of a bucket
 
 
 class Simulation(NamedTuple):
@@ -56,7 +60,8 @@ class Simulation(NamedTuple):
 
     @property
     def utilisation(self) -> np.ndarray:
-        """Per directed link, the share of the time that it was busy at its full rate."""
+        """Per directed link, what it carried over what its rate carries in that time: 1 is busy all the time, bursts make it more. 0
+        where all took no time."""
         return self.link_bytes * 8 / self.link_rates / self.seconds if self.seconds else 0.0 * self.link_bytes
 
 
@@ -175,13 +180,14 @@ class _Simulator:
             if fabric.ranks_per_host > 1:
                 wires += [2 * len(fabric.links) + 2 * rank + end for rank in ranks for end in (0, 1)]
             routes.rates[wires] /= factor
+            routes.bursts[wires] /= factor
             burden[ranks] *= factor
         self.schedule, self.routes = schedule, routes
         self.bytes = chunk_bytes(schedule, nbytes).astype(float)
         self.carried = np.bincount(
             self.ways.ravel(), np.repeat(self.bytes, self.ways.shape[1]), len(routes.rates) + 1
         )[:-1]  # fmt: skip
-        least = float((self.carried * 8 / routes.rates).max(initial=0.0))
+        least = float((np.maximum(self.carried - routes.bursts, 0) * 8 / routes.rates).max(initial=0.0))
         self.tick = accuracy * least / max(1, _EVENTS * schedule.nrounds)
         latencies = np.append(routes.latencies, 0.0)
         self.latency = latencies[self.ways].sum(axis=1)
@@ -208,6 +214,9 @@ class _Simulator:
         self.free = np.zeros(schedule.size)  # when each rank's core is done
         self.due, self.due_at = np.empty(0, np.int64), np.empty(0)
         self.moving, self.left, self.rates = np.empty(0, np.int64), np.empty(0), np.empty(0)
+        self.bursting = bool(routes.bursts.any())
+        self.buckets = np.append(routes.bursts, np.inf)  # bytes that may pass at once now
+        self.drain = np.zeros(len(routes.rates))  # bytes per second that a link carries beyond its rate
 
     def run(self, progress: Callable[[int, int], None] | None) -> Simulation:
         transfers, now, events, arrived, stale = len(self.bytes), 0.0, 0, 0, False
@@ -215,12 +224,12 @@ class _Simulator:
         self.enable(np.flatnonzero(self.waits == 0), now)
         while len(self.due) or len(self.moving):
             if stale:
-                self.rates = fair(self.ways[self.moving], self.routes.rates / 8)
-                stale = False
+                self.share()
             ends = self.left / self.rates
-            before, now = now, min(self.due_at.min(initial=np.inf), now + ends.min(initial=np.inf))
-            self.left -= self.rates * (now - before)
+            before, now = now, min(self.due_at.min(initial=np.inf), now + ends.min(initial=np.inf), now + self.empty())
             margin = max(self.tick, now * 1e-13)
+            self.left -= self.rates * (now - before)
+            stale = self.fill(now - before, margin)
             ended = self.left <= np.maximum(self.rates * margin, self.bytes[self.moving] * _EQUAL)
             over = self.moving[ended]
             ripe = self.due_at <= now + margin
@@ -242,6 +251,40 @@ class _Simulator:
             if progress:
                 progress(arrived, transfers)
         return self.found(done, events)
+
+    def open(self) -> np.ndarray:
+        """Which links hold nothing up, as there is something in their buckets; the last stands for the hops that are not."""
+        return self.buckets > np.append(self.routes.bursts, 0.0) * _EMPTY
+
+    def share(self) -> None:
+        """Gives what moves its rates. What no link of its route holds up passes at once, as far as the buckets go."""
+        capacity, ways = self.routes.rates / 8, self.ways[self.moving]
+        if self.bursting:
+            for each in np.flatnonzero(self.open()[ways].all(axis=1)).tolist():
+                passed = min(self.buckets[ways[each]].min(), self.left[each])
+                self.left[each] -= passed
+                self.buckets[ways[each]] -= passed
+            held = ~self.open()[ways].all(axis=1)  # of the others nothing is left
+            self.rates = np.ones(len(ways))
+            self.rates[held] = fair(ways[held], np.where(self.open()[:-1], np.inf, capacity))
+            carried = np.bincount(ways.ravel(), np.repeat(self.rates * held, ways.shape[1]), len(self.buckets))
+            self.drain = carried[:-1] - capacity
+        else:
+            self.rates = fair(ways, capacity)
+
+    def empty(self) -> float:
+        """Seconds until the next bucket is empty."""
+        emptying = self.open()[:-1] & (self.drain > 0) if self.bursting else np.empty(0, np.int64)
+        return float((self.buckets[:-1][emptying] / self.drain[emptying]).min(initial=np.inf))
+
+    def fill(self, seconds: float, margin: float) -> bool:
+        """Time has passed for the buckets. Returns whether one is empty now that was not; those are that would be within the margin."""
+        if not self.bursting:
+            return False
+        before = self.open()
+        level = np.clip(self.buckets[:-1] - self.drain * seconds, 0.0, self.routes.bursts)
+        self.buckets[:-1] = np.where((self.drain > 0) & (level <= self.drain * margin), 0.0, level)
+        return bool((before & ~self.open()).any())
 
     def admitted(self, over: np.ndarray, begun: np.ndarray) -> np.ndarray:
         """Those that move from now on, as transfers end and others would begin."""

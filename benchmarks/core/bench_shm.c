@@ -10,40 +10,24 @@
  */
 
 #define _GNU_SOURCE
-#include <sched.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
-#include "hr/auth.h"
 #include "hr/memory.h"
-#include "hr/provider.h"
+#include "two.h"
 
 extern const struct hr_provider hr_provider_shm;
 
-enum { ROUNDS = 100, PULLS = 9, HDR = 48 };
+enum { ROUNDS = 100, PULLS = 9 };
 #define LARGE ((size_t)64 << 20)
 
-static const struct hr_provider *ops = &hr_provider_shm;
-static struct hr_domain *domain;
-static struct hr_ep *ep;
-static uint64_t received, received_bytes, checksum;
+static uint64_t received_bytes, checksum;
 static uint8_t landing[64 << 10];
-static int up;
 static struct hr_desc desc;
 
-struct shared { /* of parent and child */
+static struct line { /* of parent and child */
     _Alignas(128) _Atomic uint64_t ping;
     _Alignas(128) _Atomic uint64_t pong;
-    _Atomic int have[2];
-    uint8_t addr[2][HR_MAX_ADDR];
-    size_t len[2];
 } *shared;
 
 static double now(void) {
@@ -60,57 +44,8 @@ static void on_recv(struct hr_ep *from, const void *hdr, size_t hdr_len, const v
     if (len) memcpy(landing, payload, len);
     checksum += *(const uint64_t *)hdr;
 }
-static void on_done(struct hr_ep *e, void *cookie, hr_status status) { (void)e, (void)cookie, (void)status; }
 static void on_notify(struct hr_ep *e, uint64_t value, size_t n) { (void)e, (void)value, (void)n; }
-static void on_state(struct hr_ep *e, hr_status status, const char *detail) {
-    (void)e;
-    if (status != HR_OK) {
-        fprintf(stderr, "connection: %s: %s\n", hr_status_text(status), detail ? detail : "");
-        exit(1);
-    }
-    up = 1;
-}
-
-static void must(hr_status status, const char *what) {
-    if (status == HR_OK) return;
-    fprintf(stderr, "%s: %s\n", what, hr_status_text(status));
-    exit(1);
-}
-
-static void send_message(const void *payload, size_t len) {
-    uint64_t hdr[HDR / 8] = {received};
-    struct hr_msg msg = {.hdr = hdr, .hdr_len = HDR, .payload = payload, .len = len};
-    hr_status status;
-    while ((status = ops->post_send(ep, &msg)) == HR_AGAIN) ops->progress(domain, 16, ep);
-    must(status, "post_send");
-}
-
-static void wait_for(uint64_t n) {
-    while (received < n) ops->progress(domain, 16, ep);
-}
-
-static void connect_to_other(int me) {
-    static const struct hr_sink sink = {on_recv, on_done, on_notify, on_state};
-    static struct hr_auth auth;
-    struct hr_domain_params params = {.self_id = (uint64_t)me + 1, .auth = &auth, .sink = &sink, .local_peers = 1};
-    char detail[256] = "";
-    cpu_set_t cpus;
-
-    CPU_ZERO(&cpus);
-    CPU_SET(me, &cpus);
-    sched_setaffinity(0, sizeof cpus, &cpus); /* where there is one core only, both stay on it */
-    hr_auth_init(&auth, "bench", 5, 0, 0);
-    if (ops->domain_open(ops, &params, &domain, detail) != HR_OK) {
-        fprintf(stderr, "%s\n", detail);
-        exit(1);
-    }
-    shared->len[me] = ops->domain_address(domain, shared->addr[me]);
-    atomic_store(&shared->have[me], 1);
-    while (!atomic_load(&shared->have[!me])) sched_yield();
-    must(ops->ep_create(domain, (uint64_t)!me + 1, NULL, &ep), "ep_create");
-    must(ops->ep_connect(ep, shared->addr[!me], shared->len[!me], me == 0), "ep_connect");
-    while (!up) ops->progress(domain, 16, NULL);
-}
+static const struct hr_sink sink = {on_recv, on_done, on_notify, on_state};
 
 static double best(const double *v, int n) {
     double min = v[0];
@@ -120,7 +55,7 @@ static double best(const double *v, int n) {
 }
 
 /* Every measurement is written once, for both sides: side 0 measures, and begins. */
-static double bare_line(int me) {
+static double bare_line(void) {
     double v[ROUNDS];
     uint64_t n = 1000, at = 0;
     for (int r = 0; r < ROUNDS; r++) {
@@ -140,13 +75,13 @@ static double bare_line(int me) {
     return best(v, ROUNDS);
 }
 
-static double ping_pong(int me, const void *payload, size_t len, uint64_t n) {
+static double ping_pong(const void *payload, size_t len, uint64_t n) {
     double v[ROUNDS];
     for (int r = 0; r < ROUNDS; r++) {
         double t = now();
         for (uint64_t i = 0; i < n; i++) {
             if (me == 0) send_message(payload, len);
-            wait_for(received + 1);
+            wait_for(&received, received + 1);
             if (me == 1) send_message(payload, len);
         }
         v[r] = (now() - t) / (double)n / 2;
@@ -155,15 +90,15 @@ static double ping_pong(int me, const void *payload, size_t len, uint64_t n) {
 }
 
 /* Seconds per message. */
-static double stream(int me, const void *payload, size_t len, uint64_t n) {
+static double stream(const void *payload, size_t len, uint64_t n) {
     double v[ROUNDS];
     for (int r = 0; r < ROUNDS; r++) {
         double t = now();
         if (me == 0) {
             for (uint64_t i = 0; i < n; i++) send_message(payload, len);
-            wait_for(received + 1);
+            wait_for(&received, received + 1);
         } else {
-            wait_for(received + n);
+            wait_for(&received, received + n);
             send_message(NULL, 0);
         }
         v[r] = (now() - t) / (double)n;
@@ -172,7 +107,7 @@ static double stream(int me, const void *payload, size_t len, uint64_t n) {
 }
 
 /* Side 1 exports, side 0 reads it in pieces, as the engine does. Seconds per byte; 0: not permitted. */
-static double pull(int me, void *memory, size_t piece) {
+static double pull(void *memory, size_t piece) {
     double v[PULLS];
     struct hr_mem mem;
     struct hr_rmem rmem;
@@ -182,11 +117,11 @@ static double pull(int me, void *memory, size_t piece) {
         must(ops->mem_register(domain, memory, LARGE, HR_ACCESS_REMOTE_READ, &mem), "mem_register");
         status = ops->mem_export(ep, &mem, memory, LARGE, &desc);
         send_message(&desc, status == HR_OK ? sizeof desc : 0);
-        wait_for(received + 1);
+        wait_for(&received, received + 1);
         return 0;
     }
     received_bytes = 0;
-    wait_for(received + 1);
+    wait_for(&received, received + 1);
     if (received_bytes == 0) {
         send_message(NULL, 0);
         return 0;
@@ -224,47 +159,44 @@ static void show(const struct result *results, int n, int json) {
 int main(int argc, char **argv) {
     static const size_t sizes[] = {0, 8, 64, 1024, 4096, 65536};
     static char names[16][32];
-    int json = argc > 1 && !strcmp(argv[1], "--json"), n = 0, me;
+    int json = argc > 1 && !strcmp(argv[1], "--json"), n = 0;
     struct result results[16];
     char *payload;
     void *arena, *plain;
     double t;
-    pid_t child;
 
-    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    child = fork();
-    if (child == 0) prctl(PR_SET_PDEATHSIG, SIGKILL);
-    me = child == 0;
-    connect_to_other(me);
+    shared = both_see(sizeof *shared);
+    pid_t child = two_start();
+    two_connect(&hr_provider_shm, NULL, &sink);
     payload = hr_arena_alloc(1 << 20, 0);
     memset(payload, 7, 1 << 20);
 
-    results[n++] = (struct result){"bare cache line", "us", 1e6 * bare_line(me)};
+    results[n++] = (struct result){"bare cache line", "us", 1e6 * bare_line()};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         snprintf(names[n], sizeof names[n], "latency %zu B", sizes[i]);
-        t = ping_pong(me, payload, sizes[i], sizes[i] > 4096 ? 100 : 1000);
+        t = ping_pong(payload, sizes[i], sizes[i] > 4096 ? 100 : 1000);
         results[n] = (struct result){names[n], "us", 1e6 * t};
         n++;
     }
-    t = stream(me, payload, 8, 2000);
+    t = stream(payload, 8, 2000);
     results[n++] = (struct result){"stream 8 B", "M/s", 1e-6 / t};
-    t = stream(me, payload, 65536, 200);
+    t = stream(payload, 65536, 200);
     results[n++] = (struct result){"stream 64 KiB", "GB/s", 65536e-9 / t};
     arena = hr_arena_alloc(LARGE, 0);
-    t = pull(me, arena, 512 << 10);
+    t = pull(arena, 512 << 10);
     results[n++] = (struct result){"read, mapped, 64 MiB", "GB/s", t > 0 ? 1e-9 / t : 0};
     if (posix_memalign(&plain, (size_t)2 << 20, LARGE)) return 1;
     madvise(plain, LARGE, MADV_HUGEPAGE);
     memset(plain, 2, LARGE);
-    t = pull(me, plain, 512 << 10);
+    t = pull(plain, 512 << 10);
     results[n++] = (struct result){"read, process_vm_readv", "GB/s", t > 0 ? 1e-9 / t : 0};
 
-    atomic_store(&shared->have[me], 2);
-    while (atomic_load(&shared->have[!me]) != 2) sched_yield(); /* nobody sees the other leave */
+    atomic_store(&meeting->have[me], 2);
+    while (atomic_load(&meeting->have[!me]) != 2) sched_yield(); /* nobody sees the other leave */
     ops->ep_destroy(ep);
     ops->domain_close(domain);
     if (me == 1) _exit(0);
     show(results, n, json);
-    waitpid(child, NULL, 0);
+    two_end(child);
     return 0;
 }

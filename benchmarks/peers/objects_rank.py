@@ -51,6 +51,7 @@ class Objects:
         from hrdma.objects import connect
 
         self.rank, self.size = rank, size
+        self.total: Any = None  # of a reduction that nobody else asks for
         self.client = connect(f"tcp://{addresses[0]}:{PORT}", token="benchmark", timeout=SECONDS, capacity=1 << 30)
         deadline = time.monotonic() + SECONDS
         while (there := len(self.client.info()["nodes"])) < size:
@@ -75,15 +76,21 @@ class Objects:
         if self.rank == 0 and operation == "gather":
             requests = [client.get(ref, async_op=True) for ref in refs]
             return [request.wait() for request in requests]
-        result = client.ref(f"{key}.total")
-        if self.rank == 0 and operation != "gather":
-            client.reduce(refs, id=result.id)
-        return [client.get(result)] if operation == "allreduce" or (operation == "reduce" and self.rank == 0) else []
+        name = f"{key}.total"
+        if operation == "reduce" and self.rank == 0:
+            self.total = client.reduce(refs)
+            return [client.get(self.total)]
+        if operation == "allreduce":
+            return [client.get(client.ref(name)) if self.rank else client.allreduce(refs, id=name)]
+        return []
 
     def clean(self, key: str) -> None:
         if self.rank == 0:
             for name in [*range(self.size), "total"]:
                 self.client.delete(self.client.ref(f"{key}.{name}"))
+            if self.total is not None:
+                self.client.delete(self.total)
+                self.total = None
 
 
 class Collective:
@@ -115,7 +122,7 @@ class Gloo(Collective):
         os.environ["GLOO_SOCKET_IFNAME"] = "nic0"
         self.dist, self.tensor = dist, torch.from_numpy
         self.rank, self.size = rank, size
-        dist.init_process_group("gloo", init_method=f"tcp://{addresses[0]}:{PORT}", rank=rank, world_size=size)
+        dist.init_process_group("gloo", init_method=f"tcp://{addresses[0]}:{PORT + 1}", rank=rank, world_size=size)
 
     def broadcast(self, mine: np.ndarray) -> None:
         self.dist.broadcast(self.tensor(self.out[0]), 0)

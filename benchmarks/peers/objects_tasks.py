@@ -30,14 +30,14 @@ def daemon(name: str, host: int, folder: str, addresses: list[str]) -> None:
     scripts = Path(sys.executable).parent
     head, own = addresses[0], addresses[host]
     if name == "ray":
-        command = [str(scripts / "ray"), "start", "--block", f"--node-ip-address={own}", "--num-cpus=4"]
+        command = [str(scripts / "ray"), "start", "--block", f"--node-ip-address={own}", "--num-cpus=1"]
         command += [f"--resources={json.dumps({f'host{host}': 9})}", f"--object-store-memory={STORE}"]
         command += ["--disable-usage-stats", "--include-log-monitor=false"]
         if host == 0:
             command += ["--head", f"--port={RAY_PORT}", "--include-dashboard=false", f"--temp-dir={folder}/r"]
         else:
             wait_for(head, RAY_PORT)
-            time.sleep(2 * host)  # those that start at once on one machine get in each other's way
+            wait_for_others(Path(folder) / "r" / "session_latest" / "sockets", host)
             command += [f"--address={head}:{RAY_PORT}"]
     elif host == 0 and os.fork():
         command = [str(scripts / "dask"), "scheduler", f"--host={head}", f"--port={DASK_PORT}", "--no-dashboard"]
@@ -58,6 +58,15 @@ def wait_for(address: str, port: int) -> None:
             if time.monotonic() > end:
                 raise
             time.sleep(0.2)
+
+
+def wait_for_others(sockets: Path, count: int) -> None:
+    """Until so many raylets are up: two that start at once on one machine take the same name for their sockets."""
+    end = time.monotonic() + SECONDS
+    while len(list(sockets.glob("raylet*"))) < count:
+        if time.monotonic() > end:
+            raise TimeoutError(f"{count} hosts of Ray did not come up within {SECONDS:g} s")
+        time.sleep(0.2)
 
 
 class Host:
@@ -94,17 +103,25 @@ class RayHost(Host):
         return self.check([self.sum(found)] if operation == "reduce" else found, operation, n, size)
 
 
+def join_ray(addresses: list[str]) -> None:
+    """Makes this process a driver on the first host, when all hosts are up."""
+    import ray
+
+    wait_for(addresses[0], RAY_PORT)
+    ray.init(address=f"{addresses[0]}:{RAY_PORT}", _node_ip_address=addresses[0], log_to_driver=False)
+    end = time.monotonic() + SECONDS
+    while (there := sum(node["Alive"] for node in ray.nodes())) < len(addresses):
+        if time.monotonic() > end:
+            raise TimeoutError(f"{there} of {len(addresses)} hosts of Ray came up within {SECONDS:g} s")
+        time.sleep(0.2)
+
+
 class Ray:
     def __init__(self, addresses: list[str]) -> None:
         import ray
 
         self.ray, self.size = ray, len(addresses)
-        ray.init(address=f"{addresses[0]}:{RAY_PORT}", _node_ip_address=addresses[0], log_to_driver=False)
-        end = time.monotonic() + SECONDS
-        while sum(node["Alive"] for node in ray.nodes()) < self.size:
-            if time.monotonic() > end:
-                raise TimeoutError("not all hosts of Ray came up")
-            time.sleep(0.2)
+        join_ray(addresses)
         kind = ray.remote(num_cpus=0, max_concurrency=3)(RayHost)
         self.hosts = [kind.options(resources={f"host{i}": 1}).remote() for i in range(self.size)]
         ray.get([host.value.remote(1, 0, 1, 0.0) for host in self.hosts])

@@ -177,7 +177,7 @@ cdef class Engine:
                 <int> peer, "init", -1, "connect",
             )
 
-    def traffic_class(self, str provider, int dscp, int priority):
+    def traffic_class(self, str provider, int dscp, int answers, int priority):
         """Stamps every connection over a provider, for what leaves from now on.
 
         Parameters
@@ -185,6 +185,8 @@ cdef class Engine:
         provider : str
         dscp : int
             0 to 63.
+        answers : int
+            The same, for the first of several streams to a peer: what answers its bulk, and small messages.
         priority : int
             0, the most urgent, to 7.
 
@@ -198,9 +200,10 @@ cdef class Engine:
         cdef hr_status status
         self.check()
         with nogil:
-            status = hr_set_class(self.handle, provider_name, dscp, priority)
+            status = hr_set_class(self.handle, provider_name, dscp, answers, priority)
         if status not in (HR_OK, HR_ERR_UNSUPPORTED):
-            raise status_error(status, f"dscp {dscp}, priority {priority}: {text_of(hr_status_text(status))}")
+            text = text_of(hr_status_text(status))
+            raise status_error(status, f"dscp {dscp} and {answers}, priority {priority}: {text}")
         return status == HR_OK
 
     def peer_lost(self, uint64_t peer_id, str reason):

@@ -116,7 +116,7 @@ cdef class QueuePair(Resource):
         cdef Device device = self.pd.device
         return QueuePairAddress(device.gid, device.lid, self.num, self.psn, device.mtu)
 
-    def connect(self, address, *, int dscp=0):
+    def connect(self, address, *, int dscp=0, ack_timeout=None):
         """Makes it ready to receive and to send; the peer does the same with this one's address, in any order.
 
         Parameters
@@ -125,6 +125,9 @@ cdef class QueuePair(Resource):
             Of the peer; what a queue pair of another library tells will do.
         dscp : int
             Traffic class on Ethernet, 0 to 63.
+        ack_timeout : float, optional
+            Seconds without an acknowledgement after which it sends again, rounded up to a power of two times 4.096 us;
+            left out, 67 ms. To be more than packets wait for the wire: behind a shaper, or in a low band, that is long.
 
         Raises
         ------
@@ -133,15 +136,20 @@ cdef class QueuePair(Resource):
 
         Notes
         -----
-        Nothing is sent: whether the peer is there shows with the first work request, after half a second of retries.
+        Nothing is sent: whether the peer is there shows with the first work request, after seven such times.
         """
         cdef Device device = self.pd.device
+        cdef int exponent = HR_VERBS_ACK_TIMEOUT
         cdef ibv_qp_attr attr
         gid, lid, num, psn, mtu = address
         if mtu not in (256, 512, 1024, 2048, 4096):
             raise ValueError(f"mtu={mtu}: 256, 512, 1024, 2048 or 4096")
         if not 0 <= dscp <= 63:
             raise ValueError(f"dscp={dscp}: 0 to 63")
+        if ack_timeout is not None:
+            if not 0 < ack_timeout <= 8000:
+                raise ValueError(f"ack_timeout={ack_timeout}: more than 0, at most 8000 s")
+            exponent = max(1, _math.ceil(_math.log2(ack_timeout / 4.096e-6)))
         raw = _ipaddress.IPv6Address(gid).packed
         self.check()
         memset(&attr, 0, sizeof(attr))
@@ -160,7 +168,7 @@ cdef class QueuePair(Resource):
                     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER, f"finds no way to {gid}")
         memset(&attr, 0, sizeof(attr))
         attr.qp_state = IBV_QPS_RTS
-        attr.timeout, attr.retry_cnt, attr.rnr_retry = HR_VERBS_ACK_TIMEOUT, HR_VERBS_RETRIES, HR_VERBS_RETRIES
+        attr.timeout, attr.retry_cnt, attr.rnr_retry = <uint8_t> exponent, HR_VERBS_RETRIES, HR_VERBS_RETRIES
         attr.sq_psn, attr.max_rd_atomic = self.psn, <uint8_t> self.reads()
         self.modify(&attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                     IBV_QP_MAX_QP_RD_ATOMIC, "does not get ready to send")

@@ -3,6 +3,7 @@ from libc.stdlib cimport calloc, free
 from posix.fcntl cimport F_GETFL, F_SETFL, O_NONBLOCK, fcntl
 
 import collections as _collections
+import math as _math
 import secrets as _secrets
 
 cdef extern from "<poll.h>" nogil:

@@ -97,7 +97,7 @@ static hr_status open_domain(struct hr_engine *engine, const char *name, char de
     int i = engine->ndomains++;
     engine->domains[i] = domain;
     engine->names[i] = strdup(name);
-    int fd = provider->event_fd(domain);
+    int fd = domain->ops->event_fd(domain);
     struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
     if (fd >= 0 && epoll_ctl(engine->epfd, EPOLL_CTL_ADD, fd, &event)) {
         snprintf(detail, 256, "epoll_ctl: %s", strerror(errno));
@@ -327,7 +327,7 @@ hr_status hr_connect_wait(struct hr_engine *engine, int64_t deadline, uint64_t *
     return status;
 }
 
-hr_status hr_set_class(struct hr_engine *engine, const char *provider, int dscp, int priority) {
+hr_status hr_set_class(struct hr_engine *engine, const char *provider, int dscp, int answers, int priority) {
     hr_status status = HR_OK;
     int count = 0;
     hr_lock(engine);
@@ -336,7 +336,7 @@ hr_status hr_set_class(struct hr_engine *engine, const char *provider, int dscp,
         if (!conn->nlanes || conn->state == HR_CONN_LOST || strcmp(conn->provider->name, provider)) continue;
         for (int i = 0; i < conn->nlanes; i++, count++) {
             struct hr_ep *ep = conn->lanes[i].ep;
-            hr_status one = ep->domain->ops->ep_set_class(ep, dscp, priority);
+            hr_status one = ep->domain->ops->ep_set_class(ep, i == 0 && conn->nlanes > 1 ? answers : dscp, priority);
             if (one != HR_OK) status = one;
         }
     }

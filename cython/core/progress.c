@@ -251,7 +251,7 @@ static hr_status drive(struct hr_engine *engine, const struct drive *d) {
             break;
         }
         breathe(engine, engine->yield || polite);
-        if (!engine->yield && !polite && idle & 31) continue;
+        if (!engine->yield && !polite && engine->spin_now && idle & 31) continue;
         int64_t now = hr_now();
         if (now >= d->deadline) {
             status = HR_ERR_TIMEOUT;

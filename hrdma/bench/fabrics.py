@@ -1,7 +1,7 @@
 """Algorithms on a fabric, measured beside their predictions: the ranks' part, and the part that starts them in a lab.
 
-The prediction is made first: the links' rates as they are configured, less what headers take (`PAYLOAD`), simulated with
-what a message costs in this lab (`calibrated`): the core's part as any job measures it on loopback, and the kernel's way
+The prediction is made first: the links' rates and buckets as they are configured, less what headers take (`PAYLOAD`),
+simulated with what a message costs in this lab (`calibrated`): the core's part as any job measures it on loopback, and the kernel's way
 from host to host, of empty pings between neighbours, less the links' configured latency. No parameter comes from what is measured afterwards. Then one job runs
 every algorithm and size in interleaved rounds, so that what the machine does in a moment falls on all; a round of short
 calls is as many, one after the other, as take a while. Each result is checked, each NIC's bytes are counted by the kernel,
@@ -17,14 +17,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from hrdma.lab.layout import burst_of
+from hrdma.lab.traffic import bytes_by_provider, check_wires
 from hrdma.topo.cost import Cost
+from hrdma.units import in_bytes
 
 if TYPE_CHECKING:
     from hrdma.communicator import Communicator
@@ -54,6 +57,12 @@ class Measurement:
     sent: float  #: bytes that left it, headers and answers included; median of the rounds
     busy: float  #: share of this machine's processors, with whatever else it did
     lab: float  #: the same for the job alone: its processes, and the kernel's handling of packets
+    carried: Mapping[str, float]  #: bytes that all ranks together sent in a call, by provider
+
+    @property
+    def carriers(self) -> str:
+        """Which provider carried how much, for people."""
+        return ", ".join(f"{name} {in_bytes(nbytes)}" for name, nbytes in self.carried.items())
 
     @property
     def off(self) -> float:
@@ -72,9 +81,9 @@ class _Case(NamedTuple):
 
 
 def payload(fabric: Fabric) -> Fabric:
-    """The fabric that payload sees: rates less headers."""
-    links = tuple(link._replace(rate=link.rate * PAYLOAD) for link in fabric.links)
-    return replace(fabric, links=links)
+    """The fabric that payload sees in a lab: rates and buckets less headers."""
+    links = (link._replace(rate=link.rate * PAYLOAD, burst=burst_of(link) * PAYLOAD) for link in fabric.links)
+    return replace(fabric, links=tuple(links))
 
 
 def calibrated(lab: Lab, fabric: Fabric, *, timeout: float = 60.0) -> Cost:
@@ -98,10 +107,12 @@ def calibrated(lab: Lab, fabric: Fabric, *, timeout: float = 60.0) -> Cost:
 
 
 def _require(lab: Lab, fabric: Fabric) -> None:
-    rates = sorted({nic["rate_bit_s"] for node in lab.nodes[: lab.hosts] for nic in node["nics"]})
-    wanted = sorted({fabric.links[way >> 1].rate for way in fabric.host_links()})
-    if (lab.fabric, rates) != (fabric.name, wanted):
-        raise RuntimeError(f"lab {lab.name} is {lab.fabric} of {rates} bit/s, not {fabric.name} of {wanted} bit/s")
+    kinds = sorted({(nic["rate_bit_s"], nic["burst"]) for node in lab.nodes[: lab.hosts] for nic in node["nics"]})
+    links = [fabric.links[way >> 1] for way in fabric.host_links()]
+    wanted = sorted({(link.rate, burst_of(link)) for link in links})
+    if (lab.fabric, kinds) != (fabric.name, wanted):
+        here, there = (", ".join(f"{rate:g} bit/s, bursts of {burst} B" for rate, burst in s) for s in (kinds, wanted))
+        raise RuntimeError(f"lab {lab.name} is {lab.fabric} of {here}, not {fabric.name} of {there}")
 
 
 def _job(lab: Lab, wish: dict[str, Any], fabric: str, timeout: float) -> Any:
@@ -186,6 +197,15 @@ class _Round(NamedTuple):
     sent: float  #: bytes that left the busiest NIC of all
     busy: float
     lab: float
+    moved: dict[str, float]  #: bytes that this rank sent and received, by provider
+
+
+def _carried(comm: Communicator, rounds: Sequence[_Round]) -> list[dict[str, float]]:
+    """For each case the bytes of all ranks by provider, which are counted where they leave and where they arrive."""
+    names = sorted(comm.info()["domains"])  # all of a lab's hosts are one machine and have the same
+    sums = np.array([[one.moved.get(name, 0.0) / 2 for name in names] for one in rounds])
+    comm.allreduce(sums)
+    return [{name: float(n) for name, n in zip(names, row) if n} for row in sums]
 
 
 class _Job:
@@ -213,6 +233,7 @@ class _Job:
             out = x  # in place, as large ones are
         else:
             out.fill(np.nan)  # the right sums of another round stand there
+        already = bytes_by_provider(self.comm)
         sent, before, own = _sent(), _ticks(), time.process_time()
         self.comm.barrier()
         begun = time.perf_counter()
@@ -222,12 +243,13 @@ class _Job:
         slowest = np.array([took, (_sent() - sent) / calls], np.float64)
         spent = np.array([time.process_time() - own], np.float64)
         busy, kernel, total = (b - a for a, b in zip(before, _ticks()))
+        moved = {name: (n - already[name]) / calls for name, n in bytes_by_provider(self.comm).items()}
         self.comm.allreduce(slowest, "max")
         self.comm.allreduce(spent)
         self.wrong += int(np.count_nonzero(out != pattern * size + size * (size - 1) // 2))
-        used = kernel + float(spent[0]) * os.sysconf("SC_CLK_TCK")
+        used = min(busy, kernel + float(spent[0]) * os.sysconf("SC_CLK_TCK"))  # packets may be in both
         total = max(total, 1.0)
-        return _Round(float(slowest[0]), float(slowest[1]), busy / total, used / total)
+        return _Round(float(slowest[0]), float(slowest[1]), busy / total, used / total, moved)
 
 
 def _way(found: Fabric) -> float:
@@ -238,7 +260,6 @@ def _way(found: Fabric) -> float:
 def rank_main(wish: dict[str, Any]) -> None:
     """What every rank runs."""
     import hrdma
-    from hrdma.lab.traffic import check_wires
     from hrdma.planning import discover
 
     with hrdma.init() as comm:
@@ -252,6 +273,7 @@ def rank_main(wish: dict[str, Any]) -> None:
             job.run(number)  # plans, and lets the windows find the rates
         rows = [[job.run(number) for number in range(len(job.cases))] for _ in range(wish["rounds"])]
         check_wires(comm)
+        carried = _carried(comm, rows[-1])
         wrong = np.array([job.wrong], np.int64)
         comm.allreduce(wrong)
         if wrong[0]:
@@ -259,11 +281,11 @@ def rank_main(wish: dict[str, Any]) -> None:
         if comm.rank == 0:
             found = []
             for number in range(len(job.cases)):
-                times, sent, busy, lab = zip(*(row[number] for row in rows))
+                times, sent, busy, lab, _ = zip(*(row[number] for row in rows))
                 middle = {"measured": times, "sent": sent, "busy": busy, "lab": lab}
                 found.append(
                     {name: statistics.median(values) for name, values in middle.items()}
-                    | {"least": min(times), "most": max(times)}
+                    | {"least": min(times), "most": max(times), "carried": carried[number]}
                 )
             Path(wish["output"]).write_text(json.dumps(found))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,19 +14,22 @@ if TYPE_CHECKING:
     from hrdma.bench.fabrics import Measurement
     from hrdma.topo.cost import Cost
     from hrdma.topo.fabric import Fabric
+    from hrdma.topo.planner import Candidate
 
 __all__ = ["like_lab", "show", "verdict"]
 
 
-def like_lab(name: str, text: str, rate: float | None, latency: float | None) -> tuple[float | None, float | None]:
-    """Rate and latency of a fabric's links: the lab's, where neither the user nor a file says others."""
+def like_lab(name: str, text: str, rate: float | None, latency: float | None) -> Fabric:
+    """The fabric that a user names, with links as the lab's are, where neither the user nor a file says others."""
     from hrdma.lab.lab import Lab
+    from hrdma.topo.fabric_file import find
 
     lab = Lab.find(name)
     if text.endswith(".toml") or Path(text).is_file():
-        return rate, latency
+        return find(text, rate, latency)
     nic = lab.nodes[0]["nics"][0]
-    return nic["rate_bit_s"] if rate is None else rate, nic["latency"] if latency is None else latency
+    made = find(text, rate, latency, usual=(nic["rate_bit_s"], nic["latency"]))
+    return replace(made, links=tuple(link._replace(burst=nic["burst"]) for link in made.links))
 
 
 def verdict(found: Sequence[Measurement]) -> str:
@@ -66,8 +70,10 @@ def show(
     seen, refused = compare(
         collective, payload(fabric), nbytes, cost, names=names or None, simulated=True, progress=progress
     )
-    best = {candidate.algorithm: candidate for candidate in reversed(seen)}  # of each its best number of parts
-    listed = sorted(best.values(), key=lambda candidate: candidate.seconds)
+    listed: list[Candidate] = []  # of each algorithm its best number of parts
+    for candidate in seen:
+        if candidate.algorithm not in [one.algorithm for one in listed]:
+            listed.append(candidate)
     found = measure(lab, fabric, [(int(nbytes), candidate) for candidate in listed], rounds=rounds)
     if as_json:
         document = {"fabric": fabric.name, "digest": fabric.digest(), "collective": collective, "nbytes": nbytes}
@@ -75,12 +81,12 @@ def show(
         return
     click.echo(f"{collective} of {in_bytes(nbytes)} on {fabric}")
     click.echo(
-        f"{'algorithm':14}{'parts':>6}{'predicted':>11}{'measured':>11}{'off by':>8}{'per NIC':>12}{'lab':>6}{'busy':>6}"
+        f"{'algorithm':14}{'parts':>6}{'predicted':>11}{'measured':>11}{'off by':>8}{'per NIC':>12}{'lab':>6}{'busy':>6}  carried by"
     )
     for one in found:
         click.echo(
             f"{one.algorithm:14}{one.parts:6}{in_seconds(one.predicted):>11}{in_seconds(one.measured):>11}{one.off:+8.0%}"
-            f"{in_bytes(one.sent):>12}{one.lab:6.0%}{one.busy:6.0%}"
+            f"{in_bytes(one.sent):>12}{one.lab:6.0%}{one.busy:6.0%}  {one.carriers}"
         )
     if text := verdict(found):
         click.echo(text)

@@ -203,10 +203,9 @@ def compare(
     if measure:
         from hrdma.cli.measured import like_lab, show
 
-        rate, latency = like_lab(lab_name, text, rate, latency)
         with _progress() as progress:
             show(
-                find(text, rate, latency),
+                like_lab(lab_name, text, rate, latency),
                 lab_name,
                 collective,
                 nbytes,
@@ -355,9 +354,10 @@ def simulate(
     )
     if busiest < 2 * len(fabric.links):
         a, b = fabric.ends(busiest)
+        busy = found.utilisation[busiest]
         click.echo(
-            f"  busiest link: {fabric.label(a.node)} to {fabric.label(b.node)}, "
-            f"{in_bytes(found.link_bytes[busiest])}, {found.utilisation[busiest]:.0%} of the time"
+            f"  busiest link: {fabric.label(a.node)} to {fabric.label(b.node)}, {in_bytes(found.link_bytes[busiest])}, "
+            + (f"{busy:.0%} of the time" if busy <= 1 else f"at {busy:.2f} times its rate")
         )
     last = int(found.finished.argmax())
     click.echo(
@@ -380,6 +380,8 @@ def draw(
     from hrdma.topo.draw import draw as drawn
     from hrdma.topo.fabric_file import find
 
+    if not output.endswith(".svg"):
+        raise ValueError(f"pictures are SVG: {output} does not end in .svg")
     fabric = find(text, rate, latency)
     schedule = None
     if not bare:

@@ -200,19 +200,21 @@ class Loop:
         wait = None
         if self._timers:
             wait = max(0.0, min(when for when, _ in self._timers.values()) - now) * 1000
-        ready = self._poller.poll(None if wait is None else int(wait) + 1)
+        ready = dict(self._poller.poll(None if wait is None else int(wait) + 1))
         waker = self._waker
-        if waker is not None:
+        if waker is not None and waker.descriptor in ready:
             waker.clear()
         for _ in range(len(self._posted)):
             self._posted.popleft()()
-        if self._watched:
-            for descriptor, _ in ready:
-                if isinstance(descriptor, int) and descriptor in self._watched:
-                    self._watched[descriptor]()
-        self._serve_listener()
+        for descriptor in ready:
+            if isinstance(descriptor, int) and descriptor in self._watched:
+                self._watched[descriptor]()
+        # To ask a socket that has nothing costs as much as a message: of many peers few have said something.
+        if self.listener is not None and not ready.keys().isdisjoint(self.listener.sockets):
+            self._serve_listener()
         for dialog in list(self._dialogs):
-            if dialog in self._dialogs:  # serving another may have ended this one
+            # Serving another may have ended this one.
+            if dialog in self._dialogs and not ready.keys().isdisjoint(dialog.call.sockets):
                 self._serve_dialog(dialog)
         now = time.monotonic()
         for name, (when, call) in list(self._timers.items()):

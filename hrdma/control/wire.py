@@ -22,6 +22,7 @@ __all__ = ["PROTOCOL", "FrameError", "Kind", "ProtocolError", "decode", "encode"
 MAGIC = b"HRCP"
 PROTOCOL = 1
 HEADER = struct.Struct(">4sBBHI")
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class Kind(IntEnum):
@@ -80,7 +81,7 @@ def encode(kind: Kind, body: dict[str, Any], *, limit: int) -> bytes:
     ValueError
         The body does not fit into `limit` bytes, or JSON cannot express it.
     """
-    data = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
+    data = _ENCODER.encode(body).encode()
     if HEADER.size + len(data) > limit:
         raise ValueError(f"control message of {len(data)} bytes is above the limit of {limit - HEADER.size}")
     return HEADER.pack(MAGIC, PROTOCOL, kind, 0, len(data)) + data
@@ -107,7 +108,7 @@ def decode(frame: bytes, *, limit: int) -> tuple[Kind, dict[str, Any]]:
         raise FrameError("length does not match")
     try:
         kind = Kind(code)
-        body = json.loads(frame[HEADER.size :])
+        body = json.loads(str(frame[HEADER.size :], "utf-8"))
     except (ValueError, RecursionError) as error:
         raise FrameError(f"malformed: {type(error).__name__}") from None
     if not isinstance(body, dict):

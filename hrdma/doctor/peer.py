@@ -143,12 +143,13 @@ def rails(root: Path, wanted: str) -> list[tuple[str, int]]:
     if not wanted:
         return there
     items = [item.partition(":")[::2] for item in wanted.split(",")]
-    named = [
+    named = dict.fromkeys(  # in the order in which they are named: provider verbs pairs them so
         (name, port)
+        for pattern, which in items
         for name, port in there
-        if any(fnmatch.fnmatchcase(name, pattern) and which in ("", str(port)) for pattern, which in items)
-    ]
-    return named + ([("sim", 1)] if any(pattern == "sim" for pattern, _ in items) else [])
+        if fnmatch.fnmatchcase(name, pattern) and which in ("", str(port))
+    )
+    return [*named] + ([("sim", 1)] if any(pattern == "sim" for pattern, _ in items) else [])
 
 
 def _rails(comm: Communicator, host: str) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ import hashlib
 import os
 import sys
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread of matrix products per rank: the ranks share the cores
@@ -23,7 +24,7 @@ import numpy as np
 import hrdma
 
 IMAGES = (1797, 64)
-SHAPES = ((64, 96), (96,), (96, 10), (10,))  # weights and biases of two layers
+HIDDEN = 96
 HELD_BACK = 360  # samples for the test
 MOMENTUM = 0.9
 ENOUGH = 0.95  # test accuracy that counts as success
@@ -32,12 +33,13 @@ ENOUGH = 0.95  # test accuracy that counts as success
 class Network:
     """One hidden layer. All parameters lie in one flat array, their gradients in another: one allreduce takes all."""
 
-    def __init__(self) -> None:
-        sizes = [int(np.prod(shape)) for shape in SHAPES]
-        self.theta = hrdma.zeros(sum(sizes), "float32")
-        self.grad = hrdma.zeros(sum(sizes), "float32")
-        self.w1, self.b1, self.w2, self.b2 = views(self.theta, sizes)
-        self.grad_w1, self.grad_b1, self.grad_w2, self.grad_b2 = views(self.grad, sizes)
+    def __init__(self, hidden: int = HIDDEN) -> None:
+        shapes = ((64, hidden), (hidden,), (hidden, 10), (10,))  # weights and biases of two layers
+        n = sum(int(np.prod(shape)) for shape in shapes)
+        self.theta = hrdma.zeros(n, "float32")
+        self.grad = hrdma.zeros(n, "float32")
+        self.w1, self.b1, self.w2, self.b2 = views(self.theta, shapes)
+        self.grad_w1, self.grad_b1, self.grad_w2, self.grad_b2 = views(self.grad, shapes)
 
     def randomise(self, seed: int) -> None:
         random = np.random.default_rng(seed)
@@ -69,9 +71,10 @@ class Network:
         return float((self.forward(x)[1].argmax(axis=1) == labels).mean())
 
 
-def views(flat: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
-    parts = np.split(flat, np.cumsum(sizes)[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, SHAPES, strict=True)]
+def views(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    """The parts of a flat array, in these shapes."""
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+    return [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), shapes, strict=True)]
 
 
 def load(comm: hrdma.Communicator) -> tuple[np.ndarray, np.ndarray]:

@@ -64,7 +64,7 @@ class Lab:
     ranks_per_host : int
     nodes : list of dict
         Hosts, then switches: ``name``, and ``nics`` with ``name``, ``address`` (empty for a port of a bridge),
-        ``peer`` (the other end), ``rate_bit_s``, ``latency``.
+        ``peer`` (the other end), ``rate_bit_s``, ``latency``, ``burst``.
     """
 
     def __init__(self, state: Mapping[str, Any]) -> None:
@@ -82,7 +82,7 @@ class Lab:
         Parameters
         ----------
         fabric : Fabric
-            Up to 64 hosts; each link's rate and latency are kept to in both directions.
+            Up to 64 hosts; each link's rate, latency and burst are kept to in both directions.
         name : str
             Lower-case letters, digits and hyphens.
 

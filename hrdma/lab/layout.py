@@ -24,11 +24,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hrdma.lab.routes import Exit, NextHops
-from hrdma.topo.fabric import Fabric, Port
+from hrdma.topo.fabric import Fabric, Link, Port
 
-__all__ = ["BRIDGE", "Nic", "Node", "Plan", "Route", "node_name", "plan"]
+__all__ = ["BRIDGE", "Nic", "Node", "Plan", "Route", "burst_of", "node_name", "plan"]
 
 BRIDGE = "bridge"
+MTU = 1500
+FRAME = MTU + 14
+BURST = 1e-3  # seconds of the rate
+MAX_BURST = 1.0  # the kernel counts it in 32 bits
 MAX_HOSTS = 64  # a lab is one machine; more namespaces only make it slow
 PREFIX = 24
 ROUTER = 254  # last octet of a switch that routes
@@ -53,6 +57,8 @@ class Nic:
         Bits per second that may leave it.
     latency : float
         Seconds that what leaves it is held back.
+    burst : int
+        Bytes that may leave it at once after a rest, frames and all.
     """
 
     name: str
@@ -60,6 +66,7 @@ class Nic:
     peer: str
     rate_bit_s: float
     latency: float
+    burst: int
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,7 @@ def plan(fabric: Fabric, network: int) -> Plan:
     Raises
     ------
     ValueError
-        The fabric is too large, or has rates that the kernel cannot give.
+        The fabric is too large, or has rates or bursts that the kernel cannot give.
     """
     if not 1 <= fabric.hosts <= MAX_HOSTS:
         raise ValueError(f"fabric {fabric.name} has {fabric.hosts} hosts: a lab has 1 to {MAX_HOSTS}")
@@ -126,6 +133,10 @@ def plan(fabric: Fabric, network: int) -> Plan:
             raise ValueError(
                 f"link {index} of {fabric.name}: rate {link.rate:g} bit/s; a lab has {MIN_RATE_BIT_S:g} to "
                 f"{MAX_RATE_BIT_S:g} (--rate 200mbit sets all)"
+            )
+        if link.burst > link.rate / 8 * MAX_BURST:
+            raise ValueError(
+                f"link {index} of {fabric.name}: burst {link.burst:g} bytes; a lab has up to {MAX_BURST:g} s of the rate"
             )
     return _Planner(fabric, network).plan()
 
@@ -200,7 +211,7 @@ class _Planner:
         address = self.address.get((node, end.nic))
         peer = f"{self.names[end.node]}.{self._interface(end.node, end.peer_nic)}"
         shown = f"{address}/{PREFIX}" if address else ""
-        return Nic(self._interface(node, end.nic), shown, peer, link.rate, link.latency)
+        return Nic(self._interface(node, end.nic), shown, peer, link.rate, link.latency, burst_of(link))
 
     def _routes_to(self, target: int, routes: list[list[Route]]) -> None:
         addresses = {end.nic: self.address[target, end.nic] for end in self.links[target]}
@@ -240,6 +251,11 @@ class _Planner:
         if end.node < self.hosts:
             return self.address[end.node, end.peer_nic], BRIDGE
         return self.address[end.node, end.peer_nic], self._interface(switch, end.nic)
+
+
+def burst_of(link: Link) -> int:
+    """Bytes of a link's bucket, two frames at least: what the fabric says, or `BURST`."""
+    return max(2 * FRAME, round(link.burst or link.rate / 8 * BURST))
 
 
 def _subnet_of(address: str) -> str:

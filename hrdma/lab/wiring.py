@@ -2,8 +2,9 @@
 
 Rates: a token bucket (TBF) at both ends of every link. It counts whole Ethernet frames without preamble and checksum,
 headers of every segment included where the kernel sends many at once (GSO), so that TCP gets 1448 / 1514 of the rate at
-an MTU of 1500. The bucket holds 1 ms of the rate: more would let short messages pass as if there were no limit. And
-since a bucket splits what is larger than itself, which costs the processor dearly, NICs make nothing larger (GSO size).
+an MTU of 1500. The bucket holds what the fabric says (a link's burst), else 1 ms of the rate: more would let short messages
+pass as if there were no limit. And since a bucket splits what is larger than itself, which costs the processor dearly,
+NICs make nothing larger (GSO size).
 
 Latency: netem above the bucket. Where the kernel has no netem a latency is refused.
 
@@ -25,13 +26,10 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from hrdma.lab import namespaces
-from hrdma.lab.layout import BRIDGE, Nic, Node, Plan
+from hrdma.lab.layout import BRIDGE, MTU, Nic, Node, Plan
 
 __all__ = ["build", "counters"]
 
-MTU = 1500
-FRAME = MTU + 14
-BUCKET = 1e-3  # seconds of the rate
 QUEUE = 50e-3  # seconds of the rate that wait at a link before packets are dropped
 LEAST_QUEUE = 256 << 10
 MOST_GSO = 65536
@@ -167,17 +165,16 @@ class _Part:
 
     def _nic(self, nic: Nic) -> None:
         index = self.indices[nic.name]
-        bucket = bucket_of(nic.rate_bit_s)
-        how: dict[str, Any] = {"gso_max_size": min(bucket, MOST_GSO)}
+        how: dict[str, Any] = {"gso_max_size": min(nic.burst, MOST_GSO)}
         if not nic.address:
             how["master"] = self.indices[BRIDGE]
         self._do(nic.name, "settings", self.ip.link, "set", index=index, mtu=MTU, **how)
-        self._limit(nic, index, bucket)
+        self._limit(nic, index)
         self._up(nic.name)
         if nic.address:
             self._address(nic.name, nic.address)
 
-    def _limit(self, nic: Nic, index: int, bucket: int) -> None:
+    def _limit(self, nic: Nic, index: int) -> None:
         how: dict[str, Any] = {"handle": "1:"}
         if nic.latency > 0:
             delay = round(nic.latency * 1e6)
@@ -185,7 +182,7 @@ class _Part:
                 self.ip.tc("add", "netem", index, handle="1:", delay=delay, limit=DELAY_QUEUE)
             how = {"handle": "2:", "parent": "1:1"}
         queue = max(LEAST_QUEUE, round(nic.rate_bit_s / 8 * QUEUE))
-        rate = {"rate": round(nic.rate_bit_s / 8), "burst": bucket, "limit": queue}  # a number is bytes per second
+        rate = {"rate": round(nic.rate_bit_s / 8), "burst": nic.burst, "limit": queue}  # a number is bytes per second
         self._do(nic.name, "rate", self.ip.tc, "add", "tbf", index, **how, **rate)
 
     def _up(self, interface: str) -> None:
@@ -197,8 +194,3 @@ class _Part:
     def _do(self, interface: str, what: str, function: Callable[..., Any], *arguments: Any, **how: Any) -> None:
         with _said(f"{self.node.name}.{interface}: {what}"):
             function(*arguments, **how)
-
-
-def bucket_of(rate_bit_s: float) -> int:
-    """Bytes of a rate's bucket: 1 ms of it, and two frames at least."""
-    return max(2 * FRAME, round(rate_bit_s / 8 * BUCKET))

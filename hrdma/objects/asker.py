@@ -3,6 +3,9 @@
 The directory is sharded by rendezvous hashing: each node gets a score from its number and the object's id; the highest
 keeps the entry, the second its backup. When the first dies the second is the highest, with nothing to agree on. Every
 question is idempotent, so after a change of view those without an answer are simply asked again.
+
+A node scores highest for the names that begin with its number, which are those of objects that its clients did not name:
+mostly they ask about them too, and then no message crosses the network.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ Body = dict[str, Any]
 def keepers(name: str, nodes: tuple[int, ...]) -> tuple[int, ...]:
     """The node that keeps the entry of this object and, where there is more than one node, its backup."""
 
-    def score(node: int) -> bytes:
-        return hashlib.blake2b(f"{node}/{name}".encode(), digest_size=8).digest()
+    def score(node: int) -> tuple[bool, bytes]:
+        return name.startswith(f"{node:x}-"), hashlib.blake2b(f"{node}/{name}".encode(), digest_size=8).digest()
 
     return tuple(sorted(nodes, key=score, reverse=True)[:2])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import mmap
 import os
+import secrets
 import threading
 import time
 import weakref
@@ -67,7 +68,7 @@ class Client(Connection):
         still being copied.
         """
         meta, data = describe(value)
-        ref = ObjectRef(self.job, check_id(id))
+        ref = self._named(id)
         if not async_op:
             return self._put(ref, meta, data, self._seconds(timeout))
         request = Request(f"put {ref.id}", self._seconds(timeout))
@@ -176,9 +177,16 @@ class Client(Connection):
         there = [not request.canceled for request in requests]
         return [ref for ref, yes in zip(refs, there) if yes], [ref for ref, yes in zip(refs, there) if not yes]
 
-    def delete(self, ref: ObjectRef, *, timeout: float | None = None) -> None:
-        """Frees an object everywhere. Arrays that were got from it stay valid; later gets raise `ObjectLost`."""
-        self._call("delete", {"id": self._id(ref)}, self._seconds(timeout), nothing).wait()
+    def delete(self, ref: ObjectRef, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Frees an object everywhere. Arrays that were got from it stay valid; later gets raise `ObjectLost`.
+
+        Parameters
+        ----------
+        async_op : bool
+            Return a `Request` at once, which nobody has to wait for.
+        """
+        request = self._call("delete", {"id": self._id(ref)}, self._seconds(timeout), nothing)
+        return request if async_op else request.wait()
 
     def reduce(
         self, refs: Iterable[ObjectRef], op: str = "sum", *, count: int | None = None, id: str | None = None,
@@ -195,7 +203,7 @@ class Client(Connection):
         count : int, optional
             The first so many that arrive are reduced; None: all.
         id : str, optional
-            A name for the result.
+            A name for the result, for others to use. None: a random one.
 
         Returns
         -------
@@ -209,14 +217,23 @@ class Client(Connection):
 
         Notes
         -----
-        Each object enters once. Where a node dies, its part is replaced by other objects or by the same from elsewhere; the
-        result is exactly the reduction of `contributors`. The order of additions is that of arrival. An input that cannot be
-        reduced (another dtype or shape) is an error of `get`, which names it.
+        Waits for nothing but, where there is a name, to hear that it was free. Each object enters once; it must not be deleted
+        before the result is there. Where a node dies, its part is replaced by other objects or by the same from elsewhere;
+        the result is exactly the reduction of `contributors`. The order of additions is that of arrival. An input that
+        cannot be reduced (another dtype or shape) is an error of `get`, which names it.
 
         References
         ----------
         Zhuang et al., "Hoplite", SIGCOMM 2021.
         """
+        result, asked = self._reduce(refs, op, count, id, timeout)
+        if id is not None:
+            asked.wait()
+        return result
+
+    def _reduce(
+        self, refs: Iterable[ObjectRef], op: str, count: int | None, id: str | None, timeout: float | None
+    ) -> tuple[ObjectRef, Request]:
         names = [self._id(ref) for ref in refs]
         number = len(names) if count is None else count
         if not 0 < number <= len(names):
@@ -225,11 +242,10 @@ class Client(Connection):
             twice = next(name for index, name in enumerate(names) if name in names[:index])
             raise ValueError(f"object {twice!r} is given twice")
         kernels.check(op, "uint8" if op.startswith("b") else "float32")
-        result = ObjectRef(self.job, check_id(id))
+        result = self._named(id)
         # A name means that others may have asked for the same: it is nobody's own.
         body = {"id": result.id, "op": op, "refs": names, "count": number, "own": self._owner and id is None}
-        self._call("reduce", body, self._seconds(timeout), nothing).wait()
-        return result
+        return result, self._call("reduce", body, self._seconds(timeout), nothing)
 
     def contributors(self, ref: ObjectRef, *, timeout: float | None = None) -> list[ObjectRef]:
         """The objects that are in the result of a reduction, once it is complete."""
@@ -244,7 +260,14 @@ class Client(Connection):
 
         The result is sent on while it is still being made.
         """
-        return self.get(self.reduce(refs, op, count=count, id=id, timeout=timeout), timeout=timeout, async_op=async_op)
+        result, asked = self._reduce(refs, op, count, id, timeout)
+        request: Request = self.get(result, timeout=timeout, async_op=True)
+        try:
+            asked.wait()
+        except BaseException:
+            request.cancel()
+            raise
+        return request if async_op else request.wait()
 
     def ref(self, id: str) -> ObjectRef:
         """The reference of an object by its name, whether or not it exists yet."""
@@ -253,6 +276,10 @@ class Client(Connection):
     def info(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The node of this host: its store, the nodes it knows, what it sent and received, measured latency and bandwidth."""
         return self._call("info", {}, self._seconds(timeout), lambda answer, _: answer["info"]).wait()
+
+    def _named(self, id: str | None) -> ObjectRef:
+        """A reference to an object of this name; of a random one, which this host's node keeps."""
+        return ObjectRef(self.job, f"{self._home}-{secrets.token_hex(16)}" if id is None else check_id(id))
 
     def _seconds(self, timeout: float | None) -> float:
         if timeout is None:

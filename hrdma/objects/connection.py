@@ -84,7 +84,7 @@ class Connection:
         self._driver: int | None = None  # the thread that has it to wait
         self._inbox: list[tuple[bytes, list[Any], int, Any]] = []  # packets; of whoever has the role
         self._gone: str | None = None
-        self.job, self.capacity = self._shake_hands(key, deadline)
+        self.job, self.capacity, self._home = self._shake_hands(key, deadline)
         self._wake, self._nudge = self._event(), self._event()
         self._epoll = select.epoll()
         self._epoll.register(sock, select.EPOLLIN)
@@ -122,7 +122,7 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _shake_hands(self, key: bytes, deadline: float) -> tuple[str, int]:
+    def _shake_hands(self, key: bytes, deadline: float) -> tuple[str, int, str]:
         caller = Caller(key, LIMIT, {"rank": 0, "purpose": "client"}, {"pid": self._pid})
         packet = caller.hello
         while True:
@@ -136,7 +136,7 @@ class Connection:
                 raise PeerError("the node of this host hung up", operation="connect", phase="connect") from None
             if kind is Kind.WELCOME:
                 self._sock.settimeout(None)
-                return body["job"], body["capacity"]
+                return body["job"], body["capacity"], body["node"]
             if kind is not Kind.CHALLENGE:
                 raise PeerError(str(body.get("text")), operation="connect", phase="connect")
             try:

@@ -62,6 +62,8 @@ class Fetch:
 
     def stop(self) -> None:
         """Nobody wants it any more, or it came another way. What is there of it is not touched."""
+        if self._over:
+            return
         self._over = True
         if self._question is not None:
             self._host.asker.forget(self._question)
@@ -119,10 +121,11 @@ class Fetch:
 
     def _run(self, segment: Segment, sender: int, pull: object) -> None:
         """The thread of one stream."""
-        started, first = time.monotonic(), segment.progress
+        first = segment.progress
         try:
             request = {"id": self.name, "gen": segment.gen, "offset": first}
             stream = self._host.stream(sender, request)
+            opened = time.monotonic()
         except (OSError, HrdmaError):
             self._host.post(lambda: self._ended(pull, sender))
             return
@@ -138,7 +141,7 @@ class Fetch:
                 break
             segment.advance(segment.progress + got)
         stream.close()
-        moved, seconds = segment.progress - first, time.monotonic() - started
+        moved, seconds = segment.progress - first, time.monotonic() - opened
         self._host.post(lambda: self._ended(pull, sender, moved, seconds))
 
     def _ended(self, pull: object, sender: int, moved: int = 0, seconds: float = 0.0) -> None:

@@ -38,6 +38,8 @@ from hrdma.objects.sums import Sum, order_of
 __all__ = ["Node"]
 
 PATIENCE = 1.0  # seconds that a stream waits for what is about to be made here
+PINGS = (0.5, 2.0, 5.0)  # seconds after a change of view, and from one to the next, at which latency is measured again
+TELLING, LONG = 1 << 17, 1 << 20  # bytes of a stream that says something about its link; that says much
 
 Then = Callable[[Body], None]
 
@@ -68,7 +70,7 @@ class Node:
         self.asker = Asker(self.send)
         self.directory = Directory(self, self.cluster.me)
         self.latency, self.bandwidth = 1e-4, 1e9  #: guesses, until the first measurement
-        self._guessed = {"latency", "bandwidth"}
+        self._latency_known, self._bandwidth_known = False, False
         self.received = 0
         self._fetches: dict[str, Fetch] = {}
         self._sums: dict[tuple[str, int], Sum] = {}
@@ -155,6 +157,10 @@ class Node:
         found = self._sums.get((name, child.position))
         return found.out if found is not None and found.order.attempt == child.attempt else None
 
+    def absorbed(self, nbytes: int, seconds: float) -> None:
+        """A stream of a sum has ended, which may have waited for the sum: it does not say that the link is slow."""
+        self.post(lambda: self.measured(nbytes, seconds, trust=0.0))
+
     # the control thread: what the parts need
 
     def send(self, node: int, body: Body) -> None:
@@ -184,18 +190,15 @@ class Node:
         self.cluster.leave()
         self.loop.stop(0.2)
 
-    def measured(self, nbytes: int, seconds: float) -> None:
-        """A stream moved so much in so long: what the shape of reductions is chosen by."""
+    def measured(self, nbytes: int, seconds: float, trust: float = 1.0) -> None:
+        """An open stream moved so much in so long: what the shape of reductions, and blocks, are chosen by."""
         self.received += nbytes
-        if nbytes >= 1 << 20 and seconds > 0:
+        if nbytes >= TELLING and seconds > 0:
             found = nbytes / seconds
-            self.bandwidth += (found - self.bandwidth) * self._weight("bandwidth", found > self.bandwidth)
-
-    def _weight(self, what: str, better: bool) -> float:
-        """Of a new measurement. A slow one may be a busy host's or a waiting sender's, a good one is the link's."""
-        first = what in self._guessed
-        self._guessed.discard(what)
-        return 1.0 if first or better else 0.2
+            # A slow one may be a busy host's or a waiting sender's, a good one is the link's.
+            better = found > self.bandwidth or not self._bandwidth_known
+            self.bandwidth += (found - self.bandwidth) * (1.0 if better else 0.2 * trust * min(1.0, nbytes / LONG))
+            self._bandwidth_known = True
 
     # views and messages
 
@@ -219,9 +222,17 @@ class Node:
                 self._report(sum_, what, child)
         for node in nodes:
             self.send(node, {"verb": "synced"})
+        self._latency_known = False
+        self._ping(PINGS)
+        self._up.set()
+
+    def _ping(self, later: tuple[float, ...]) -> None:
+        """Measures latency: when the nodes have just changed all of them are busy, so it is done again."""
+        for node in self.cluster.nodes:
             if node != self.cluster.me:
                 self.send(node, {"verb": "ping", "time": time.monotonic()})
-        self._up.set()
+        if later:
+            self.later("ping", later[0], lambda: self._ping(later[1:]))
 
     def heard_from(self, node: int, body: Body) -> None:
         verb = body["verb"]
@@ -235,7 +246,9 @@ class Node:
             self.send(node, {"verb": "pong", "time": body["time"]})
         elif verb == "pong":
             found = (time.monotonic() - body["time"]) / 2
-            self.latency += (found - self.latency) * self._weight("latency", found < self.latency)
+            # The least of this view: what a ping takes beyond it, it has waited behind other work.
+            self.latency = min(found, self.latency) if self._latency_known else found
+            self._latency_known = True
         else:
             self.directory.heard(node, body)
 
@@ -245,7 +258,10 @@ class Node:
         self, name: str, meta: Body, gen: str, then: Callable[[Segment | None, ObjectStoreFull | None], None],
         *, by_client: bool = False, listed: bool = True,
     ) -> None:  # fmt: skip
-        """Makes room and a segment, in another thread since the kernel clears the pages; `then` gets it or why not."""
+        """Makes room and a segment, in another thread since the kernel clears the pages; `then` gets it or why not.
+
+        Two of one name may be made in either order. What `then` discards, since nobody wants it any more, takes no other's place.
+        """
         nbytes = meta["nbytes"]
 
         def make() -> None:
@@ -260,12 +276,12 @@ class Node:
         def made(segment: Segment | None, why: ObjectStoreFull | None) -> None:
             if segment is None:
                 self.store.release(nbytes)
-            elif listed:
+            then(segment, why)
+            if segment is not None and listed and not segment.doomed:
                 old = self.store.objects.get(name)
                 if old is not None:
                     self.store.discard(old)
                 self.store.objects[name] = segment
-            then(segment, why)
             self._list()
 
         def roomy(full: ObjectStoreFull | None) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import count as counter
 from typing import NamedTuple
 
-from hrdma.objects.shape import BINARY, ROOT, parent
+from hrdma.objects.shape import BINARY, ROOT, STAR, parent
 
 __all__ = ["Child", "Order", "Plan"]
 
@@ -86,6 +86,11 @@ class Plan:
     def attempt(self) -> int:
         """The attempt of ROOT."""
         return self._at[ROOT].attempt
+
+    @property
+    def begun(self) -> bool:
+        """Whether ROOT has orders: its sum may have bytes."""
+        return self._at[ROOT].told is not None
 
     @property
     def full(self) -> bool:
@@ -158,6 +163,8 @@ class Plan:
         self._settle([])
         found, under = [], self._children()
         for number, position in self._at.items():
+            if number == ROOT and not self.full and self.shape != STAR:
+                continue  # what now is on top will be below what arrives: its sum is not for ROOT
             if not position.dead and (order := self._order(number, under[number])) != position.told:
                 position.told = order
                 found.append(order)

@@ -159,19 +159,17 @@ class Reduction:
             return
         for order in plan.orders():
             self._order(order)
-        if entry.gen != self._gen(plan):
-            entry.gen, entry.meta = self._gen(plan), self._meta
-            entry.copies = Copies()
-            entry.copies.of[plan.root] = Copy(False, producing=True)
+        gen = f"{self._making}.{plan.attempt}" if plan.begun else ""
+        if entry.gen != gen:
+            entry.gen, entry.meta, entry.copies = gen, self._meta, Copies()
+            if gen:  # before that whoever wants the result has nobody to get it from, and waits
+                entry.copies.of[plan.root] = Copy(False, producing=True)
             self._owner.directory.changed(entry)
 
     def _order(self, order: Order) -> None:
         body: Body = {"verb": "sum", "id": self._entry.id, "making": self._making, "meta": self._meta}
         body |= {"op": self._spec["op"], "count": self._spec["count"], "order": order}
         self._owner.send(order.node, body)
-
-    def _gen(self, plan: Plan) -> str:
-        return f"{self._making}.{plan.attempt}"
 
     def _finish_small(self) -> None:
         assert self._meta is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,7 @@ class ObjectRef:
     job : str
         Which job: 16 hexadecimal digits, the same in all its clients.
     id : str
-        Which object: chosen by whoever put it, else 32 random hexadecimal digits.
+        Which object: chosen by whoever made it, else the number of that one's node and 32 random hexadecimal digits.
     """
 
     job: str
@@ -53,10 +52,8 @@ class ObjectRef:
         return cls(match[1], check_id(match[2]))
 
 
-def check_id(name: str | None) -> str:
-    """A name for an object; a random one for None."""
-    if name is None:
-        return secrets.token_hex(16)
+def check_id(name: str) -> str:
+    """A name for an object."""
     if not isinstance(name, str):
         raise TypeError(f"id must be a string, not {type(name).__name__}")
     if not 0 < len(name) <= LONGEST_ID:

@@ -191,7 +191,8 @@ class _Session:
 
     def _welcome(self, peer: Admission) -> None:
         self._known = True
-        body = {"job": self._node.cluster.job, "capacity": self._node.store.capacity}
+        cluster = self._node.cluster
+        body = {"job": cluster.job, "capacity": self._node.store.capacity, "node": f"{cluster.me:x}"}
         self.push(encode(Kind.WELCOME, body, limit=LIMIT))
 
     def push(self, frame: bytes, descriptor: int | None = None) -> None:

@@ -18,6 +18,7 @@ is for the view to say, and then another order comes.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -41,6 +42,7 @@ class Host(Protocol):
 
     def sum_stream(self, child: Child, request: Body) -> Stream: ...
     def local_sum(self, name: str, child: Child) -> Segment | None: ...
+    def absorbed(self, nbytes: int, seconds: float) -> None: ...
 
 
 def order_of(fields: Any) -> Order:
@@ -169,6 +171,8 @@ class Sum:
             done = end
             self._pass(stage, done)
         source.close()
+        if source.opened is not None:
+            self._host.absorbed(nbytes, time.monotonic() - source.opened)
         self._tell("absorbed", child)
 
     def _reach(self, stage: int, nbytes: int) -> bool:
@@ -227,6 +231,7 @@ class _Source:
         self._owner, self._child = owner, child
         self._stream: Stream | None = None
         self._segment = owner.local(child)
+        self.opened: float | None = None  #: when its first stream was
 
     def next(self, offset: int, want: int, staging: memoryview) -> memoryview | None:
         """The bytes from an offset on, all that are wanted; None when the sum was aborted."""
@@ -244,6 +249,7 @@ class _Source:
                 self._stream = self._owner.open(self._child, offset + have)
                 if self._stream is None:
                     return None
+                self.opened = self.opened or time.monotonic()
             got = self._stream.read_into(staging[have:want])
             have += got
             if not got:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from hrdma.qos.kinds import ets, flower, fq, htb, mqprio, pfifo, prio, u32
+from hrdma.qos.kinds import ets, flower, fq, htb, mqprio, pfifo, prio, tbf, u32
 
 __all__ = ["TABLE", "missing"]
 
-TABLE: dict[str, ModuleType] = {module.KIND: module for module in (ets, flower, fq, htb, mqprio, pfifo, prio, u32)}
+TABLE: dict[str, ModuleType] = {module.KIND: module for module in (ets, flower, fq, htb, mqprio, pfifo, prio, tbf, u32)}
 
 
 def missing(kind: str) -> str:

@@ -19,12 +19,13 @@ from hrdma.qos.objects import handle_text
 from hrdma.qos.policy import Match
 from hrdma.qos.wire import pack, unpack
 
-__all__ = ["EVERYTHING", "KIND", "OPTION", "U32", "decode", "encode", "explain", "filters_of", "keys_of"]
+__all__ = ["EVERYTHING", "KIND", "OPTION", "U32", "bare_acks", "decode", "encode", "explain", "filters_of", "keys_of"]
 
 KIND = "u32"
 OPTION = ("CONFIG_NET_CLS_U32", "CONFIG_NET_CLS_FLOWER does for the same matches, and is tried next")
 IPV4, IPV6 = 0x0800, 0x86DD
 PROTOCOLS = {"tcp": 6, "udp": 17}
+TCP_ACK = 0x10
 TERMINAL = 1  # TC_U32_TERMINAL
 HASH, LINK, DIVISOR, SEL = 2, 3, 4, 5  # numbers of attributes
 COUNTED = (HASH, 9, 11, 12)  # ... of those that the kernel hands out or counts: table, counters, flags, padding
@@ -102,6 +103,28 @@ def explain(spec: U32) -> str:
 def filters_of(match: Match) -> list[tuple[int, U32]]:
     """EtherType and spec of each filter that a match takes, without where to."""
     return [(protocol, U32(keys)) for protocol, keys in keys_of(match)]
+
+
+def bare_acks() -> list[tuple[int, U32]]:
+    """EtherType and spec of the filters that know TCP's acknowledgements that carry nothing: one for each length of TCP's header, 5 to 15
+    words, at which the packet has no room for data.
+
+    Nothing of the flow's data is among them, so data is never overtaken by data. Of the flags ACK alone is set (and ECN's, which count for
+    nothing here): a SYN, FIN or RST waits its turn behind the data before it.
+    """
+    found = []
+    for count in range(5, 16):
+        four, six = _Words(), _Words()
+        four.add(0, 1, 0x45, 0xFF)
+        four.add(2, 2, 20 + 4 * count, 0xFFFF)
+        four.add(6, 2, 0, 0x3FFF)  # not a fragment, the first one neither
+        four.add(9, 1, PROTOCOLS["tcp"], 0xFF)
+        six.add(4, 2, 4 * count, 0xFFFF)
+        six.add(6, 1, PROTOCOLS["tcp"], 0xFF)
+        for words, start in ((four, 20), (six, 40)):
+            words.add(start + 12, 2, count << 12 | TCP_ACK, 0xF03F)
+        found += [(IPV4, U32(four.keys)), (IPV6, U32(six.keys))]
+    return found
 
 
 def keys_of(match: Match) -> list[tuple[int, tuple[tuple[int, int, int], ...]]]:

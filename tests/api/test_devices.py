@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import numpy as np
 import pytest
@@ -34,6 +35,29 @@ def test_the_simulated_device_is_taken_when_it_is_named(env, transport):
     for names, text in harness.ranks(what_is_taken, 2, env=env):
         assert names == [transport]
         assert text.startswith("sim, named: port 1 GID 0 fd") == ("HRDMA_DEVICES" in env)
+
+
+def through_failures(comm):
+    """Sums stay right while queue pairs of the first rail fail; until one was used again."""
+    x = np.empty(150_000, "int64")
+    for i in range(100_000):
+        x[:] = np.arange(x.size) * 2 + comm.rank + i
+        comm.allreduce(x, timeout=20)
+        assert (x == np.arange(x.size) * 4 + 1 + 2 * i).all(), i
+        comm.sendrecv(x[:500], (comm.rank + 1) % 2, x[500:1000], (comm.rank + 1) % 2, timeout=20)
+        assert (x[500:1000] == x[:500]).all()
+        text = comm.info()["domains"]["verbs"]
+        found = re.match(r"2 rails \((\d+) times lost, (\d+) used again\): sim2", text)
+        back = np.array([int(found[2]) if found else 0])
+        comm.allreduce(back, op="min", timeout=20)
+        if back[0] >= 1:
+            return int(found[1])
+    raise AssertionError(text)
+
+
+def test_a_rail_that_fails_is_taken_over_and_used_again():
+    env = {"HRDMA_TRANSPORT": "verbs", "HRDMA_DEVICES": "sim2,sim2", "HRDMA_VERBS": "wc_error=0.005"}
+    assert min(harness.ranks(through_failures, 2, env=env, timeout=60)) >= 1
 
 
 def opened(rank):

@@ -185,6 +185,9 @@ def test_limits_of_arguments(pair):
         pair.qps[0].connect(pair.qps[1].address)  # it is connected
     with pytest.raises(ValueError, match="mtu=5"):
         pair.qps[0].connect(pair.qps[1].address._replace(mtu=5))
+    for wrong in (0, -1, 8001, float("nan")):
+        with pytest.raises(ValueError, match=f"ack_timeout={wrong}"):
+            pair.qps[0].connect(pair.qps[1].address, ack_timeout=wrong)
     with pytest.raises(hrdma.DeviceError, match="queue pair of 1000000000 sends"):
         verbs.QueuePair(pair.pd, pair.cqs[0], sends=1_000_000_000)
 
@@ -218,12 +221,16 @@ def test_a_signal_interrupts_a_wait(pair):
 
 
 def test_what_another_thread_uses_is_not_closed(pair):
-    waits = threading.Thread(target=pair.cqs[0].poll, kwargs={"timeout": 1.0})
+    begins = threading.Event()
+    waits = threading.Thread(target=lambda: (begins.set(), pair.cqs[0].poll(timeout=20)))
     waits.start()
+    begins.wait()
     time.sleep(0.2)
     with pytest.raises(hrdma.RequestError, match="in use by another thread"):
         pair.device.close()
     assert not pair.device.closed and not pair.qps[0].closed
+    pair.qps[0].post_recv(pair.regions[0])
+    pair.qps[1].post_send(pair.regions[1][:10])  # what it waits for
     waits.join()
 
 

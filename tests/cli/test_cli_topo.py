@@ -112,6 +112,8 @@ def test_show_draw_and_holds(tmp_path: Path) -> None:
     for extra in ((), ("--bare",), ("--algorithm", "bml", "--round", "1")):
         topo("draw", "--fabric", path, "-o", str(tmp_path / "x.svg"), *extra)
         assert (tmp_path / "x.svg").read_text().startswith("<svg")
+    assert "x.png does not end in .svg" in topo("draw", "--fabric", path, "-o", str(tmp_path / "x.png"), code=2)
+    assert not (tmp_path / "x.png").exists()
     assert "round 3" in topo("holds", "--fabric", "bcube:2,2", "--algorithm", "bml")
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 
+import machine
 import pytest
 from control_jobs import MAIN, Rank, Ranks
 from ports import free_port
@@ -17,6 +18,7 @@ from ports import free_port
 def start():
     """Starts ranks: ``start(size, ranks=[...], port=, token=, env=, **options)``; ends them after the test."""
     started: list[Rank] = []
+    machine.begin()
 
     def make(size: int, ranks=None, *, port: int = 0, token: str | None = "secret", env=None, each=None, **options):
         port = port or free_port()

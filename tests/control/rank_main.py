@@ -54,14 +54,18 @@ def obey(plane: ControlPlane, do: str, a: dict):
     if do == "agree":
         return plane.agree(a["key"], a["members"], a["payload"], deadline=deadline)
     if do == "agrees":
-        # As fast as possible, until this rank is alone or told to end: key -> result.
-        found = {}
-        for number in range(a["count"]):
+        # As fast as possible, until so many have none of the dead in them: key -> result.
+        found, without = {}, 0
+        while without < a["without"]:
+            number = len(found)
             try:
                 found[number] = plane.agree(f"many:{number}", a["members"], {"n": number}, deadline=deadline)
             except Exception as error:
                 found[number] = repr(error)
                 break
+            without += not found[number].keys() & set(a["dead"])
+            if not number:
+                tell(event="agreed")
         return found
     if do == "stall":
         return plane.report_stall(a["comm"], a["members"], a["sequence"], a["signature"], a["text"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from hrdma.config import SETTINGS, Config
+from hrdma.topo.fabrics import parse
 
 
 def test_each_setting_is_an_attribute_with_the_same_default():
@@ -87,6 +89,13 @@ def test_unknown_names_are_refused_with_the_nearest():
         Config.load({"HRDMA_TIMOUT": "3"})
     with pytest.raises(ValueError, match="HRDMA_XYZZY is not a setting of hrdma; `hrdma info`"):
         Config.load({"HRDMA_XYZZY": ""})
+
+
+def test_an_argument_without_a_text_is_refused():
+    """A Fabric's text is for people: as a setting it would be taken for a name."""
+    with pytest.raises(TypeError, match="fabric= takes text as HRDMA_FABRIC does, not a Fabric"):
+        Config.load({}, fabric=parse("ring:2"))
+    assert Config.load({}, fabric=Path("mine.toml")).fabric == "mine.toml"
 
 
 def test_printed_with_origin_and_without_the_token():

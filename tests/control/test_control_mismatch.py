@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import time
 
+from machine import took
+
 A = "allreduce(float32, 1000, sum)"
 B = "allreduce(float64, 1000, sum)"
 ALL = [0, 1, 2, 3]
@@ -22,14 +24,14 @@ def test_all_members_are_told_who_differs(start):
     stall(ranks[2], 2**64 - 1, B)
     verdicts = [rank.event("verdict", comm=7) for rank in ranks]
     assert {v["text"] for v in verdicts} == {f"allreduce #12: rank 2 calls {B}, ranks 0, 1, 3 call {A}"}
-    assert max(v["time"] for v in verdicts) - begun < 1.0
+    assert took(begun, max(v["time"] for v in verdicts)) < 1.0
 
 
 def test_a_mismatch_seen_by_one_core_is_decided_without_waiting_for_stalls(start):
     ranks = start(4).joined()
     stall(ranks[3], 3, "barrier()", sequence=4)
     stall(ranks[1], do="mismatch")
-    texts = {rank.event("verdict", seconds=2.5)["text"] for rank in ranks}
+    texts = {rank.event("verdict")["text"] for rank in ranks}
     assert texts == {
         f"allreduce #12: rank 1 calls {A}, what a peer sent does not match, rank 0 has not said where it is, "
         "rank 2 has not said where it is, rank 3 is in barrier #4: barrier()"
@@ -49,7 +51,7 @@ def test_a_late_report_gets_the_verdict_again(start):
 def test_stalled_ranks_learn_who_is_where(start):
     ranks = start(4).joined()
     stall(ranks[1], 5, "barrier()", sequence=11)
-    where, end = {}, time.monotonic() + 2
+    where, end = {}, time.monotonic() + 10
     while where.get("1", "not").startswith("not") and time.monotonic() < end:
         stall(ranks[0])
         time.sleep(0.02)

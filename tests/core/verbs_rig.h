@@ -17,7 +17,7 @@ struct conn { /* an endpoint, as its context */
     int ups, losses, messages, dones, notifies;
     hr_status loss, done_status;
     char detail[256];
-    uint64_t nbytes;
+    uint64_t nbytes, value;
 };
 struct node {
     struct hr_domain *domain;
@@ -39,7 +39,7 @@ static inline void on_done(struct hr_ep *ep, void *cookie, hr_status status) {
 }
 static inline void on_notify(struct hr_ep *ep, uint64_t value, size_t nbytes) {
     struct conn *c = ep->ctx;
-    (void)value;
+    c->value = value;
     c->nbytes = nbytes;
     c->notifies++;
 }

@@ -69,11 +69,14 @@ static inline void turn(struct rig *r) {
         if (!r->wild[k]->deaf) r->wild[k]->ops->progress(r->wild[k]->domain, 16, NULL);
     hr_progress(r->e.engine);
 }
-#define UNTIL(r, cond)                                \
-    do {                                              \
-        int64_t until_ = hr_now() + SECONDS(5);       \
-        while (!(cond) && hr_now() < until_) turn(r); \
-        CHECK(cond);                                  \
+/* cond may do something, and is not asked again once it holds. */
+#define UNTIL(r, cond)                                                   \
+    do {                                                                 \
+        int64_t until_ = hr_now() + SECONDS(5);                          \
+        int holds_;                                                      \
+        while (!(holds_ = (cond) ? 1 : 0) && hr_now() < until_) turn(r); \
+        if (!holds_) fprintf(stderr, "in vain: %s\n", #cond);            \
+        CHECK(holds_);                                                   \
     } while (0)
 
 static inline struct hr_engine *open_engine(uint64_t id, uint8_t *addr, size_t *len_p) {

@@ -185,6 +185,7 @@ def test_rails_follow_the_ports_that_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(rdma.verbs, "library", str)
     assert rails(root, "mlx5_0:2") == [("mlx5_0", 2)]
     assert rails(root, "mlx5_*:1,sim") == [("mlx5_0", 1), ("mlx5_1", 1), ("sim", 1)]
+    assert rails(root, "mlx5_1:1,mlx5_0:2,mlx5_*:1") == [("mlx5_1", 1), ("mlx5_0", 2), ("mlx5_0", 1)]
     assert rails(root, "mlx5_1") == [("mlx5_1", 1), ("mlx5_1", 2)]
 
 

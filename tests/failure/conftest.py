@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+import machine
 import pytest
-from jobs import Job, Nursery, end_job, start_job
-
-
-@pytest.fixture(scope="session")
-def nursery():
-    """Where ranks are forked from."""
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
+from jobs import Job, end_job, start_job
 
 
 @pytest.fixture
-def start(nursery):
+def start():
     """``start(function, n, ...)`` starts a job (see `jobs.start_job`); it is ended after the test."""
     started: list[Job] = []
+    machine.begin()
 
     def make(function, n, **how) -> Job:
-        job = start_job(nursery, function, n, **how)
+        job = start_job(function, n, **how)
         started.append(job)
         return job
 

@@ -314,3 +314,63 @@ def test_example_async_sgd(cluster):
     assert re.search(r"test accuracy 0\.9\d+ after 400 rounds, [\d.]+ a second, through hrdma", done.stdout)
     done = subprocess.run([*command, "--rounds", "1"], capture_output=True, text=True, timeout=100)
     assert done.returncode == 1 and "after 1 rounds" in done.stdout, "too little training is a failure"
+
+
+@pytest.mark.parametrize("through", ["hrdma", "ray"])
+def test_averages_go_on_without_an_actor_and_with_it_again(objects, through):
+    import ray
+
+    from hrdma.examples.arriving import WAYS, Source
+
+    class Number(Source):
+        def __init__(self, value):
+            self.value = value
+
+        def compute(self, weights):
+            return np.full(weights.shape, self.value, weights.dtype)
+
+    kind = ray.remote(num_cpus=0, max_restarts=-1)(Number)
+    actors = [kind.remote(value) for value in (1, 2, 3)]
+    averages, weights = WAYS[through](actors, 2), np.zeros(N, "float32")
+    eventually(lambda: averages.step(weights)[-1] < 2.5, "a gradient of the first")
+    ray.kill(actors[0], no_restart=False)
+    assert [averages.step(weights)[-1] in (1.5, 2, 2.5) for _ in range(4)] == [True] * 4
+    eventually(lambda: averages.step(weights)[-1] < 2.5, "a gradient of the first, restarted")
+    averages.finish()
+    assert sorted(averages.idle) == [0, 1, 2]
+
+
+def test_a_gradient_goes_with_its_host_though_its_call_had_ended_well(objects):
+    import ray
+
+    from hrdma.examples.arriving import Source, gone
+
+    class Same(Source):
+        def compute(self, weights):
+            return weights
+
+    actor = ray.remote(num_cpus=0)(Same).remote()
+    call = actor.through_hrdma.remote(objects.put(np.zeros(N, "float32")), "whose host is gone")
+    later = actor.through_hrdma.remote(objects.ref("weights to come"), "that is still to come")
+    ray.wait([call], timeout=60)
+    nodes = objects.info()["nodes"]
+    assert not gone(call, nodes) and not gone(later, nodes)
+    assert gone(call, [node for node in nodes if node != ray.get(call)])
+    assert not gone(later, []), "it has not answered yet"
+    objects.put(np.zeros(1, "float32"), id="weights to come")
+    assert not gone(call, [ray.get(later), *nodes])
+
+
+@pytest.mark.parametrize("through", ["hrdma", "ray"])
+@pytest.mark.parametrize(
+    ("example", "enough", "too_little"),
+    [("cart_pole", [], ["--rounds", "1"]), ("ensemble", ["--requests", "20"], None)],
+)
+def test_examples(cluster, example, enough, too_little, through):
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install hrdma[demo]")
+    command = [sys.executable, "-m", f"hrdma.examples.{example}", "--address", cluster.address, "--through", through]
+    done = subprocess.run([*command, *enough], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and f"a second, through {through}" in done.stdout, done.stdout + done.stderr
+    if too_little is not None and through == "hrdma":
+        done = subprocess.run([*command, *too_little], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and "after 1 rounds" in done.stdout, "too little training is a failure"

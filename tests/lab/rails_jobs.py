@@ -57,8 +57,8 @@ def summed(algorithm: str = "", count: str = str(COUNT)) -> dict:
             comm.barrier()
             before, delivered = sent(), acknowledged()
             own.allreduce(x)
+            comm.barrier()  # what this host relays has left when the others have it
             moved = {name: n - before[name] for name, n in sent().items() if name != "lo"}
-            comm.barrier()
             by_rail = since(delivered)
             assert (x == expected).all()
         check_wires(comm)

@@ -207,6 +207,14 @@ def test_what_cannot_be_a_lab(text, rate, complaint):
             plan(fabric, 128)
 
 
+def test_bursts_that_the_kernel_cannot_count_are_refused():
+    pair = parse("star:2", rate=8e6)
+    most, more = (replace(pair, links=(pair.links[0], pair.links[1]._replace(burst=burst))) for burst in (1e6, 1e6 + 1))
+    assert [node.nics[0].burst for node in plan(most, 128).nodes[:2]] == [2 * 1514, 1000000]
+    with pytest.raises(ValueError, match=r"link 1 of star:2: burst 1e\+06 bytes; a lab has up to 1 s of the rate"):
+        plan(more, 128)
+
+
 # --- what the kernel says ---
 
 

@@ -12,6 +12,7 @@ import time
 
 import pytest
 from lab_jobs import environment
+from windows import one_good
 
 from hrdma.lab import lab as labs
 from hrdma.lab import namespaces
@@ -152,11 +153,22 @@ def test_what_is_left_when_its_maker_is_killed_is_removed_by_all(name, hrdma, mo
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_up_that_is_interrupted_leaves_nothing(name, number):
     command = [sys.executable, "-m", "hrdma", "lab", "up", "fat_tree:4", "--name", name]
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        wait_for(lambda: len(traces(name)) > 5 or process.poll() is not None)
-        process.send_signal(number)
-        assert process.wait(20) == 128 + number
-    assert traces(name) == []
+
+    def interrupt() -> int:
+        """Exit code; 0 where it was up before the signal came."""
+        with subprocess.Popen(
+            command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            wait_for(lambda: len(traces(name)) > 5 or process.poll() is not None)
+            process.send_signal(number)
+            code = process.wait(20)
+        if code == 0:
+            labs.down(name)
+        assert code in (0, 128 + number)
+        assert traces(name) == []
+        return code
+
+    one_good(interrupt, lambda code: code == 128 + number)
 
 
 INTERRUPTED = """

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from windows import one_good
 
 from hrdma.lab import namespaces
 from hrdma.lab.lab import Lab
@@ -87,6 +88,7 @@ def test_what_the_kernel_says(lab, iproute2):
         kinds = [q for q in shown(lab, node, "tc", "-j", "qdisc") if q["kind"] == "tbf"]
         assert len(kinds) == 2
         assert {q["options"]["rate"] for q in kinds} == {50_000_000 // 8}  # tc shows bytes per second here
+        assert [q["options"]["burst"] for q in kinds] == pytest.approx([6250, 6250], abs=8)  # 1 ms; kept as a time
     addresses = [entry["local"] for link in shown(lab, "h3", "ip", "-j", "-4", "addr") for entry in link["addr_info"]]
     assert addresses[1:] == lab.addresses(3)
     ports = [link for link in shown(lab, "s0", "ip", "-j", "link") if link.get("master") == "bridge"]
@@ -131,27 +133,30 @@ def test_a_stream_gets_the_rate_less_headers_and_no_more(lab):
     """Benchmarks say how near (benchmarks/bench_lab.py); here other work of this machine must not matter."""
     sender, receiver = pair(lab, 0, 3, 0)  # through a relaying host
     with sender, receiver:
-        rate = transfer(sender, receiver, 2_000_000)
-    assert 0.6 < rate / (50e6 * PAYLOAD) < 1.03
+        one_good(lambda: transfer(sender, receiver, 2_000_000) / (50e6 * PAYLOAD), lambda share: 0.6 < share < 1.03)
     sender, receiver = socket.socketpair()
-    with sender, receiver:
-        assert transfer(sender, receiver, 2_000_000) > 3 * 50e6  # what is not limited is seen to be faster
+    with sender, receiver:  # what is not limited is seen to be faster
+        one_good(lambda: transfer(sender, receiver, 2_000_000), lambda rate: rate > 3 * 50e6)
 
 
 def test_two_rails_carry_twice_as_much(lab):
     pairs = [pair(lab, 0, 3, nic) for nic in (0, 1)]
-    rates: list[float] = []
-    threads = [threading.Thread(target=lambda p=p: rates.append(transfer(*p, 2_000_000))) for p in pairs]
-    start = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    took = time.monotonic() - start
+
+    def measure() -> tuple[float, float]:
+        """Rates in one rail's: of both together, of the faster one."""
+        rates: list[float] = []
+        threads = [threading.Thread(target=lambda p=p: rates.append(transfer(*p, 2_000_000))) for p in pairs]
+        start = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        took = time.monotonic() - start
+        return 2 * 2_000_000 * 8 / took / (50e6 * PAYLOAD), max(rates) / (50e6 * PAYLOAD)
+
+    one_good(measure, lambda found: found[0] > 1.2 and found[1] < 1.03)  # one rail alone cannot
     for sock in (sock for both in pairs for sock in both):
         sock.close()
-    assert 2 * 2_000_000 * 8 / took > 1.2 * 50e6 * PAYLOAD  # one rail alone cannot
-    assert max(rates) < 1.03 * 50e6 * PAYLOAD
 
 
 def test_latency_is_kept_or_refused(lab, name, iproute2):
@@ -168,11 +173,15 @@ def test_latency_is_kept_or_refused(lab, name, iproute2):
     with made:
         sender, receiver = pair(made, 0, 1, 0)
         with sender, receiver:
-            start = time.monotonic()
-            sender.sendall(b"?")
-            receiver.sendall(receiver.recv(1))
-            sender.recv(1)
-            assert 0.010 <= time.monotonic() - start < 0.1
+
+            def there_and_back() -> float:
+                start = time.monotonic()
+                sender.sendall(b"?")
+                receiver.sendall(receiver.recv(1))
+                sender.recv(1)
+                return time.monotonic() - start
+
+            one_good(there_and_back, lambda seconds: 0.010 <= seconds < 0.1)
 
 
 def test_sixteen_hosts_are_up_in_seconds(name):
@@ -188,10 +197,11 @@ def test_sixteen_hosts_are_up_in_seconds(name):
 
 def test_links_may_have_rates_of_their_own(name, iproute2):
     fabric = parse("star:3", rate="100mbit", latency=0)
-    slow = fabric.links[2]._replace(rate=20e6)
-    fabric = Fabric("slow", 3, 1, (*fabric.links[:2], slow))
+    wide, slow = fabric.links[1]._replace(burst=50e3), fabric.links[2]._replace(rate=20e6, burst=1.0)
+    fabric = Fabric("slow", 3, 1, (fabric.links[0], wide, slow))
     with Lab.up(fabric, name) as lab:
         assert [node["nics"][0]["rate_bit_s"] for node in lab.nodes[:3]] == [1e8, 1e8, 2e7]
-        for node, rate in (("h0", 1e8), ("h2", 2e7)):
+        for node, rate, burst in (("h0", 1e8, 12500), ("h1", 1e8, 50000), ("h2", 2e7, 2 * 1514)):
             (bucket,) = [q for q in shown(lab, node, "tc", "-j", "qdisc") if q["kind"] == "tbf"]
             assert bucket["options"]["rate"] == rate / 8
+            assert bucket["options"]["burst"] == pytest.approx(burst, abs=8)

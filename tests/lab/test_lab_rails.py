@@ -12,12 +12,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from lab_jobs import environment
+from windows import one_good
 
 from hrdma.bench import fabrics as measuring
 from hrdma.cli.measured import like_lab, verdict
 from hrdma.lab.lab import Lab
 from hrdma.topo import fabric_file, plan_file
 from hrdma.topo.cost import Cost
+from hrdma.topo.fabric import Fabric
 from hrdma.topo.fabrics import parse
 from hrdma.topo.planner import plan
 
@@ -133,19 +135,27 @@ def test_a_plan_from_a_file_is_what_runs(lab, tmp_path):
 
 def test_a_job_discovers_its_fabric(lab, tmp_path):
     command = [sys.executable, "-m", "hrdma", "lab", "run", "--name", lab.name, "--", sys.executable, "-m", "hrdma"]
-    done = subprocess.run(
-        [*command, "topo", "discover", "-o", "found.toml"],
-        env=environment(), capture_output=True, text=True, timeout=60, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = fabric_file.load(tmp_path / "found.toml")
-    # four hosts in pairs are a torus as well: the wires are the same
-    assert (found.kind, found.shape, found.interfaces) == ("torus", (2, 2), (("nic0", "nic1"),) * 4)
-    assert done.stdout.startswith("[0] torus:2x2: 4 hosts, 0 switches") and found.digest() in done.stdout
-    assert len(done.stdout.splitlines()) == 2  # rank 0 alone speaks
-    assert {(link.a, link.b) for link in found.links} == {(link.a, link.b) for link in parse("torus:2x2").links}
-    for link in found.links:
-        assert 0.3 * 50e6 < link.rate < 1.05 * 50e6 and 0 < link.latency < 0.05
+
+    def discover() -> list[tuple[float, float]]:
+        """What was measured of each link."""
+        done = subprocess.run(
+            [*command, "topo", "discover", "-o", "found.toml"],
+            env=environment(), capture_output=True, text=True, timeout=60, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found = fabric_file.load(tmp_path / "found.toml")
+        # four hosts in pairs are a torus as well: the wires are the same
+        assert (found.kind, found.shape, found.interfaces) == ("torus", (2, 2), (("nic0", "nic1"),) * 4)
+        assert done.stdout.startswith("[0] torus:2x2: 4 hosts, 0 switches") and found.digest() in done.stdout
+        assert len(done.stdout.splitlines()) == 2  # rank 0 alone speaks
+        assert {(link.a, link.b) for link in found.links} == {(link.a, link.b) for link in parse("torus:2x2").links}
+        return [(link.rate, link.latency) for link in found.links]
+
+    one_good(
+        discover,
+        lambda links: all(0.3 * 50e6 < rate < 1.05 * 50e6 and 0 < latency < 0.05 for rate, latency in links),
+        5,
+    )
     ran, _ = job(lab, "summed", "torus", HRDMA_FABRIC=str(tmp_path / "found.toml"))
     assert all(one["rails"] == ["nic0", "nic1"] for one in ran)
 
@@ -154,6 +164,33 @@ def test_a_job_may_discover_its_fabric_when_it_begins(lab):
     found, said = job(lab, "summed", HRDMA_FABRIC="discover", HRDMA_LOG_LEVEL="info")
     assert all(one["rails"] == ["nic0", "nic1"] and one["each"] == [2] for one in found)
     assert "INFO: allreduce of 1 MiB on torus:2x2, 4 ranks: " in said
+
+
+def test_a_job_discovers_what_routers_join(name):
+    """The hosts of a leaf have a subnet of their own."""
+    with Lab.up(parse("leaf_spine:2,2,1", rate="100mbit", latency=0), name) as own:
+        found, said = job(own, "summed", HRDMA_FABRIC="discover", HRDMA_LOG_LEVEL="info")
+    assert all(one["rails"] == ["nic0"] for one in found)
+    assert "INFO: allreduce of 1 MiB on star:4, 4 ranks: " in said
+
+
+def test_discovery_names_a_pair_that_is_slower_than_its_nics(name):
+    with Lab.up(parse("star:4", rate="100mbit", latency=0), name) as own:
+        target = own.addresses(2)[0]
+        for words in (
+            "qdisc replace dev nic0 root handle 9: htb default 1",
+            "class add dev nic0 parent 9: classid 9:1 htb rate 100mbit burst 6k",
+            "class add dev nic0 parent 9: classid 9:2 htb rate 10mbit burst 6k",
+            f"filter add dev nic0 protocol ip parent 9: u32 match ip dst {target}/32 flowid 9:2",
+        ):
+            enter = ["nsenter", f"--net={own.namespace(1)}", "tc", *words.split()]
+            subprocess.run(enter, check=True, capture_output=True, timeout=10)
+
+        def discover() -> list[str]:
+            _, said = job(own, "summed", HRDMA_FABRIC="discover")
+            return [line for line in said.splitlines() if "plans do not know of it" in line]
+
+        one_good(discover, lambda slow: len(slow) == 1 and "host 1 (nic0) to host 2 (nic0)" in slow[0], 5)
 
 
 # --- measured beside predicted ---
@@ -168,14 +205,17 @@ def test_compare_measures_in_a_lab(lab):
     for one in found.values():
         assert one["least"] <= one["measured"] <= one["most"] and one["measured"] > 0.5 * one["predicted"] > 0
         assert one["sent"] > one["per_nic"] > 0 and 0 < one["busy"] <= 1
+        assert (
+            list(one["carried"]) == ["tcp"] and 1 <= one["carried"]["tcp"] / (2 * 3 * (256 << 10)) < 1.1
+        )  # of 4 ranks
     assert found["bml"]["predicted"] < found["ring"]["predicted"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--fabric", "torus:2x2"], "is bcube:2,2 of [50000000.0] bit/s, not torus:2x2"),
-        (["--fabric", FABRIC, "--rate", "1gbit"], "not bcube:2,2 of [1000000000.0] bit/s"),
+        (["--fabric", "torus:2x2"], "is bcube:2,2 of 5e+07 bit/s, bursts of 6250 B, not torus:2x2"),
+        (["--fabric", FABRIC, "--rate", "1gbit"], "not bcube:2,2 of 1e+09 bit/s, bursts of 6250 B"),
         (["--fabric", FABRIC, "--collective", "broadcast"], "--measure runs allreduce, not broadcast"),
         (["--fabric", FABRIC, "--size", "5B"], "5 bytes are no whole number"),
         (["--fabric", FABRIC, "--algorithm", "nosuch"], "unknown algorithm 'nosuch'"),
@@ -191,8 +231,7 @@ def test_the_caller_s_own_settings_are_not_those_of_a_measurement(lab, monkeypat
     monkeypatch.setenv("HRDMA_FABRIC", "ring:2")
     monkeypatch.setenv("HRDMA_PLAN", "nowhere.json")
     fabric = parse(FABRIC, rate=lab.nodes[0]["nics"][0]["rate_bit_s"], latency=0)
-    cost = measuring.calibrated(lab, fabric)
-    assert 0 < cost.latency < 0.05
+    cost = one_good(lambda: measuring.calibrated(lab, fabric), lambda cost: 0 < cost.latency < 0.05, 5)
     made = plan("allreduce", measuring.payload(fabric), 4096, cost, algorithm="ring")
     (one,) = measuring.measure(lab, fabric, [(4096, made.candidates[0])], rounds=1)
     assert one.measured > 0
@@ -202,31 +241,41 @@ class Lab4(SimpleNamespace):
     """Of a lab what a calibration and the command line look at."""
 
     name, fabric, hosts = "none", "star:4", 4
-    nodes = [{"nics": [{"rate_bit_s": 50e6, "latency": 1e-3}]}] * 4
+    nodes = [{"nics": [{"rate_bit_s": 50e6, "latency": 1e-3, "burst": 9000}]}] * 4
 
 
 def test_pings_of_a_lab_with_latency_are_not_all_work(monkeypatch):
     ways = {1e-3: 2e-3, 0.0: 0.0}  # two links
     known = Cost(1e-5, 0.0, 0.0, latency=1e-6, cores=2)
     monkeypatch.setattr(measuring, "_job", lambda *_: {"cost": known.to_dict(), "way": 2e-3 + 13e-6})
+
+    def made(latency: float) -> Fabric:
+        star = parse("star:4", rate="50mbit", latency=latency)
+        return replace(star, links=tuple(link._replace(burst=9000.0) for link in star.links))
+
     for latency, distance in ways.items():
-        cost = measuring.calibrated(Lab4(), parse("star:4", rate="50mbit", latency=latency))
+        cost = measuring.calibrated(Lab4(), made(latency))
         assert cost.latency == pytest.approx(1e-6 + 2e-3 + 13e-6 - distance)
-    cost = measuring.calibrated(Lab4(), parse("star:4", rate="50mbit", latency=5e-3))
-    assert cost == known  # never below that of the connections
+    assert measuring.calibrated(Lab4(), made(5e-3)) == known  # never below that of the connections
+    with pytest.raises(RuntimeError, match=r"is star:4 of 5.*, bursts of 9000 B, not star:4 of 5.*, bursts of 6250 B"):
+        measuring.calibrated(Lab4(), parse("star:4", rate="50mbit", latency=5e-3))
 
 
-def test_what_is_not_said_of_the_links_is_the_lab_s(monkeypatch):
+def test_what_is_not_said_of_the_links_is_the_lab_s(monkeypatch, tmp_path):
     monkeypatch.setattr(Lab, "find", lambda name: Lab4())
-    assert like_lab("none", "star:4", None, None) == (50e6, 1e-3)
-    assert like_lab("none", "star:4", 20e6, None) == (20e6, 1e-3)
-    assert like_lab("none", "star:4", None, 0.0) == (50e6, 0.0)
-    assert like_lab("none", "mine.toml", None, None) == (None, None)
+    for given, links in (
+        ((None, None), (50e6, 1e-3, 9e3)),
+        ((20e6, None), (20e6, 1e-3, 9e3)),
+        ((None, 0.0), (50e6, 0.0, 9e3)),
+    ):
+        assert {link[2:] for link in like_lab("none", "star:4", *given).links} == {links}
+    (tmp_path / "mine.toml").write_text('fabric = "star:4"\nburst = "3KB"\n')
+    assert {link[2:] for link in like_lab("none", str(tmp_path / "mine.toml"), None, 0.0).links} == {(1e10, 0.0, 3e3)}
 
 
 def test_the_plan_is_held_against_all_that_know_nothing_of_the_fabric():
     found = [
-        measuring.Measurement(name, 1, 400, 1.0, seconds, seconds, seconds, 0.0, 0.0, 0.0, 0.0)
+        measuring.Measurement(name, 1, 400, 1.0, seconds, seconds, seconds, 0.0, 0.0, 0.0, 0.0, {})
         for name, seconds in (("bml", 2.0), ("ring", 5.0), ("server-3", 4.0), ("hips-mesh", 1.0))
     ]
     assert verdict(found) == "planned: bml; it took 0.50 of the time of the best flat one, server-3"
@@ -243,6 +292,9 @@ class Fake:
 
     def dup(self):
         return self
+
+    def stats(self):
+        return {"peers": {}}
 
     def barrier(self):
         pass

@@ -39,6 +39,18 @@ def words(value: object) -> str | None:
     return " ".join(value) if isinstance(value, list) else None
 
 
+# a megabyte from rank 0 to rank 1; how often rank 1 slept meanwhile
+SLEEPS = """
+import numpy, hrdma
+with hrdma.init() as comm:
+    x = numpy.full(1 << 20, 1 - comm.rank, numpy.uint8)
+    comm.barrier()
+    before = comm.stats()["counters"]["sleeps"]
+    comm.recv(x, 0) if comm.rank else comm.send(x, 1)
+    print([comm.stats()["counters"]["sleeps"] - before, int(x.sum())])
+"""
+
+
 # --- run ---
 
 
@@ -72,6 +84,15 @@ def test_ranks_do_not_spin_unless_they_are_told_to(lab, hrdma, said, seen):
     text = "import os; print(os.environ['HRDMA_SPIN_US'])"
     done = hrdma("run", "--name", lab.name, "--", sys.executable, "-c", text, env=environment(**said))
     assert [line.partition("] ")[2] for line in done.stdout.splitlines()] == [seen] * 4
+
+
+def test_a_slow_link_does_not_wake_its_receiver_for_every_packet(name, hrdma):
+    with Lab.up(parse("star:2", rate="40mbit", latency=0), name):
+        done = hrdma("run", "--name", name, "--", sys.executable, "-c", SLEEPS)
+    assert done.returncode == 0, done.stderr
+    sleeps, total = values(done.stdout)[1]
+    assert total == 1 << 20
+    assert 10 < sleeps < (1 << 20) / 1448 / 2  # it came in 724 packets, each of which woke it once
 
 
 def test_when_one_rank_fails_all_are_stopped(lab, hrdma):

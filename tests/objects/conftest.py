@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import machine
 import pytest
 from rig import Outside, Rig, Zygote
 
@@ -16,6 +17,7 @@ def zygote():
 @pytest.fixture
 def rig_of():
     made: list[Rig] = []
+    machine.begin()
 
     def make(*arguments, **options) -> Rig:
         made.append(Rig(*arguments, **options))

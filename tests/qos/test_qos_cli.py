@@ -62,7 +62,7 @@ def test_a_life(net):
     assert "# nothing to do on v0" in run(0, "plan", str(path))
     assert "rotated 1 times" in run(0, "rotate")
     rows = json.loads(run(0, "status", "--json", "--interval", "50ms"))["jobs"]
-    assert {row["job"]: row["band"] for row in rows} == {"a": 1, "b": 0, "(others)": 7}
+    assert {row["job"]: row["band"] for row in rows} == {"a": 1, "b": 0, "(others)": 7, "(acks)": -1}
     assert "(others)" in run(0, "status", "--interval", "50ms")
     assert json.loads(run(0, "show", "--json"))["installed"]["rotation"] == 1
     run(0, "rotate")

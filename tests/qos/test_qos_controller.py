@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -38,21 +39,21 @@ def jobs(client: Client) -> dict[str, int]:
 def test_registration_lasts_as_long_as_the_connection(net):
     with serving(net) as pid, Client("v0", net.directory) as watcher:
         assert holder(net.directory, "v0") == pid
-        assert jobs(watcher) == {"named": 0, "(others)": 7}
+        assert jobs(watcher) == {"named": 0, "(others)": 7, "(acks)": -1}
         with Client("v0", net.directory) as client:
             lane = client.register("guest", size=1000)
             assert lane == client.register("guest", size=1000)
             assert lane["band"] == 2  # the policy's best for guests
             assert (lane["dscp"], lane["tos"]) == (40, 160)
             assert "u32" in lab.tc("filter show dev v0 parent 4853:")
-            assert jobs(watcher) == {"named": 0, "guest": 2, "(others)": 7}
+            assert jobs(watcher) == {"named": 0, "guest": 2, "(others)": 7, "(acks)": -1}
             assert client.register("named")["dscp"] == 41
             with pytest.raises(RefusedError, match="no DSCP is left for job 'third'; the policy's dscp_pool has 2"):
                 client.register("third")
             client.unregister("named")
             with pytest.raises(RefusedError, match="not registered for job 'named'"):
                 client.unregister("named")
-        lab.eventually(lambda: jobs(watcher) == {"named": 0, "(others)": 7})
+        lab.eventually(lambda: jobs(watcher) == {"named": 0, "(others)": 7, "(acks)": -1})
 
         def doomed():
             Client("v0", net.directory).register("doomed")
@@ -82,7 +83,7 @@ def test_what_a_job_may_not_do(net):
         assert client.register("b", band=6)["service_level"] == 1
         with pytest.raises(RefusedError, match="3 jobs are all that the policy allows"):
             client.register("c", band=6)
-        assert jobs(client) == {"named": 0, "a": 3, "b": 6, "(others)": 7}
+        assert jobs(client) == {"named": 0, "a": 3, "b": 6, "(others)": 7, "(acks)": -1}
 
 
 @lab.isolated
@@ -171,10 +172,17 @@ def test_a_link_that_goes_down_or_slows_does_not_end_the_controller(net, rate, l
     with Controller("v0", policy, directory=net.directory) as controller:
         before = controller.control.installed
         guard.link_rate = lambda dev: later
-        timer = threading.Timer(0.8, controller.stop)
-        timer.start()
+
+        def stop() -> None:
+            time.sleep(0.8)
+            with contextlib.suppress(AssertionError):
+                lab.eventually(lambda: not goes_on or controller.control.installed.rotation > 2)
+            controller.stop()
+
+        stopper = threading.Thread(target=stop)
+        stopper.start()
         controller.run(signals=False)
-        timer.join()
+        stopper.join()
         after = controller.control.installed
         assert (after.rotation > 2) == goes_on
         assert after.device.rate == before.device.rate

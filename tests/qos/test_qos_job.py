@@ -17,6 +17,9 @@ import pytest
 
 from hrdma.qos.client import Client, socket_path
 from hrdma.qos.policy import Job, Match, Policy
+from hrdma.qos.record import Record
+from hrdma.qos.state import counters
+from hrdma.qos.wire import Wire
 
 NBYTES = 2_000_000
 RATE = 12_500_000
@@ -83,12 +86,25 @@ def test_a_jobs_bytes_leave_in_its_band_in_both_directions(net):
             assert [one.get("priority") for one in found] == [3, 3], ended(ranks[0])
             assert [one["dup"] for one in found] == [3, 3]
             here, there = (one["traffic"] for one in found)
-            assert here == {"dev": "v0", "policy": "strict", "kind": "htb", "band": 3, "dscp": 32, "stamped": ["tcp"]}
+            assert here == {
+                "dev": "v0",
+                "policy": "strict",
+                "kind": "htb",
+                "band": 3,
+                "dscp": 32,
+                "answers": 3,
+                "stamped": ["tcp"],
+            }
             assert (there["policy"], there["band"], there["dscp"]) == ("tls-rr", 0, 50)
             for dev in ("v0", "v1"):
                 counted = bytes_of(net, dev)
                 assert counted["resnet"] >= NBYTES, counted
                 assert counted["(others)"] < NBYTES / 20, counted  # the control plane
+            settled = Record.load(net.directory, "v0").settled
+            with Wire() as wire:
+                answers = counters(wire, "v0")[settled.tree.answers["resnet"]]
+            assert answers.packets > 10, "by a connection of their own"
+            assert answers.nbytes < NBYTES / 20, "which has no bulk"
             for rank in ranks:
                 rank.stdin.write("go\n")
                 rank.stdin.flush()

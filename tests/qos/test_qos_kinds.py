@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from hrdma.qos.kinds import TABLE, ets, flower, fq, htb, missing, mqprio, pfifo, prio, u32
+from hrdma.qos.kinds import TABLE, ets, flower, fq, htb, missing, mqprio, pfifo, prio, tbf, u32
 from hrdma.qos.objects import ROOT, Filter, Qdisc, TClass, of_json, to_json
 from hrdma.qos.policy import Match
 from hrdma.qos.wire import attributes, message
@@ -38,6 +40,12 @@ GOLDEN = {
         "0400000000000000000302010000000000010200020002000200" + "00" * 24 + "0000020004000600" + "00" * 24,
         "num_tc 4 map 0 0 0 0 0 0 0 0 3 2 1 0 0 0 0 0 queues 2@0 2@2 2@4 2@6 hw 1",
     ),
+    "tbf": (
+        tbf,
+        tbf.Tbf(1_250_000_000, 5109, 30_720),
+        "2800010003010000ffff0000807c814a00000000000000000000000000780000f513000000000000",
+        "rate 10gbit burst 408720b limit 30720b",
+    ),
     "htb qdisc": (htb, htb.HtbQdisc(1), "18000200030000000a000000010000000000000000000000", "default 1"),
     "htb class": (
         htb,
@@ -66,6 +74,27 @@ GOLDEN = {
         "002400050001000100000000000000000000000000ff000000450000000000000000000000",
         "match u32 0x45000000 0xff000000 at 0 action skbedit priority 0:8",
     ),
+    "u32 acks": (
+        u32,
+        replace(dict(u32.bare_acks()[6:7])[0x800], classid=0x10002),
+        "080001000200010054000500010004000000000000000000"
+        "00000000"
+        "ff00ffff450000340000000000000000"
+        "00003fff000000000400000000000000"
+        "00ff0000000600000800000000000000"
+        "f03f0000801000002000000000000000",
+        "match u32 0x45000034 0xff00ffff at 0 match u32 0x00000000 0x00003fff at 4 match u32 0x00060000 0x00ff0000 at 8"
+        " match u32 0x80100000 0xf03f0000 at 32 flowid 1:2",
+    ),
+    "u32 acks, IPv6": (
+        u32,
+        replace(dict(u32.bare_acks()[7:8])[0x86DD], classid=0x10002),
+        "080001000200010034000500010002000000000000000000"
+        "00000000"
+        "ffffff00002006000400000000000000"
+        "f03f0000801000003400000000000000",
+        "match u32 0x00200600 0xffffff00 at 4 match u32 0x80100000 0xf03f0000 at 52 flowid 1:2",
+    ),
     "flower": (
         flower,
         flower.Flower(0x0800, "tcp", 2000, 3000, "10.1.0.0/16", "10.2.0.1/32", 26, 0x10002),
@@ -82,7 +111,7 @@ GOLDEN = {
     ),
 }
 # Structures; the others are attributes, in any order. (What tc sends for prio ends with an empty nest, left out here: the kernel does
-# not read it.)
+# not read it. Of tbf it sends a table of times and the burst in bytes too: the first is about link layers that are not told.)
 IN_ORDER = ("prio", "pfifo", "mqprio")
 
 

@@ -52,8 +52,8 @@ def test_a_lease_gives_the_device_back_when_its_holder_is_killed(net):
 
 @lab.isolated
 def test_a_lease_is_renewed_while_it_lives(net):
-    with lab.serving(net, POLICY, lease=1.5):
-        time.sleep(4)
+    with lab.serving(net, POLICY, lease=3.0):
+        time.sleep(7)
         assert "htb 4852:" in lab.dump()
     lab.eventually(lambda: "htb" not in lab.dump())
     lab.eventually(lambda: not keepers(net.directory))
@@ -88,7 +88,7 @@ def test_a_lease_for_what_is_installed_already(net):
     before = lab.dump()
     with Control("v0", net.directory) as control:
         control.install(POLICY)
-        assert control.install(POLICY, lease=1.0) == 0
+        assert control.install(POLICY, lease=3.0) == 0
         assert lab.dump() != before
     lab.eventually(lambda: lab.dump() == before)
     lab.eventually(lambda: not keepers(net.directory))
@@ -151,7 +151,7 @@ def test_a_folder_by_a_relative_path(net):
     os.mkdir("state")
     before = lab.dump()
     with Control("v0", "state") as control:
-        control.install(POLICY, lease=0.5)
+        control.install(POLICY, lease=3.0)
         assert lab.dump() != before
     os.chdir("/")
     lab.eventually(lambda: lab.dump() == before)

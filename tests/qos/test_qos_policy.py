@@ -19,7 +19,7 @@ from hrdma.qos.policy import BANDS, POLICIES, Job, Match, Policy, load, parse
 from hrdma.qos.proposal import candidates, slots_of
 from hrdma.qos.state import Counter
 from hrdma.qos.status import Meter
-from hrdma.qos.tree import Device, build
+from hrdma.qos.tree import Device, Tree, build
 from hrdma.units import rate_text, rate_value, seconds_value, size_value
 
 GOOD = """[qos]
@@ -82,6 +82,12 @@ def test_the_readmes_policy():
         ('policy = "tls-rr"', "policy = ", 2, "file", "not TOML"),
         ('"10gbit"', '"1kbit"', 1, "qos.floor", "2 floors of 12500 bytes per second are more than the link's 125"),
         ("[qos]", "[qos]\nmost_jobs = 1", 13, "job[1]", "2 jobs; at most 1"),
+        ('"10gbit"', '"10gbit"\nacks = 5', 5, "qos.acks", "not a number with a unit"),
+        ('"10gbit"', '"10gbit"\nacks = true', 5, "qos.acks", "not a number with a unit"),
+        ('"tls-rr"', '"fifo"\nacks = "1mbit"', 3, "qos.acks", "no bands for them to go before"),
+        ("dscp = 26 }]", "dscp = 26 }]\nanswers = 104", 15, "job[1].answers", "it would be DSCP 26"),
+        ("dscp = 26 }]", "dscp = 26 }]\nanswers = 26", 15, "job[1].answers", "overlaps job[1].match[0], {'dscp': 26}"),
+        ('"10gbit"', '"10gbit"\nanswer_pool = [64]', 5, "qos.answer_pool", "it would be DSCP 16"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(old, new, line, key, text):
@@ -170,18 +176,18 @@ def test_orders_by_live_counters():
 
 
 def test_the_meter_sees_updates_between_pauses():
-    meter = Meter()
+    meter, one = Meter(), Tree("htb", (), {}, counted={"a": 8}, answers={"a": 9})
     for total, backlog in ((0, 0), (10, 5), (30, 0), (30, 0), (30, 0), (40, 0), (40, 0), (4, 0)):
-        meter.look({"a": 8}, {8: Counter(nbytes=total, backlog=backlog)})
+        meter.look(one, {8: Counter(nbytes=total - 1, backlog=backlog), 9: Counter(nbytes=1)} if total else {})
     assert meter.live["a"] == Live(44, 20.0, 4)  # (30 + 10) / 2; the last look is of a class made anew
-    meter.look({}, {})
+    meter.look(Tree("htb", (), {}), {})
     assert meter.live == {}
 
 
 def test_a_meter_goes_on_from_an_earlier_ones_counter():
     meter = Meter()
     for total, attained in ((1000, 1000), (300, 1300), (300, 1300), (350, 1350)):  # the class is made anew once
-        meter.look({"a": 8}, {8: Counter(nbytes=total)})
+        meter.look(Tree("htb", (), {}, counted={"a": 8}), {8: Counter(nbytes=total)})
         assert meter.live["a"].attained == attained
         meter = Meter(meter.live)  # as after a restart, or by a command
 

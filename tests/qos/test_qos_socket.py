@@ -128,20 +128,24 @@ def test_an_answer_after_its_deadline_is_not_the_next_ones(net):
         request = json.loads(to.recv(1 << 16))
         to.send(json.dumps({**values, "number": request["number"]}).encode())
 
+    late, tell = os.pipe()
+
     def serve() -> None:
         sock, _ = listener.accept()
         answer(sock, policy="fifo", kind="htb", dev="v0")
-        time.sleep(0.5)
+        lab.word(late)
         answer(sock, band=1)
         answer(sock, band=2)
         sock.recv(1)
 
     pid = lab.child(serve)
     listener.close()
-    with Client("v0", net.directory, timeout=0.2) as client:
+    with Client("v0", net.directory) as client:
+        client._timeout = 0.2
         with pytest.raises(TimeoutError, match=r"the controller of v0 did not answer within 0.2 s"):
             client.register("first")
-        client._timeout = 5.0
+        os.write(tell, b"1")
+        client._timeout = 20.0
         assert client.register("second") == {"band": 2}
     assert lab.ended(pid) == 0
 
@@ -304,7 +308,7 @@ def test_a_controller_with_another_policy_takes_over_who_has_registered(net):
         lab.kill(pid)
     with lab.serving(net, strict) as pid, Client("v0", net.directory) as client:
         bands = {row["job"]: row["band"] for row in client.status()["jobs"]}
-        assert bands == {"named": 0, "guest": 5, "second": 3, "(others)": 7}
+        assert bands == {"named": 0, "guest": 5, "second": 3, "(others)": 7, "(acks)": -1}
         lab.kill(pid)
     with lab.serving(net, dataclasses.replace(strict, most_jobs=2)), Client("v0", net.directory) as client:
         assert len(registered(client)) == 1  # what this policy does not let in is registered no more
@@ -364,3 +368,20 @@ def test_an_ingress_policy_has_no_commands_in_bands(net):
         with pytest.raises(RequestError, match="known by what is in them alone"):
             client.adopt("named")
         assert registered(client) == []
+
+
+@lab.isolated
+def test_a_policy_without_bands_starts_commands_as_they_are(net):
+    alike = dataclasses.replace(POLICY, policy="fifo")
+    with Control("v0", net.directory) as control:
+        control.install(alike)
+    command = ["qos", "run", "--dev", "v0", "--state", net.directory, "--job", "guest", "--", "false"]
+
+    def run() -> int:
+        return subprocess.run([sys.executable, "-m", "hrdma", *command], timeout=30).returncode
+
+    assert run() == 1
+    with lab.serving(net, alike), Client("v0", net.directory) as client:
+        assert run() == 1
+        client.adopt("guest")
+        assert registered(client) == ["guest"]

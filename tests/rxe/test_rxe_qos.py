@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import socket
+import struct
 import time
 
 import pytest
@@ -14,6 +16,7 @@ from hrdma.qos.kinds import TABLE, mqprio
 from hrdma.qos.objects import ROOT, Filter, Qdisc
 from hrdma.qos.policy import Job, Match, Policy
 from hrdma.qos.state import counters
+from hrdma.qos.tree import FIRST
 from hrdma.qos.wire import Wire
 
 HERE, THERE = "10.88.0.1", "10.88.0.2"
@@ -96,6 +99,37 @@ def test_bands_by_kind(card, state, tmp_path, kind):
     assert state() == before
 
 
+def flood(seconds: float) -> None:
+    """Bare acknowledgements, and as many of the same length with FIN set."""
+    end = time.monotonic() + seconds
+    with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP) as sock:
+        while time.monotonic() < end:
+            for flags in (0x10, 0x11):
+                with contextlib.suppress(OSError):
+                    sock.sendto(struct.pack("!HHIIBBHHH", 5001, 4000, 1, 2, 5 << 4, flags, 500, 0, 0), (THERE, 0))
+
+
+@pytest.mark.parametrize("kind", ["prio", "ets"])
+def test_acknowledgements_have_a_queue_with_a_rate(card, state, tmp_path, kind):
+    before, rate = state(), 5000
+    asked, without = (dataclasses.replace(STRICT, kind=kind, acks=acks) for acks in (rate, 0))
+    with Control(card, str(tmp_path)) as control:
+        for policy in (asked, without, asked):  # in place
+            assert control.install(policy) > 0
+            assert control.install(policy) == 0
+            assert state().count("qdisc tbf") == bool(policy.acks)
+            check_packets(control)
+        flood(1)
+        first, start = counters(control.wire, control.dev), time.monotonic()
+        flood(3)
+        after, took = counters(control.wire, control.dev), time.monotonic() - start
+        bytes_of = {handle: counter.nbytes - first[handle].nbytes for handle, counter in after.items()}
+        assert bytes_of[control.installed.tree.acks] / took == pytest.approx(rate, rel=0.1)
+        assert bytes_of[FIRST + 8] > rate * took, "everybody else's: those with FIN are not held back"
+        assert control.revert()
+    assert state() == before
+
+
 def test_one_back_end_after_another(card, state, tmp_path):
     before = state()
     with Control(card, str(tmp_path)) as control:
@@ -134,7 +168,7 @@ def test_queues_become_fq_and_back(card, state, tmp_path):
             policy = dataclasses.replace(STRICT, kind="htb", leaf=leaf)
             assert control.install(policy) > 0
             assert control.install(policy) == 0
-            assert state().count(f"qdisc {leaf} ") == len(JOBS) + 1
+            assert state().count(f"qdisc {leaf} ") == len(JOBS) + 2  # everybody else's, and acknowledgements'
             check_packets(control)
         control.install(dataclasses.replace(STRICT, kind="htb", leaf="fq", policy="fifo"))
         assert "qdisc fq " in state()

@@ -29,11 +29,6 @@ def outcome(run, tmp_path):
     return ended
 
 
-def test_a_command_that_fails(run, tmp_path):
-    done = subprocess.run([run, "--timeout", BOOT, "--out", tmp_path, "--", "false"], timeout=140)
-    assert done.returncode == 1
-
-
 def test_output_results_environment_and_exit_code(outcome, tmp_path, monkeypatch):
     monkeypatch.setenv("HRDMA_STRICT", "it's\nexit 9")  # not a command
     inside = Path(__file__).with_name("written_in_the_guest")
@@ -71,7 +66,7 @@ def test_a_panic(outcome, tmp_path):
 
 
 def test_a_hang_in_the_command(outcome):
-    code, told, errors = outcome("echo here; sleep 1000", "--timeout", "30")
+    code, told, errors = outcome("echo here; sleep 1000", "--timeout", "15")
     assert code == 124
     assert "out of time: guest 0 is " in errors
     assert "rxe_vm: " in errors  # the console's last lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -11,6 +12,7 @@ from hrdma.topo.fabric import Fabric, Link, Port, digits, number
 from hrdma.topo.fabric_file import dump, dumps, find, load, loads
 from hrdma.topo.fabrics import (
     bcube,
+    burst_bytes,
     cluster,
     factors,
     fat_tree,
@@ -33,8 +35,8 @@ ALL = (
 WIRED = "hosts = 2\n[[link]]\na = [0, 0]\nb = [1, 0]\n"
 
 
-def _link(a: tuple[int, int], b: tuple[int, int], rate: float = 1e9, latency: float = 1e-6) -> Link:
-    return Link(Port(*a), Port(*b), rate, latency)
+def _link(a: tuple[int, int], b: tuple[int, int], rate: float = 1e9, latency: float = 1e-6, burst: float = 0.0) -> Link:
+    return Link(Port(*a), Port(*b), rate, latency, burst)
 
 
 @pytest.mark.parametrize("text", ALL)
@@ -45,6 +47,8 @@ def test_constructed_is_what_was_named_and_survives_a_file(text: str, tmp_path) 
     again = load(tmp_path / "fabric.toml")
     assert again == fabric and again.digest() == fabric.digest()
     assert parse(text).digest() != fabric.digest()
+    bursting = replace(fabric, links=tuple(link._replace(burst=6e3) for link in fabric.links))
+    assert bursting.digest() != fabric.digest() and loads(dumps(bursting)) == bursting
 
 
 def test_counts() -> None:
@@ -117,7 +121,8 @@ def test_a_failed_link() -> None:
         fabric.without(0, 1)
 
 
-def test_rates_and_latencies() -> None:
+def test_rates_latencies_and_bursts() -> None:
+    assert [burst_bytes(size) for size in ("6KB", "1MiB", 0, 7.5)] == [6e3, 2.0**20, 0.0, 7.5]
     assert [rate_bit_s(rate) for rate in ("200mbit", "10 Gbit", "1.5mbit", 1e9, 3)] == [2e8, 1e10, 1.5e6, 1e9, 3.0]
     assert [latency_s(time) for time in ("50us", "70ns", "0ms", "0", 0, 2e-6)] == [5e-5, 7e-8, 0.0, 0.0, 0.0, 2e-6]
 
@@ -160,6 +165,16 @@ def test_rates_and_latencies_that_are_refused(read, wrong, message: str) -> None
         ("leaf_spine:4,0,2", "hosts at a leaf is 0"),
         ("cluster:4,0", "ranks_per_host is 0"),
         ("torus:4;4", "are '4;4'"),
+        ("ring:9000000000", "ring:9000000000 has more links than the 1048576 that a fabric may have"),
+        ("star:9000000000", "star:9000000000 has more links"),
+        ("mesh:1000x1000x1000", "mesh:1000x1000x1000 has more links"),
+        ("torus:1000x1000x1000", "has more links"),
+        ("bcube:1000,4", "has more links"),
+        ("bcube:2,9000000000", "has more links"),
+        ("bcube:1000x1000x1000", "has more links"),
+        ("fat_tree:100000", "has more links"),
+        ("leaf_spine:2,2,9000000000", "has more links"),
+        ("cluster:2,9000000000", "has more links"),
     ],
 )
 def test_names_that_are_refused(text: str, match: str) -> None:
@@ -173,6 +188,8 @@ def test_names_that_are_refused(text: str, match: str) -> None:
         (2, 1, [_link((0, 0), (2, 0), 0.0), _link((1, 0), (2, 1))], r"link 0 \(0.0 to 2.0\) has rate 0.0"),
         (2, 0, [_link((0, 0), (1, 0), float("nan"))], "has rate nan"),
         (2, 0, [_link((0, 0), (1, 0), latency=-1.0)], "has latency -1.0"),
+        (2, 0, [_link((0, 0), (1, 0), burst=-1.0)], "has burst -1.0; it must be 0 bytes or more"),
+        (2, 0, [_link((0, 0), (1, 0), burst=float("inf"))], "has burst inf"),
         (2, 0, [_link((0, 0), (0, 1))], "joins a node with itself"),
         (2, 0, [_link((0, 0), (5, 0))], "names node 5; there are 2"),
         (2, 0, [_link((0, -1), (1, 0))], "names NIC -1"),
@@ -182,6 +199,8 @@ def test_names_that_are_refused(text: str, match: str) -> None:
         (4, 0, [_link((0, 0), (1, 0)), _link((2, 0), (3, 0))], "not connected: host 2 cannot be reached from host 0"),
         (2, 1, [_link((0, 0), (1, 0))], "not connected: switch 0 cannot be reached"),
         (0, 1, [], "hosts 0"),
+        (9 * 10**9, 0, [_link((0, 0), (1, 0))], "9000000000 hosts and switches, but only 1 links; each needs one"),
+        (2, 0, [_link((0, 9 * 10**9), (1, 0))], "host 0 has a NIC 9000000000 but no NIC 0"),
     ],
 )
 def test_wiring_that_is_refused(hosts: int, switches: int, links: list[Link], match: str) -> None:
@@ -203,6 +222,8 @@ def test_wiring_that_is_refused(hosts: int, switches: int, links: list[Link], ma
         ("hosts = 2\n[[link]]\na = [0, 0]\nb = [1, 0]\nspeed = 1\n", "line 5: link 0: unknown key 'speed'"),
         (WIRED + 'rate = "slow"\n', "line 5: link 0: rate: rate 'slow' is not a number with a unit"),
         (WIRED + 'latency = "1mbit"\n', "line 5: link 0: latency: time '1mbit' has the unknown unit 'mbit'"),
+        (WIRED + 'burst = "6kbit"\n', "line 5: link 0: burst: size '6kbit' has the unknown unit 'kbit'"),
+        ("burst = true\n" + WIRED, "line 1: burst: burst is True; write a number of bytes, or for example '6KB'"),
         ("rate = [1]\n" + WIRED, r"line 1: rate: rate is \[1\]; write a number of bit/s"),
         ('memory_rate = "9GB"\n' + WIRED, "line 1: memory_rate: rate '9GB' has the unknown unit 'GB'"),
         ("hosts = 2\nlink = 3\n", r"line 2: link is 3; it must be a list of tables, each under \[\[link\]\]"),
@@ -215,6 +236,7 @@ def test_wiring_that_is_refused(hosts: int, switches: int, links: list[Link], ma
         ('kind = "ring"\nshape = [999999999]\n' + WIRED, r"shape \[999999999\] is not one of a ring of 2 hosts"),
         ('kind = "leaf_spine"\nshape = [2]\n' + WIRED, r"shape \[2\] is not one of a leaf_spine of 2 hosts"),
         ('kind = "cluster"\nshape = [2]\n' + WIRED, r"not complete: that of cluster:2,1,1 is \[2, 1, 1\]"),
+        ("shape = [2]\n" + WIRED, "line 1: shape is that of a kind, and none is given"),
         ("interfaces = 3\n" + WIRED, "line 1: interfaces is 3; it must be a list of names for every host"),
         ("interfaces = [3, 4]\n" + WIRED, r"line 1: interfaces is \[3, 4\]; it must be a list of names"),
         ("hosts = \n", "line 1"),
@@ -242,6 +264,9 @@ def test_a_fabric_is_found_by_file_or_name(tmp_path) -> None:
 
 def test_a_short_file_and_a_false_claim() -> None:
     assert loads('fabric = "torus:4x4"\nrate = "200mbit"\n') == parse("torus:4x4", "200mbit")
+    assert {link.burst for link in loads('fabric = "torus:4x4"\nburst = "6KB"\n').links} == {6e3}
+    two = "burst = 5\nhosts = 2\n[[link]]\na = [0, 0]\nb = [1, 0]\n[[link]]\na = [0, 1]\nb = [1, 1]\nburst = 0\n"
+    assert [link.burst for link in loads(two).links] == [5.0, 0.0]
     wired = dumps(ring(4)).replace('kind = "ring"', 'kind = "star"')
     with pytest.raises(ValueError, match=r"are \(4, 0, 1\); those of star:4 are \(4, 1, 1\)"):
         loads(wired)

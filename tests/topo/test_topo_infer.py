@@ -8,7 +8,7 @@ import pytest
 
 from hrdma.topo.fabric import Fabric
 from hrdma.topo.fabrics import parse
-from hrdma.topo.infer import Measured, Nic, Sample, infer
+from hrdma.topo.infer import Measured, Nic, Sample, infer, joined
 
 
 def shown(
@@ -85,6 +85,30 @@ def test_one_slow_nic_is_a_slow_link() -> None:
     found, _ = infer(ranks, slowed)
     slow = [link for link in found.links if link.rate == 1e8]
     assert found.kind == "bcube" and [link.a for link in slow] == [(4, 0)]
+
+
+def test_what_routers_join_is_one_switch() -> None:
+    """Leaves are subnets of their own; a leaf of one host is no subnet that joins hosts."""
+    leaves = (("a", "b"), ("c", "d"), ("e",))
+    hosts = [[Nic("eth0", f"leaf {n}"), Nic("own", f"alone {host}")] for n, leaf in enumerate(leaves) for host in leaf]
+    together = joined(hosts)
+    (subnet,) = {listed[0].subnet for listed in together}
+    assert subnet == "leaf 0 and, routed, 2 more" and [listed[1] for listed in together] == [own for _, own in hosts]
+    ranks = [Measured(f"host{host}", listed) for host, listed in enumerate(together)]
+    found, nics = infer(ranks, [Sample(host, (host + 1) % 5, subnet, 1e8, 1e-5) for host in range(5)])
+    assert found.name == "star:5" and nics == (("eth0",),) * 5
+
+
+def test_rails_that_routers_join_stay_apart() -> None:
+    together = joined([[Nic("eth0", f"leaf {host // 2}"), Nic("eth1", f"other {host // 2}")] for host in range(4)])
+    assert together[0] == together[3] and together[0][0].subnet != together[0][1].subnet
+
+
+@pytest.mark.parametrize("text", ["bcube:3,2", "mesh:2x3", "cluster:3,1,2", "ring:2"])
+def test_what_subnets_join_needs_no_routers(text: str) -> None:
+    hosts = [rank.nics for rank in shown(parse(text))[0]]
+    assert joined(hosts) == hosts
+    assert joined([(), hosts[0]]) == [(), hosts[0]]  # without a NIC nothing can be joined
 
 
 def test_one_host() -> None:

@@ -71,6 +71,60 @@ def test_an_exchange_lands_in_scratch() -> None:
     assert msccl.loads(text) == schedule
 
 
+def apart(coll: str, chunks: int, *gpus: str) -> str:
+    """Two ranks whose inputs and outputs are different memory; a step is ``type source destination [count]``."""
+    text = f'<algo name="pair" coll="{coll}" ngpus="2" nchannels="1" nchunksperloop="{chunks}" inplace="0">'
+    for rank, steps in enumerate(gpus):
+        text += f'<gpu id="{rank}"><tb id="0" send="{1 - rank}" recv="{1 - rank}" chan="0">'
+        for at, step in enumerate(steps.split(", ")):
+            kind, src, dst, count = [*step.split(), "1"][:4]
+            text += f'<step s="{at}" type="{kind}" srcbuf="{src[0]}" srcoff="{src[1:]}" dstbuf="{dst[0]}" '
+            text += f'dstoff="{dst[1:]}" cnt="{count}"/>'
+        text += "</tb></gpu>"
+    return text + "</algo>"
+
+
+@pytest.mark.parametrize(
+    ("coll", "chunks", "gpus", "rounds"),
+    [
+        ("allreduce", 2, ("s i1 o1, rrc i0 o0, s o0 o0, r i1 o1", "s i0 o0, rrc i1 o1, s o1 o1, r i0 o0"),
+         (((0, 1, 1, "reduce"), (1, 0, 0, "reduce")), ((0, 1, 0, "copy"), (1, 0, 1, "copy")))),
+        ("allreduce", 1, ("cpy i0 o0, s i0 s0, r i0 s0, re s0 o0",) * 2,
+         (((0, 1, 0, "reduce"), (1, 0, 0, "reduce")),)),
+        ("allreduce", 1, ("cpy i0 o0, r i0 s0, re s0 o0, s i0 s0", "cpy i0 o0, s i0 s0, r i0 s0, re s0 o0"),
+         (((0, 1, 0, "reduce"), (1, 0, 0, "reduce")),)),  # the input is sent after the sum is there
+        ("allgather", 2, ("cpy i0 o0, s i0 o0, r i0 o1", "cpy i0 o1, s i0 o1, r i0 o0"),
+         (((0, 1, 0, "copy"), (1, 0, 1, "copy")),)),
+        ("reduce_scatter", 2, ("cpy i0 o0, s i1 s0, r i0 s0, re s0 o0", "cpy i1 o0, s i0 s0, r i1 s0, re s0 o0"),
+         (((0, 1, 1, "reduce"), (1, 0, 0, "reduce")),)),
+        ("alltoall", 2, ("cpy i0 o0, s i1 o0, r i0 o1", "cpy i1 o1, s i0 o1, r i1 o0"),
+         (((0, 1, 1, "copy"), (1, 0, 2, "copy")),)),
+    ],
+)  # fmt: skip
+def test_input_and_output_may_be_apart(coll: str, chunks: int, gpus: tuple[str, str], rounds: tuple) -> None:
+    found = msccl.loads(apart(coll, chunks, *gpus))
+    found.check()
+    assert found.rounds == tuple(tuple(Transfer(*t) for t in transfers) for transfers in rounds)
+
+
+@pytest.mark.parametrize(
+    ("coll", "chunks", "first", "message"),
+    [
+        ("allreduce", 1, "s o0 o0", "gpu 0 uses its output of chunk 0, where nothing has been put"),
+        ("allreduce", 1, "r i0 s0, re s0 o0", "gpu 0 uses its output of chunk 0, where nothing has been put"),
+        ("allreduce", 1, "rrc i0 o0, cpy i0 o0", "gpu 0 copies its input over chunk 0 of its output"),
+        ("allreduce", 2, "cpy i0 o1", r"gpu 0: cpy from \('i', 0\) to \('o', 1\) moves no chunk to its place"),
+        ("allreduce", 1, "r i0 i0", "gpu 0 writes into its input of chunk 0"),
+        ("allreduce", 1, "rrc i0 o0, rrc i0 o0", "gpu 0 adds its input of chunk 0 to what it receives, though"),
+        ("alltoall", 2, "cpy i0 o0 2", "gpu 0: 2 chunks from .* are of several blocks, and lie apart in a schedule"),
+    ],
+)
+def test_what_is_not_there_is_not_used(coll: str, chunks: int, first: str, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message) as caught:
+        msccl.loads(apart(coll, chunks, first, "s i0 o0, s i0 o0"))
+    assert caught.value.rank == 0
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -15,7 +15,7 @@ import pytest
 from topo_reference import ROOTED, counts_of, run
 
 from hrdma import _core, nics
-from hrdma.discovery import _answer, _listen, _measure, circles, rounds
+from hrdma.discovery import Edge, _answer, _listen, _measure, pairs, rounds, slower
 from hrdma.errors import ScheduleError
 from hrdma.planning import NETWORK, Cost, Network, cost_of, lower, network, plan
 from hrdma.runtime import Runtime
@@ -272,34 +272,58 @@ def test_this_host_is_read() -> None:
 # --- what discovery measures ---
 
 
-def test_every_nic_sends_and_receives_once() -> None:
+def test_every_nic_measures_every_other_of_its_subnet() -> None:
     hosts = [[Nic("n0", f"s{host // 3}"), Nic("n1", f"t{host % 3}"), Nic("alone", f"a{host}")] for host in range(9)]
-    edges = circles(hosts)
+    edges = pairs(hosts)
+    assert sorted((edge.src, edge.dst) for edge in edges) == [
+        ((a, nic), (b, nic))
+        for a in range(9)
+        for nic in (0, 1)
+        for b in range(9)
+        if a != b and (a // 3 == b // 3 if nic == 0 else a % 3 == b % 3)
+    ]
+    first = edges[: len(edges) // 2]
     ports = sorted((host, nic) for host in range(9) for nic in (0, 1))
-    assert sorted(edge.src for edge in edges) == sorted(edge.dst for edge in edges) == ports
+    assert sorted(edge.src for edge in first) == sorted(edge.dst for edge in first) == ports, (
+        "each with one, to begin with"
+    )
     made = rounds(edges)
-    assert sorted(edge for together in made for edge in together) == sorted(edges) and len(made) <= 4
+    assert sorted(edge for together in made for edge in together) == sorted(edges) and len(made) <= 8
     for together in made:
         for end in ("src", "dst"):
             hosts_of = [getattr(edge, end)[0] for edge in together]
             assert len(set(hosts_of)) == len(hosts_of)
 
 
+def test_in_a_large_subnet_a_nic_measures_some() -> None:
+    edges = pairs([[Nic("n", "s")]] * 100)
+    assert len(edges) == len(set(edges)) == 700
+    assert {(edge.dst[0] - edge.src[0]) % 100 for edge in edges} == {1, 2, 4, 8, 16, 32, 64}
+    assert len(rounds(edges)) == 7
+
+
 def test_two_nics_of_a_host_in_one_subnet_do_not_measure_each_other() -> None:
-    edges = circles([[Nic("a", "s"), Nic("b", "s")], [Nic("a", "s")]])
+    edges = pairs([[Nic("a", "s"), Nic("b", "s")], [Nic("a", "s")]])
     assert edges and all(edge.src[0] != edge.dst[0] for edge in edges)
 
 
-def test_hosts_take_turns_in_a_subnet() -> None:
-    """Where two hosts have two NICs each in one subnet, or numbers differ, every NIC still sends and receives."""
+def test_several_nics_of_a_host_in_a_subnet() -> None:
+    """Where two hosts have two NICs each in one subnet, or numbers differ, every NIC still meets all of the other hosts."""
     for hosts in (
         [[Nic("a", "s"), Nic("b", "s")]] * 2,
         [[Nic("a", "s"), Nic("b", "s")], [Nic("x", "t"), Nic("a", "s"), Nic("b", "s")], [Nic("a", "s"), Nic("b", "s")]],
     ):
-        ports = sorted((h, n) for h, listed in enumerate(hosts) for n, nic in enumerate(listed) if nic.subnet == "s")
-        edges = circles(hosts)
-        assert sorted(edge.src for edge in edges) == sorted(edge.dst for edge in edges) == ports
-        assert all(edge.src[0] != edge.dst[0] for edge in edges)
+        ports = [(h, n) for h, listed in enumerate(hosts) for n, nic in enumerate(listed) if nic.subnet == "s"]
+        met = {(edge.src, edge.dst) for edge in pairs(hosts)}
+        assert met == {(a, b) for a in ports for b in ports if a[0] != b[0]}
+
+
+def test_a_pair_that_is_slower_than_its_nics_is_found() -> None:
+    rates = {Edge("s", (a, 0), (b, 0)): 100.0 for a in range(4) for b in range(4) if a != b}
+    rates |= {edge: 10.0 for edge in rates if 3 in (edge.src[0], edge.dst[0])}  # a slow NIC is not a slow path
+    assert slower(rates) == []
+    rates[Edge("s", (1, 0), (2, 0))] = 40.0
+    assert slower(rates) == [(Edge("s", (1, 0), (2, 0)), 40.0, 100.0)]
 
 
 def closes(address: tuple[str, int]) -> None:

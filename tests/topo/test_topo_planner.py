@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ import pytest
 from hrdma.errors import ScheduleError
 from hrdma.topo import plan_file
 from hrdma.topo.algorithms.on_fabric import lookup
+from hrdma.topo.cost import Cost
 from hrdma.topo.fabrics import parse
 from hrdma.topo.lower import lower
 from hrdma.topo.planner import compare, plan
-from hrdma.topo.simulate import WIRES
+from hrdma.topo.simulate import WIRES, simulate
 
 BIG, SMALL = 64 << 20, 64
 
@@ -129,6 +131,30 @@ def test_progress_is_told() -> None:
     told = []
     compare("allreduce", parse("star:4"), BIG, names=("ring",), progress=lambda *now: told.append(now))
     assert {name for name, _, _ in told} == {"ring"} and told[-1][1] == told[-1][2]
+
+
+def test_what_bursts_borrow_is_paid_back_by_the_next_call() -> None:
+    """A single call of 4 KiB passes in the links' buckets; calls that follow each other take what their bytes take."""
+    cost, made = Cost(1e-6, 0.0, 0.0, offload=True), parse("bcube:3,2", rate="50mbit", latency=0)
+    made = replace(made, links=tuple(link._replace(burst=6e3) for link in made.links))
+    for candidate in compare("allreduce", made, 4096, cost)[0]:
+        once = simulate(lookup(candidate.algorithm).build("allreduce", made, 1, 0, None), made, 4096, cost)
+        assert candidate.seconds == pytest.approx(max(once.seconds, once.link_bytes.max() * 8 / 50e6), rel=0.01)
+        assert candidate.algorithm != "tree" or once.seconds < 0.5 * candidate.seconds
+
+
+@pytest.mark.parametrize(("latency", "first"), [(1e-3, "direct"), (2e-3, "hips-mesh")])
+def test_of_equal_ones_the_one_with_fewest_steps_is_first(latency: float, first: str) -> None:
+    """The mesh has two steps and is 1.4 and 2.7 % longer, as its messages cross two switches."""
+    found, _ = compare(
+        "allreduce", parse("bcube:3,2", latency=0), BIG, Cost(0.0, 0.0, 0.0, latency=latency, offload=True),
+        names=("ring", "hips-mesh", "direct"),
+    )  # fmt: skip
+    assert found[0].algorithm == first
+    assert [candidate.seconds for candidate in found[1:]] == sorted(candidate.seconds for candidate in found[1:])
+    by_name = {candidate.algorithm: candidate for candidate in reversed(found)}  # of each the best number of parts
+    assert by_name["direct"].steps < by_name["hips-mesh"].steps
+    assert by_name["direct"].seconds > 1.01 * by_name["hips-mesh"].seconds
 
 
 # -- files ---------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 from hrdma.errors import ScheduleError
 from hrdma.topo.algorithms.on_fabric import lookup
 from hrdma.topo.cost import Cost
+from hrdma.topo.fabric import Fabric
 from hrdma.topo.fabrics import parse
 from hrdma.topo.planner import plan
 from hrdma.topo.schedule import Schedule, Transfer
@@ -157,6 +158,77 @@ def test_the_loads_add_up_and_progress_is_told() -> None:
     assert told[-1] == (len(schedule.table),) * 2 and [done for done, _ in told] == sorted(done for done, _ in told)
     assert list(found.round_ends) == sorted(found.round_ends) and len(found.round_ends) == 4
     assert found.finished == pytest.approx(found.seconds)
+
+
+def bursting(text: str, burst: float) -> Fabric:
+    """Links of 1000 bytes per second, without latency."""
+    made = parse(text, 8000.0, 0.0)
+    return replace(made, links=tuple(link._replace(burst=burst) for link in made.links))
+
+
+@pytest.mark.parametrize(
+    ("weights", "ends"), [((500,), [0.0]), ((1000,), [0.4]), ((500, 300, 1000), [0.0, 0.2, 1.2]), ((0, 600, 1), [0, 0, 1e-3])]
+)  # fmt: skip
+def test_a_burst_passes_at_once_and_the_rest_at_the_rate(weights: tuple[int, ...], ends: list[float]) -> None:
+    rounds = [[Transfer(0, 1, chunk)] for chunk in range(len(weights))]
+    schedule = Schedule.of("broadcast", 2, rounds, split=len(weights), weights=weights)
+    found = simulate(schedule, bursting("star:2", 600.0), sum(weights))
+    assert found.round_ends.tolist() == pytest.approx(ends)
+    assert found.link_bytes.tolist() == [sum(weights), 0, 0, sum(weights)]
+
+
+def test_only_links_whose_bucket_is_empty_hold_anything_up() -> None:
+    """A fast link without a bucket before a slow one with it; and a full one behind two that are empty."""
+    made = bursting("star:2", 600.0)
+    quick = replace(made, links=(made.links[0]._replace(rate=8e6, burst=0.0), made.links[1]))
+    for nbytes, seconds in ((500, 0.5e-3), (1000, 0.4)):
+        assert simulate(Schedule.of("broadcast", 2, [[Transfer(0, 1, 0)]]), quick, nbytes).seconds == pytest.approx(
+            seconds, rel=1e-3
+        )
+    rounds = [[Transfer(0, 1, 0), Transfer(1, 0, 1)], [Transfer(0, 2, 2), Transfer(1, 2, 3)]]
+    star = bursting("star:3", 600.0)
+    found = simulate(Schedule.of("broadcast", 3, rounds, split=4, weights=(600, 600, 500, 500)), star, 2200)
+    assert found.round_ends.tolist() == pytest.approx(
+        [0.0, 0.5]
+    )  # 2000 bytes per second into host 2 until 1000 are there
+
+
+def test_a_slow_host_has_small_bursts_and_accuracy_counts_without_them() -> None:
+    schedule = Schedule.of("broadcast", 2, [[Transfer(0, 1, 0)]])
+    assert simulate(schedule, bursting("star:2", 600.0), 600, slow={1: 2.0}).seconds == pytest.approx(300 / 500)
+    made = parse("bcube:3,2", rate="50mbit", latency=1e-5)
+    made = replace(made, links=tuple(link._replace(burst=600e3) for link in made.links))
+    for name in ("tree", "ring"):
+        exact, near = (
+            simulate(planned(name, "bcube:3,2"), made, 65536, Cost(1e-6, 0.0, 0.0, offload=True), accuracy=a).seconds
+            for a in (0, 0.1)
+        )
+        assert near == exact
+
+
+def test_a_bucket_that_empties_in_no_time_ends_nothing() -> None:
+    """Less than the clock of the simulation can tell: 2e-13 s after 20 ms."""
+    made = parse("star:3", 400e9, 10e-3)
+    made = replace(made, links=(*made.links[:2], made.links[2]._replace(burst=0.01)))
+    schedule = Schedule.of("gather", 3, [[Transfer(0, 2, 0), Transfer(1, 2, 1)]], root=2)
+    assert simulate(schedule, made, 2e6).seconds == pytest.approx(20e-3 + 4e6 / 3 / 50e9, rel=1e-6)
+
+
+def test_those_of_a_moment_share_the_bucket() -> None:
+    """Both go into host 2: the first finds its 600 bytes there, of which the second finds 200."""
+    schedule = Schedule.of("gather", 3, [[Transfer(0, 2, 0), Transfer(1, 2, 1)]], root=2)
+    found = simulate(schedule, bursting("star:3", 600.0), 1200)
+    assert found.round_ends.tolist() == pytest.approx([0.2])
+
+
+@pytest.mark.parametrize(("rest", "last"), [(0.0, 0.6), (0.3, 0.6), (0.5, 0.6), (0.9, 0.9)])
+def test_a_bucket_fills_while_its_link_rests(rest: float, last: float) -> None:
+    """There, back, and there again: in between the first link rests while host 0 reduces."""
+    rounds = [[Transfer(0, 1, 0)], [Transfer(1, 0, 0, "reduce")], [Transfer(0, 1, 0)]]
+    found = simulate(
+        Schedule.of("allreduce", 2, rounds), bursting("star:2", 600.0), 600, Cost(0.0, 0.0, rest / 600, offload=True)
+    )
+    assert found.round_ends.tolist() == pytest.approx([0.0, 0.0, last])
 
 
 def test_close_events_may_count_as_one() -> None:

@@ -292,16 +292,19 @@ static int has_work(struct loop_ep *ep) {
     return 1;
 }
 
+/* Who rings takes `armed` first, so the bell is read when that was taken, and not at every sleep. */
 static void loop_event_disarm(struct hr_domain *base) {
-    struct loop_shared *shared = ((struct loop_domain *)base)->shared;
+    struct loop_domain *domain = (struct loop_domain *)base;
     uint64_t count;
-    atomic_store(&shared->armed, 0);
-    if (read(shared->fd, &count, sizeof count) < 0) return; /* nobody had rung */
+    if (domain->armed && !atomic_exchange(&domain->shared->armed, 0)) domain->rung++;
+    domain->armed = 0;
+    if (domain->rung && read(domain->shared->fd, &count, sizeof count) == sizeof count) domain->rung -= count;
 }
 
 static hr_status loop_event_arm(struct hr_domain *base) {
     struct loop_domain *domain = (struct loop_domain *)base;
     loop_event_disarm(base); /* an old ring of the bell must not end the next sleep at once */
+    domain->armed = 1;
     atomic_store(&domain->shared->armed, 1);
     for (int i = 0; i < domain->neps; i++) {
         if (!has_work(domain->eps[i])) continue;

@@ -46,6 +46,8 @@ struct loop_domain {
     uint8_t addr[LOOP_ADDR_BYTES];
     struct hr_auth auth;
     struct loop_shared *shared;
+    int armed;            /* shared->armed was set, and not taken back */
+    uint64_t rung;        /* rings of the bell that were not read from it yet */
     struct loop_ep **eps; /* in order of creation; changed under the table's lock, which others hold to search it */
     int neps, cap, next;  /* next: whose turn it is in progress */
     unsigned turns;

@@ -55,6 +55,7 @@ hr_status hr_tcp_ep_up(struct hr_tcp_ep *ep, int fd, const union hr_sockaddr *pe
     ep->peer = *peer;
     ep->rx = malloc(RX_FIRST);
     ep->rx_cap = RX_FIRST;
+    ep->lowat = 1;
     if (!ep->rx || hr_poll_watch(&d->poll, &ep->source, EPOLLIN)) {
         hr_tcp_ep_fail(ep, HR_ERR_UNREACHABLE, "out of memory for the connection", errno);
         return HR_ERR_NOMEM;

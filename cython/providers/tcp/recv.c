@@ -17,6 +17,8 @@
 
 #define ROUNDS 8           /* reads of one socket in a row */
 #define BATCH (256u << 10) /* bytes; then others may have the engine, who wait to send something urgent */
+#define DRIBBLE 4096       /* bytes of payload in one call, below which it comes slowly */
+#define LOWAT (32 << 10)
 #define LARGEST (sizeof(struct hr_tcp_frame) + HR_MAX_HDR + HR_TCP_MAX_SEND)
 
 static uint32_t buffered(const struct hr_tcp_ep *ep) { return ep->rx_end - ep->rx_off; }
@@ -244,6 +246,14 @@ static void dry(struct hr_tcp_ep *ep, ssize_t n, int error) {
     }
 }
 
+static void choose_events(struct hr_tcp_ep *ep, size_t bytes) {
+    uint64_t left = ep->body.type ? ep->body.left : 0;
+    int lowat = 1;
+    if (left && (ep->lowat > 1 || bytes < DRIBBLE)) lowat = left < LOWAT ? (int)left : LOWAT;
+    if (lowat == ep->lowat || setsockopt(ep->source.fd, SOL_SOCKET, SO_RCVLOWAT, &lowat, sizeof lowat)) return;
+    ep->lowat = lowat;
+}
+
 int hr_tcp_receive(struct hr_tcp_ep *ep, int budget) {
     size_t asked = 0, bytes = 0;
     int n = buffered(ep) || ep->body.type ? parse(ep, budget) : 0;
@@ -262,5 +272,6 @@ int hr_tcp_receive(struct hr_tcp_ep *ep, int budget) {
         if ((size_t)got < asked && !ep->tx_errno) break;
     }
     if (ep->tx_errno) hr_tcp_ep_ready(ep); /* until all is received */
-    return n || bytes < BATCH ? n : 1;     /* part of something large: look again at once */
+    if (ep->state == HR_TCP_UP) choose_events(ep, bytes);
+    return n || bytes < BATCH ? n : 1; /* part of something large: look again at once */
 }

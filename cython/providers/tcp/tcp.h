@@ -140,6 +140,7 @@ struct hr_tcp_ep {
     uint8_t *rx; /* bytes [rx_off, rx_end) were received and not looked at */
     uint32_t rx_cap, rx_off, rx_end, rx_need;
     struct hr_tcp_body body;
+    int lowat; /* bytes that must have come for an event */
 
     struct hr_tcp_op *ring; /* HR_TCP_RING, allocated when first needed, as are the two below */
     uint32_t tx_head, tx_count, tx_chunks;

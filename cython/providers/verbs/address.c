@@ -3,6 +3,10 @@
 /*
  *   0 version  1 count  then per listener: family (4 or 6), port (2, network order), address (4 or 16)
  *
+ * Of a domain with several rails:
+ *
+ *   0 version (2)  1 count  then per rail: length, the address above
+ *
  * The exchange goes over the addresses of the device's own network, which are its GIDs: where the RDMA packets find a
  * way these do. Devices whose GIDs are no addresses (InfiniBand) are called over all that this host has.
  */
@@ -12,7 +16,7 @@
 
 #include "providers/verbs/verbs.h"
 
-#define VERSION 1
+enum { VERSION = 1, RAILS_VERSION = 2 };
 
 static int add(union hr_sockaddr *list, int have, int most, const union hr_sockaddr *a) {
     for (int i = 0; i < have; i++)
@@ -45,9 +49,28 @@ size_t hr_verbs_address_write(const struct hr_verbs_domain *d, void *bytes) {
     return (size_t)(e - p);
 }
 
-int hr_verbs_address_read(const void *bytes, size_t len, union hr_sockaddr *list) {
+size_t hr_verbs_addresses_write(struct hr_verbs_domain *const *rails, int n, void *bytes) {
+    uint8_t *p = bytes, *e = p + 2;
+    p[0] = RAILS_VERSION;
+    p[1] = (uint8_t)n;
+    for (int i = 0; i < n; e += 1 + *e, i++) *e = (uint8_t)hr_verbs_address_write(rails[i], e + 1);
+    return (size_t)(e - p);
+}
+
+const void *hr_verbs_address_rail(const void *bytes, size_t len, int rail, size_t *len_p) {
     const uint8_t *p = bytes, *end = p + len, *e = p + 2;
-    if (len < 2 || p[0] != VERSION || !p[1] || p[1] > HR_VERBS_ADDRESSES) return -1;
+    *len_p = len;
+    if (len < 2 || p[0] != RAILS_VERSION) return rail == 0 ? p : NULL;
+    for (int i = 0; i < p[1] && e < end && *e < end - e; i++, e += 1 + *e) {
+        *len_p = *e;
+        if (i == rail) return e + 1;
+    }
+    return NULL;
+}
+
+int hr_verbs_address_read(const void *bytes, size_t len, union hr_sockaddr *list) {
+    const uint8_t *p = hr_verbs_address_rail(bytes, len, 0, &len), *end = p + len, *e = p + 2;
+    if (!p || len < 2 || p[0] != VERSION || !p[1] || p[1] > HR_VERBS_ADDRESSES) return -1;
     for (int i = 0; i < p[1]; i++)
         if (!(e = hr_sockaddr_read(&list[i], e, end))) return -1;
     return e == end ? p[1] : -1;

@@ -26,7 +26,7 @@
 
 #define FIRST_TRY (1500 * HR_VERBS_MS)             /* for an address, when there are others */
 static const uint64_t magic = 0x6e65706f62767268u; /* "hrvbopen" */
-enum { VERSION = 2 };
+enum { VERSION = 3 };
 
 /* ---- both sides ---- */
 
@@ -61,6 +61,8 @@ static int tell_open(struct hr_verbs_domain *d, struct hr_verbs_call *call) {
     *own =
         (struct hr_verbs_open){.magic = magic, .version = VERSION, .stream = ep->stream, .message = HR_VERBS_MESSAGE};
     own->nonce = ep->nonce;
+    own->session = ep->session;
+    own->life = ep->life;
     own->rd_atomic = (uint8_t)hr_verbs_rd_atomic(d);
     own->fixed = d->wish.gid >= 0;
     own->npaths = (uint8_t)d->paths.n;
@@ -203,6 +205,14 @@ static int good(const void *open, uint32_t *stream_p) {
     return good_open(open);
 }
 
+/* Whether this endpoint waits for that caller. A lane is called by the same bond as ever, and after both ends have
+ * given up what it was before. */
+static int meant(const struct hr_verbs_ep *ep, const struct hr_caller *caller) {
+    const struct hr_verbs_open *open = (const void *)caller->open;
+    return ep->state == HR_VERBS_WAITING && ep->base.peer_id == caller->hs.peer_id && ep->stream == caller->stream &&
+           (!ep->session || ep->session == open->session) && ep->life == open->life;
+}
+
 /* A caller and the endpoint that it calls have met. */
 static void give(struct hr_verbs_domain *d, struct hr_caller *caller, struct hr_verbs_ep *ep) {
     struct hr_verbs_open open;
@@ -215,6 +225,7 @@ static void give(struct hr_verbs_domain *d, struct hr_caller *caller, struct hr_
         return;
     }
     call->open = open;
+    ep->session = open.session;
     if (hr_poll_watch(&d->poll, &call->source, EPOLLIN) == 0 && tell_open(d, call))
         go_on(call);
     else
@@ -225,8 +236,7 @@ static void waits(struct hr_door *door, struct hr_caller *caller) {
     struct hr_verbs_domain *d = domain_of(door);
     for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next) {
         struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
-        if (ep->state != HR_VERBS_WAITING || ep->base.peer_id != caller->hs.peer_id || ep->stream != caller->stream)
-            continue;
+        if (!meant(ep, caller)) continue;
         give(d, caller, ep);
         return;
     }
@@ -237,7 +247,7 @@ static void changed(struct hr_door *door) { hr_verbs_timer_update(domain_of(door
 hr_status hr_verbs_listen(struct hr_verbs_domain *d, char detail[256]) {
     struct hr_door *door = &d->door;
     union hr_sockaddr list[HR_VERBS_ADDRESSES];
-    int n = hr_verbs_call_addresses(d, list, HR_VERBS_ADDRESSES);
+    int n = hr_verbs_call_addresses(d, list, d->addresses);
     char text[HR_SOCKADDR_TEXT];
     _Static_assert(sizeof(struct hr_verbs_open) <= HR_OPEN_BYTES, "fits into a caller");
     door->poll = &d->poll;
@@ -255,7 +265,7 @@ hr_status hr_verbs_listen(struct hr_verbs_domain *d, char detail[256]) {
     snprintf(detail, 256,
              "verbs: the device's network has no address of this host: ip address add ... to its interface");
     for (int i = 0; i < n; i++)
-        if (hr_door_listen(door, &list[i], "", HR_VERBS_ADDRESSES))
+        if (hr_door_listen(door, &list[i], "", n))
             snprintf(detail, 256, "verbs: cannot listen on %s: %s", hr_sockaddr_text(&list[i], text), strerror(errno));
     return door->nlisteners ? HR_OK : HR_ERR_NO_DEVICE;
 }
@@ -312,16 +322,15 @@ static void dial(struct hr_verbs_domain *d, struct hr_verbs_call *call, const un
     try_from(d, call, 0);
 }
 
-hr_status hr_verbs_ep_connect(struct hr_ep *base, const void *addr, size_t addr_len, int active) {
-    struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
-    struct hr_verbs_domain *d = hr_verbs_domain_of(base);
+hr_status hr_verbs_ep_call(struct hr_verbs_ep *ep, const void *addr, size_t addr_len, int active, uint32_t stream) {
+    struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
     union hr_sockaddr list[HR_VERBS_ADDRESSES];
     if (ep->state != HR_VERBS_NEW) return HR_ERR_INVALID;
     int n = hr_verbs_address_read(addr, addr_len, list);
     if (n < 0) return HR_ERR_INVALID;
     ep->active = active;
-    ep->stream = free_stream(d, ep, active);
-    hr_verbs_inject_start(&d->inject, &ep->inject, d->self_id, base->peer_id, ep->stream);
+    ep->stream = stream;
+    hr_verbs_inject_start(&d->inject, &ep->inject, d->self_id, ep->base.peer_id, stream);
     if (active) {
         struct hr_verbs_call *call = call_new(d, ep, -1);
         if (!call) return HR_ERR_NOMEM;
@@ -329,7 +338,12 @@ hr_status hr_verbs_ep_connect(struct hr_ep *base, const void *addr, size_t addr_
         return HR_OK;
     }
     ep->state = HR_VERBS_WAITING;
-    struct hr_caller *caller = hr_door_find(&d->door, base->peer_id, ep->stream);
-    if (caller) give(d, caller, ep);
+    struct hr_caller *caller = hr_door_find(&d->door, ep->base.peer_id, stream);
+    if (caller && meant(ep, caller)) give(d, caller, ep);
     return HR_OK;
+}
+
+hr_status hr_verbs_ep_connect(struct hr_ep *base, const void *addr, size_t addr_len, int active) {
+    struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
+    return hr_verbs_ep_call(ep, addr, addr_len, active, free_stream(hr_verbs_domain_of(base), ep, active));
 }

@@ -1,12 +1,15 @@
-/* device.c - which device: what was named, or the nearest real one with an active port. */
+/* device.c - which devices: what was named, or the nearest real ones with an active port. */
 
 /*
  * A device is named "mlx5_0", "mlx5_0:2" with its port, by a pattern ("mlx5_*"), or several of these with commas
  * between, best first. Without a name software devices (soft-RoCE, soft-iWARP) are passed over: tcp is faster than they
  * are. "sim" and "sim2" are simulated, and never found by a pattern.
  *
- * Of several that a name finds it is the one nearest to the processor that asks, by NUMA distance; then the one with
- * the larger MTU; then the first. A device all of whose GIDs HRDMA_IFNAME excludes is passed over (paths.c).
+ * All that will do are rails, RAILS at most: those that were named first; of those that one pattern, or none, finds the
+ * nearest to the processor that asks, by NUMA distance, then those with the larger MTU; software beside real ones is
+ * left. They keep the order in which they were found, which is the same on hosts that are alike: rails of two hosts are
+ * paired by number. A device all of whose GIDs HRDMA_IFNAME excludes is passed over (paths.c). A simulated one is
+ * another each time that it is named.
  */
 
 #define _GNU_SOURCE
@@ -87,14 +90,6 @@ static int named(const char *item, const char *name, int *port_p) {
     return fnmatch(pattern, name, 0) == 0;
 }
 
-/* One that would do. */
-struct candidate {
-    struct ibv_context *ctx;
-    struct ibv_device_attr attr;
-    struct hr_verbs_paths paths;
-    int distance;
-};
-
 /* Why a device is not taken. Of several that are not, the reason that weighs most is told. */
 enum refusal { TAKEN, SOFTWARE, UNFIT, WRONG_WISH };
 
@@ -104,104 +99,147 @@ static void tell(enum refusal why, const char *text, enum refusal *told, char de
     snprintf(detail, 256, "%s", text);
 }
 
+/* What is asked of the devices, and what was found so far. */
+struct search {
+    const struct hr_verbs_backend *verbs;
+    struct hr_verbs_wish wish;
+    int is_sim;
+    struct hr_verbs_found *found;
+    int n;
+    enum refusal told;
+};
+
+static void give_up(struct hr_verbs_found *found) { found->verbs->close_device(found->ctx); }
+
 /* Opens it; or says in text why it will not do. */
-static enum refusal try_device(const struct hr_verbs_domain *d, struct ibv_device *device, int any, struct candidate *c,
+static enum refusal try_device(const struct search *s, struct ibv_device *device, int any, struct hr_verbs_found *found,
                                char text[256]) {
     enum refusal why = UNFIT;
     unsigned node = 0;
-    c->ctx = d->verbs->open_device(device);
-    if (!c->ctx) {
+    *found = (struct hr_verbs_found){.verbs = s->verbs, .is_sim = s->is_sim, .wish = s->wish};
+    found->ctx = s->verbs->open_device(device);
+    if (!found->ctx) {
         snprintf(text, 256, "cannot open %.60s: %s%s", device->name, strerror(errno),
-                 d->is_sim ? "" : " (access to /dev/infiniband, and its driver: apt install ibverbs-providers)");
+                 s->is_sim ? "" : " (access to /dev/infiniband, and its driver: apt install ibverbs-providers)");
         return why;
     }
-    if (d->verbs->query_device(c->ctx, &c->attr)) {
+    if (s->verbs->query_device(found->ctx, &found->attr)) {
         snprintf(text, 256, "%.60s cannot be asked for its properties", device->name);
-    } else if (any && is_software(&c->attr)) {
+    } else if ((found->software = is_software(&found->attr)) && any) {
         snprintf(text, 256, "%.60s is a software device, to which tcp is preferred: HRDMA_DEVICES=%.60s takes it",
                  device->name, device->name);
         why = SOFTWARE;
     } else {
-        hr_status status = hr_verbs_paths_scan(&d->wish, d->verbs, c->ctx, c->attr.phys_port_cnt, &c->paths, text);
+        hr_status status =
+            hr_verbs_paths_scan(&found->wish, s->verbs, found->ctx, found->attr.phys_port_cnt, &found->paths, text);
         why = status == HR_OK ? TAKEN : status == HR_ERR_INVALID ? WRONG_WISH : UNFIT;
     }
     getcpu(NULL, &node);
-    c->distance = hr_verbs_numa_distance(device, node);
-    if (why) d->verbs->close_device(c->ctx);
+    found->distance = hr_verbs_numa_distance(device, node);
+    if (why) give_up(found);
     return why;
 }
 
-static int better(const struct candidate *a, const struct candidate *b) {
+int hr_verbs_nearer(const struct hr_verbs_found *a, const struct hr_verbs_found *b) {
+    if (a->software != b->software) return b->software;
     if (a->distance != b->distance) return a->distance < b->distance;
     return a->paths.list[0].mtu > b->paths.list[0].mtu;
 }
 
-/* The best that one name, or none, finds, if any. */
-static void find(struct hr_verbs_domain *d, const char *item, enum refusal *told, char detail[256]) {
-    int n = 0, found = 0;
+static int taken(const struct search *s, const struct ibv_device *device) {
+    for (int i = 0; i < s->n && !s->is_sim; i++) {
+        const struct hr_verbs_found *have = &s->found[i];
+        int port = have->wish.port;
+        if (strcmp(have->ctx->device->name, device->name) == 0 && (!port || !s->wish.port || port == s->wish.port))
+            return 1;
+    }
+    return 0;
+}
+
+/* One more; where there are too many, the farthest of those of this name, which are those from `first` on, goes. */
+static void keep(struct search *s, int first, const struct hr_verbs_found *one) {
+    int worst = s->n;
+    s->found[s->n++] = *one;
+    if (s->n <= HR_VERBS_RAILS) return;
+    for (int i = s->n - 1; i >= first; i--)
+        if (hr_verbs_nearer(&s->found[worst], &s->found[i])) worst = i;
+    give_up(&s->found[worst]);
+    memmove(&s->found[worst], &s->found[worst + 1], (size_t)(s->n - worst - 1) * sizeof *one);
+    s->n--;
+}
+
+/* Software devices that a pattern finds beside real ones would only hold these back. */
+static void drop_software(struct search *s, int first) {
+    int real = 0, n = first;
+    for (int i = first; i < s->n; i++) real |= !s->found[i].software;
+    for (int i = first; i < s->n; i++)
+        if (real && s->found[i].software)
+            give_up(&s->found[i]);
+        else
+            s->found[n++] = s->found[i];
+    s->n = n;
+}
+
+/* What one name, or none, finds, if anything. */
+static void find(struct search *s, const char *item, char detail[256]) {
+    int n = 0, first = s->n, fit = 0;
     char driverless[64], text[256];
-    struct candidate best = {0}, c;
-    struct ibv_device **list = d->verbs->get_device_list(&n);
+    struct hr_verbs_found one;
+    struct ibv_device **list = s->verbs->get_device_list(&n);
+    s->wish.port = 0;
     for (int i = 0; list && i < n; i++) {
-        if (item && !named(item, list[i]->name, &d->wish.port)) continue;
-        enum refusal why = try_device(d, list[i], !item, &c, text);
+        if ((item && !named(item, list[i]->name, &s->wish.port)) || taken(s, list[i])) continue;
+        enum refusal why = try_device(s, list[i], !item, &one, text);
         if (why) {
-            tell(why, text, told, detail);
+            tell(why, text, &s->told, detail);
             continue;
         }
-        if (found++ && !better(&c, &best)) {
-            d->verbs->close_device(c.ctx);
-            continue;
-        }
-        if (best.ctx) d->verbs->close_device(best.ctx);
-        best = c;
+        fit++;
+        keep(s, first, &one);
     }
-    if (!found && *told < UNFIT && !d->is_sim && hr_verbs_driverless(SYSFS, list, n, driverless) &&
-        (!item || named(item, driverless, &d->wish.port))) {
+    if (!fit && s->told < UNFIT && !s->is_sim && hr_verbs_driverless(SYSFS, list, n, driverless) &&
+        (!item || named(item, driverless, &s->wish.port))) {
         snprintf(text, 256, "libibverbs has no driver for %s: apt install ibverbs-providers", driverless);
-        tell(UNFIT, text, told, detail);
+        tell(UNFIT, text, &s->told, detail);
     }
-    if (list) d->verbs->free_device_list(list);
-    if (!found) return;
-    d->ctx = best.ctx;
-    d->attr = best.attr;
-    d->paths = best.paths;
-    if (found > 1)
-        snprintf(d->reason, sizeof d->reason, "best of %d devices, NUMA distance %d", found, best.distance);
-    else
-        snprintf(d->reason, sizeof d->reason, "%s",
+    if (list) s->verbs->free_device_list(list);
+    drop_software(s, first);
+    for (int i = first; i < s->n; i++)
+        snprintf(s->found[i].reason, sizeof s->found[i].reason, "%s",
                  item    ? "named"
-                 : n > 1 ? "the only one that will do"
+                 : n > 1 ? "found, and will do"
                          : "the only device");
 }
 
-static hr_status open_named(struct hr_verbs_domain *d, const char *device, char detail[256]) {
+hr_status hr_verbs_devices_find(const struct hr_verbs_wish *wish, const char *device,
+                                struct hr_verbs_found found[HR_VERBS_RAILS + 1], int *n_p, char detail[256]) {
+    struct search s = {.wish = *wish, .found = found, .told = TAKEN};
     const char *why = NULL;
+    device = device && *device ? device : NULL;
     char *copy = strdup(device ? device : ""), *rest = NULL;
-    enum refusal told = TAKEN;
     if (!copy) return HR_ERR_NOMEM;
     int any = !device || strcmp(device, "*") == 0;
     snprintf(detail, 256, "no RDMA device is %s%.100s%shere: `rdma link` lists them", any ? "" : "called ",
              any ? "" : device, any ? "" : " ");
-    for (char *item = device ? strtok_r(copy, ",", &rest) : copy; item && !d->ctx; item = strtok_r(NULL, ",", &rest)) {
+    for (char *item = device ? strtok_r(copy, ",", &rest) : copy; item && s.n < HR_VERBS_RAILS;
+         item = strtok_r(NULL, ",", &rest)) {
         size_t len = strcspn(item, ":");
-        d->is_sim = (len == 3 || len == 4) && strncmp(item, "sim2", len) == 0;
-        d->verbs = d->is_sim ? &hr_verbs_sim : hr_verbs_lib(&why);
-        if (d->verbs)
-            find(d, device ? item : NULL, &told, detail);
+        s.is_sim = (len == 3 || len == 4) && strncmp(item, "sim2", len) == 0;
+        s.verbs = s.is_sim ? &hr_verbs_sim : hr_verbs_lib(&why);
+        if (s.verbs)
+            find(&s, device ? item : NULL, detail);
         else
-            tell(UNFIT, why, &told, detail);
+            tell(UNFIT, why, &s.told, detail);
         if (!device) break;
     }
     free(copy);
-    return d->ctx ? HR_OK : told == WRONG_WISH ? HR_ERR_INVALID : HR_ERR_NO_DEVICE;
+    *n_p = s.n;
+    return s.n ? HR_OK : s.told == WRONG_WISH ? HR_ERR_INVALID : HR_ERR_NO_DEVICE;
 }
 
-hr_status hr_verbs_device_open(struct hr_verbs_domain *d, const char *device, char detail[256]) {
-    hr_status status = open_named(d, device && *device ? device : NULL, detail);
+hr_status hr_verbs_device_open(struct hr_verbs_domain *d, char detail[256]) {
     char limit[120];
     int flags;
-    if (status != HR_OK) return status;
     d->pd = d->verbs->alloc_pd(d->ctx);
     d->channel = d->pd ? d->verbs->create_comp_channel(d->ctx) : NULL;
     d->cq = d->channel ? d->verbs->create_cq(d->ctx, 1024, d, d->channel, 0) : NULL;

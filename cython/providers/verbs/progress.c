@@ -75,6 +75,7 @@ static void async_event(struct hr_verbs_domain *d) {
         type == IBV_EVENT_GID_CHANGE) /* for connections to come: those that stand are judged by their packets */
         hr_verbs_paths_scan(&d->wish, d->verbs, d->ctx, d->attr.phys_port_cnt, &d->paths, ignored);
     if (type != IBV_EVENT_DEVICE_FATAL) return; /* a queue pair's faults come as completions as well */
+    d->gone = 1;
     for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next) {
         struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
         if (ep->state != HR_VERBS_NEW) hr_verbs_ep_fail(ep, HR_ERR_PEER_LOST, "the device is gone", 0);

@@ -82,6 +82,7 @@ hr_status hr_verbs_qp_open(struct hr_verbs_ep *ep, const struct hr_verbs_path *p
     if (status != HR_OK) return status;
     ep->head = ep->tail = ep->ctl = ep->ctl_turn = ep->slot_head = ep->slot_tail = ep->signaled = 0;
     ep->nunposted = ep->paid = ep->owed = 0;
+    ep->upper_out = ep->upper_in = 0;
     ep->unsent = 0;
     attr.qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
                            (d->base.caps.flags & HR_CAP_ATOMIC ? IBV_ACCESS_REMOTE_ATOMIC : 0);

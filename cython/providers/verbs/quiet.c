@@ -11,7 +11,7 @@
 #include <sched.h>
 #include <string.h>
 
-#include "providers/verbs/verbs.h"
+#include "providers/verbs/bond.h"
 
 #define PATIENCE (1000 * HR_VERBS_MS) /* with more threads than cores an answer can take a tenth of that */
 
@@ -36,12 +36,13 @@ void hr_verbs_on_revoke(struct hr_verbs_ep *ep, uint32_t serial) {
         op->notify = 0;
         hr_verbs_ep_ready(ep);
     }
+    if (ep->bond) hr_bond_on_revoke(ep->bond, serial);
     ep->answer = serial;
     hr_verbs_answer(ep);
 }
 
 /* Takes the control messages out of what was fetched. */
-static void look_through(struct hr_verbs_domain *d) {
+void hr_verbs_quiet_look(struct hr_verbs_domain *d) {
     for (int i = d->stash_at; i < d->stashed; i++) {
         struct ibv_wc wc = d->stash[i];
         struct hr_verbs_ep *ep = hr_verbs_ep_find(d, wc.wr_id);
@@ -66,7 +67,7 @@ hr_status hr_verbs_mem_quiet(struct hr_ep *base, const struct hr_mem *mem) {
     while (ep->state == HR_VERBS_UP && ep->answered != serial) {
         if (!asked) asked = hr_verbs_send_control(ep, HR_VERBS_REVOKE, serial);
         if (hr_now() > limit || hr_verbs_fetch(d) < 0) break;
-        look_through(d);
+        hr_verbs_quiet_look(d);
         if (ep->answered != serial) sched_yield();
     }
     return ep->answered == serial ? HR_OK : HR_ERR_UNSUPPORTED;

@@ -46,10 +46,10 @@ void hr_verbs_give_back(struct hr_verbs_ep *ep, uint32_t buffer, int counted) {
     if (ep->state == HR_VERBS_UP) hr_verbs_give_room(ep);
 }
 
-static int fits(const struct hr_verbs_prefix *prefix, size_t size) {
+static int fits(const struct hr_verbs_prefix *prefix, size_t size, size_t most) {
     switch (prefix->kind) {
     case HR_VERBS_MSG:
-        return prefix->hdr_len >= 8 && prefix->hdr_len <= HR_MAX_HDR && prefix->hdr_len % 8 == 0 &&
+        return prefix->hdr_len >= 8 && prefix->hdr_len <= most && prefix->hdr_len % 8 == 0 &&
                size == sizeof *prefix + prefix->hdr_len + prefix->len;
     case HR_VERBS_CREDIT:
     case HR_VERBS_REVOKE:
@@ -64,7 +64,7 @@ static int deliver(struct hr_verbs_ep *ep, const uint8_t *bytes, size_t size, in
     struct hr_verbs_prefix prefix = {0};
     struct hr_verbs_notice notice;
     if (size >= sizeof prefix) memcpy(&prefix, bytes, sizeof prefix);
-    if (!fits(&prefix, size) || prefix.credit > HR_VERBS_RECVS - ep->room) {
+    if (!fits(&prefix, size, ep->bond ? HR_VERBS_HDR : HR_MAX_HDR) || prefix.credit > HR_VERBS_RECVS - ep->room) {
         hr_verbs_ep_fail(ep, HR_ERR_PROTOCOL, "the peer sent a message that cannot be", 0);
         return 0;
     }
@@ -79,6 +79,7 @@ static int deliver(struct hr_verbs_ep *ep, const uint8_t *bytes, size_t size, in
         sink->recv(&ep->base, bytes, prefix.hdr_len, bytes + prefix.hdr_len, prefix.len);
     } else {
         memcpy(&notice, bytes, sizeof notice);
+        ep->upper_in = (uint32_t)(notice.value >> 32);
         sink->notify(&ep->base, notice.value, notice.nbytes);
     }
     return 1;
@@ -101,7 +102,7 @@ int hr_verbs_received(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
     int n = 1, counted = 1;
     if (buffer >= HR_VERBS_RECVS + HR_VERBS_SPARE) return 0;
     if (wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM)
-        ep->base.domain->sink->notify(&ep->base, ntohl(wc->imm_data), wc->byte_len);
+        ep->base.domain->sink->notify(&ep->base, (uint64_t)ep->upper_in << 32 | ntohl(wc->imm_data), wc->byte_len);
     else
         n = deliver(ep, ep->slab + (size_t)buffer * HR_VERBS_STRIDE, wc->byte_len, &counted);
     if (ep->state == HR_VERBS_UP || ep->state == HR_VERBS_ENDING) hr_verbs_give_back(ep, buffer, counted);

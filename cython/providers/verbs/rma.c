@@ -5,8 +5,9 @@
  * what found no buffer waits in the endpoint's queue; meanwhile nothing else is posted, so the order of posting holds.
  * A write from other memory is done when its last piece was copied, a read into it when its last piece has been.
  *
- * A notification is the immediate data of the write where its value has 32 bits and the write is one work request. Then
- * it costs no message of its own; otherwise a message follows.
+ * A notification is the immediate data of the write where that is one work request and the upper half of the value is
+ * that of the notice before it, which is 0 at first: both ends keep it. Then it costs no message of its own; otherwise
+ * a message follows, with the whole value. Values of one use have one upper half, so that is said once.
  */
 
 #include <arpa/inet.h>
@@ -64,7 +65,9 @@ void hr_verbs_ops_drop(struct hr_verbs_ep *ep) {
 
 /* ---- posting ---- */
 
-static int with_imm(const struct hr_verbs_op *op) { return op->notify && op->value <= UINT32_MAX && op->len; }
+static int with_imm(const struct hr_verbs_ep *ep, const struct hr_verbs_op *op) {
+    return op->notify && op->value >> 32 == ep->upper_out && op->len;
+}
 
 /* The whole of it in one work request. Returns 0 where there is no room. */
 static int post_direct(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
@@ -72,7 +75,7 @@ static int post_direct(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
     struct ibv_send_wr wr = {
         .sg_list = &sge, .num_sge = 1, .opcode = op->is_read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE};
     struct hr_verbs_wqe wqe = {.work = HR_VERBS_W_RMA, .op = op, .bytes = (uint32_t)op->len};
-    int imm = with_imm(op);
+    int imm = with_imm(ep, op);
     if (!hr_verbs_sends_left(ep) || (imm && !ep->room)) return 0;
     if (imm) {
         wr.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
@@ -91,31 +94,37 @@ static int post_direct(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
     return 1;
 }
 
-/* As many pieces as there are buffers for, with one ring of the door bell. Returns how many were posted. */
+/* As many pieces as there are buffers for, with one ring of the door bell; a short write goes inline and needs none.
+ * Returns how many were posted. */
 static int post_pieces(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
     struct ibv_send_wr wrs[HR_VERBS_BATCH];
     struct ibv_sge sges[HR_VERBS_BATCH];
     struct hr_verbs_wqe wqes[HR_VERBS_BATCH];
     uint64_t at = op->posted, lens[HR_VERBS_BATCH];
     uint32_t most = hr_verbs_slots_left(ep), sends = hr_verbs_sends_left(ep);
-    int n = 0, imm = with_imm(op) && op->len <= HR_VERBS_STRIDE, taken;
+    int n = 0, small = !op->is_read && op->len <= ep->inline_max;
+    int imm = with_imm(ep, op) && op->len <= HR_VERBS_STRIDE, taken;
+    int counted = op->is_read || ep->bond; /* a bond must know that it landed, not that it was copied */
     if (most > sends) most = sends;
     if (most > HR_VERBS_BATCH) most = HR_VERBS_BATCH;
     if (imm && !ep->room) return 0;
     for (; n < (int)most && at < op->len; n++) {
         uint8_t *slot = hr_verbs_slot(ep, ep->slot_tail + (uint32_t)n);
         uint64_t len = op->len - at < HR_VERBS_STRIDE ? op->len - at : HR_VERBS_STRIDE;
-        if (!op->is_read) memcpy(slot, op->local + at, len);
+        if (small) slot = op->local + at;
+        if (!op->is_read && !small) memcpy(slot, op->local + at, len);
         sges[n] = (struct ibv_sge){.addr = (uintptr_t)slot, .length = (uint32_t)len, .lkey = ep->slab_mr->lkey};
-        wrs[n] = (struct ibv_send_wr){.sg_list = &sges[n], .num_sge = 1};
+        wrs[n] = (struct ibv_send_wr){.sg_list = &sges[n], .num_sge = 1, .send_flags = small ? IBV_SEND_INLINE : 0};
         wrs[n].opcode = op->is_read ? IBV_WR_RDMA_READ : imm ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
         if (imm) wrs[n].imm_data = htonl((uint32_t)op->value);
         wrs[n].wr.rdma.remote_addr = op->addr + at;
         wrs[n].wr.rdma.rkey = op->rkey;
-        wqes[n] = (struct hr_verbs_wqe){.work = HR_VERBS_W_COPY, .slots = 1, .bytes = (uint32_t)len};
-        if (op->is_read) {
+        wqes[n] = (struct hr_verbs_wqe){.work = HR_VERBS_W_COPY, .slots = !small, .bytes = (uint32_t)len};
+        if (counted) {
             wqes[n].work = HR_VERBS_W_RMA;
             wqes[n].op = op;
+        }
+        if (op->is_read) {
             wqes[n].to = op->local + at;
             wqes[n].from = slot;
         }
@@ -125,7 +134,7 @@ static int post_pieces(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
     if (!n) return 0;
     taken = hr_verbs_post(ep, wrs, wqes, n);
     for (int i = 0; i < taken; i++) op->posted += lens[i];
-    if (op->is_read) op->open += (uint64_t)taken;
+    if (counted) op->open += (uint64_t)taken;
     if (imm && taken) ep->room--, op->notify = 0;
     return taken;
 }
@@ -260,6 +269,17 @@ static int wait_for_device(struct hr_verbs_ep *ep, const struct hr_verbs_op *op)
         sched_yield();
     }
     return 1;
+}
+
+hr_status hr_verbs_move(struct hr_verbs_ep *ep, void *cookie, void *copy) {
+    for (int i = 0; i < HR_VERBS_OPS; i++) {
+        struct hr_verbs_op *op = &ep->ops[i];
+        if (!op->in_use || op->cookie != cookie) continue;
+        if (op->lkey && ep->state != HR_VERBS_LOST && !wait_for_device(ep, op)) return HR_ERR_UNSUPPORTED;
+        op->local = copy;
+        return HR_OK;
+    }
+    return HR_OK; /* it has ended: that is about to be told */
 }
 
 hr_status hr_verbs_cancel(struct hr_ep *base, void *cookie) {

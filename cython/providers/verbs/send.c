@@ -50,19 +50,24 @@ static hr_status send_one(struct hr_verbs_ep *ep, enum hr_verbs_kind kind, const
     return hr_verbs_refuse(ep);
 }
 
+hr_status hr_verbs_send(struct hr_verbs_ep *ep, const void *hdr, size_t hdr_len, const void *payload, size_t len) {
+    if (!hr_list_empty(&ep->queue)) return hr_verbs_refuse(ep); /* what was posted before leaves first */
+    return send_one(ep, HR_VERBS_MSG, hdr, hdr_len, payload, len);
+}
+
 hr_status hr_verbs_post_send(struct hr_ep *base, const struct hr_msg *msg) {
     struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
     hr_status status = hr_verbs_usable(ep);
     if (msg->hdr_len < 8 || msg->hdr_len > HR_MAX_HDR || msg->hdr_len % 8 || msg->len > HR_VERBS_MESSAGE)
         return HR_ERR_INVALID;
-    if (status != HR_OK) return status;
-    if (!hr_list_empty(&ep->queue)) return hr_verbs_refuse(ep); /* what was posted before leaves first */
-    return send_one(ep, HR_VERBS_MSG, msg->hdr, msg->hdr_len, msg->payload, msg->len);
+    return status == HR_OK ? hr_verbs_send(ep, msg->hdr, msg->hdr_len, msg->payload, msg->len) : status;
 }
 
 int hr_verbs_send_notice(struct hr_verbs_ep *ep, uint64_t value, uint64_t nbytes) {
     struct hr_verbs_notice notice = {value, nbytes};
-    return send_one(ep, HR_VERBS_NOTIFY, &notice, sizeof notice, NULL, 0) == HR_OK;
+    if (send_one(ep, HR_VERBS_NOTIFY, &notice, sizeof notice, NULL, 0) != HR_OK) return 0;
+    ep->upper_out = (uint32_t)(value >> 32);
+    return 1;
 }
 
 int hr_verbs_send_control(struct hr_verbs_ep *ep, enum hr_verbs_kind kind, uint32_t word) {

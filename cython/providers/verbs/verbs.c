@@ -8,7 +8,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#include "providers/verbs/verbs.h"
+#include "providers/verbs/bond.h"
 
 #define SEGMENT (1u << 20)
 #define FIRST_WINDOW (1u << 20) /* a link that has RDMA carries this in a fraction of a millisecond */
@@ -23,16 +23,16 @@ static int64_t parse_size(const char *text) {
     return end[shift ? 1 : 0] ? -1 : (int64_t)value << shift;
 }
 
-static hr_status parse_option(struct hr_verbs_domain *d, const char *key, const char *value, char detail[256]) {
+static hr_status parse_option(struct hr_verbs_options *options, const char *key, const char *value, char detail[256]) {
     int64_t size = parse_size(value);
-    int known = hr_verbs_inject_option(&d->inject, key, value, detail);
+    int known = hr_verbs_inject_option(&options->inject, key, value, detail);
     if (known) return known > 0 ? HR_OK : HR_ERR_INVALID;
     if (strcmp(key, "gid") == 0 && size >= 0 && size < 256) {
-        d->wish.gid = (int)size;
+        options->wish.gid = (int)size;
         return HR_OK;
     }
     if (strcmp(key, "pin") == 0 && size >= 0) {
-        d->pin = (uint64_t)size;
+        options->pin = (uint64_t)size;
         return HR_OK;
     }
     if (strcmp(key, "gid") == 0 || strcmp(key, "pin") == 0)
@@ -46,7 +46,7 @@ static hr_status parse_option(struct hr_verbs_domain *d, const char *key, const 
     return HR_ERR_INVALID;
 }
 
-static hr_status parse_options(struct hr_verbs_domain *d, const char *text, char detail[256]) {
+static hr_status parse_options(struct hr_verbs_options *options, const char *text, char detail[256]) {
     char *copy, *rest = NULL;
     hr_status status;
     if (!text || !*text) return HR_OK;
@@ -55,7 +55,7 @@ static hr_status parse_options(struct hr_verbs_domain *d, const char *text, char
     for (char *item = copy ? strtok_r(copy, ",", &rest) : NULL; item && !status; item = strtok_r(NULL, ",", &rest)) {
         char *equals = strchr(item, '=');
         if (equals) *equals = 0;
-        status = parse_option(d, item, equals ? equals + 1 : "", detail);
+        status = parse_option(options, item, equals ? equals + 1 : "", detail);
     }
     free(copy);
     return status;
@@ -72,15 +72,13 @@ static void domain_close(struct hr_domain *domain) {
     hr_verbs_mem_close(d);
     hr_verbs_device_close(d);
     free(d->ifaces);
-    free(d->wish.ifname);
+    free(d->ifname);
     free(d->stash);
     free(d);
 }
 
-static hr_status open_parts(struct hr_verbs_domain *d, const struct hr_domain_params *params, char detail[256]) {
-    hr_status status = parse_options(d, params->options, detail);
-    if (!status && params->ifname && !(d->wish.ifname = strdup(params->ifname))) status = HR_ERR_NOMEM;
-    if (!status) status = hr_verbs_device_open(d, params->device, detail);
+static hr_status open_parts(struct hr_verbs_domain *d, char detail[256]) {
+    hr_status status = hr_verbs_device_open(d, detail);
     if (status) return status;
     if ((d->nifaces = hr_ifaces_scan(&d->ifaces)) < 0) {
         d->nifaces = 0;
@@ -101,21 +99,29 @@ static hr_status open_parts(struct hr_verbs_domain *d, const struct hr_domain_pa
     return hr_verbs_listen(d, detail);
 }
 
-static hr_status domain_open(const struct hr_provider *self, const struct hr_domain_params *params,
-                             struct hr_domain **domain_p, char detail[256]) {
+hr_status hr_verbs_domain_open(const struct hr_provider *self, const struct hr_domain_params *params,
+                               const struct hr_verbs_options *options, const struct hr_verbs_found *found,
+                               int addresses, struct hr_verbs_domain **d_p, char detail[256]) {
     struct hr_verbs_domain *d = calloc(1, sizeof *d);
-    hr_status status;
-    detail[0] = 0;
+    hr_status status = HR_OK;
     if (!d) {
         snprintf(detail, 256, "out of memory");
+        found->verbs->close_device(found->ctx);
         return HR_ERR_NOMEM;
     }
     d->base = (struct hr_domain){.ops = self, .sink = params->sink, .owner = params->owner};
     d->auth = params->auth;
     d->self_id = params->self_id;
-    d->wish.gid = -1;
-    d->pin = PIN;
-    d->inject = (struct hr_verbs_inject){.status = IBV_WC_RETRY_EXC_ERR, .seed = 1, .budget = UINT64_MAX};
+    d->verbs = found->verbs;
+    d->ctx = found->ctx;
+    d->attr = found->attr;
+    d->paths = found->paths;
+    d->is_sim = found->is_sim;
+    memcpy(d->reason, found->reason, sizeof d->reason);
+    d->wish = found->wish;
+    d->addresses = addresses;
+    d->pin = options->pin;
+    d->inject = options->inject;
     d->poll.fd = -1;
     d->timer = (struct hr_source){.kind = HR_VERBS_TIMER, .fd = -1};
     d->wake = (struct hr_source){.kind = HR_VERBS_WAKE, .fd = -1};
@@ -126,7 +132,9 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     hr_list_init(&d->calls);
     hr_list_init(&d->door.callers);
     hr_list_init(&d->ending);
-    status = open_parts(d, params, detail);
+    d->wish.ifname = d->ifname = NULL;
+    if (params->ifname && !(d->wish.ifname = d->ifname = strdup(params->ifname))) status = HR_ERR_NOMEM;
+    if (!status) status = open_parts(d, detail);
     if (status) {
         domain_close(&d->base);
         return status;
@@ -138,8 +146,25 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
         .segment = SEGMENT,
         .window = FIRST_WINDOW,
     };
-    *domain_p = &d->base;
+    *d_p = d;
     return HR_OK;
+}
+
+static hr_status domain_open(const struct hr_provider *self, const struct hr_domain_params *params,
+                             struct hr_domain **domain_p, char detail[256]) {
+    struct hr_verbs_options options = {.wish = {.gid = -1, .ifname = params->ifname}, .pin = PIN};
+    struct hr_verbs_found found[HR_VERBS_RAILS + 1];
+    struct hr_verbs_domain *d;
+    int n = 0;
+    detail[0] = 0;
+    options.inject = (struct hr_verbs_inject){.status = IBV_WC_RETRY_EXC_ERR, .seed = 1, .budget = UINT64_MAX};
+    hr_status status = parse_options(&options, params->options, detail);
+    if (!status) status = hr_verbs_devices_find(&options.wish, params->device, found, &n, detail);
+    if (status) return status;
+    if (n > 1) return hr_bond_open(params, &options, found, n, domain_p, detail);
+    status = hr_verbs_domain_open(self, params, &options, found, HR_VERBS_ADDRESSES, &d, detail);
+    if (status == HR_OK) *domain_p = &d->base;
+    return status;
 }
 
 static size_t domain_address(struct hr_domain *domain, void *addr) {

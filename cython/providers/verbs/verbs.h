@@ -12,6 +12,7 @@
  * rma.c       reads, writes, atomics                        recv.c      what arrives
  * progress.c  polling, timers, sleeping                     inject.c    faults, between here and the device
  * lib.c       libibverbs                                    sim*.c      the simulated device
+ * bond*.c     several devices as one domain: bond.h
  *
  * Callbacks run in progress() alone. What happens elsewhere and must be told is noted in the endpoint, which is put on
  * the domain's ready list.
@@ -23,13 +24,11 @@
 #include "hr/clock.h"
 #include "hr/door.h"
 #include "hr/provider.h"
-#include "providers/verbs/backend.h"
 #include "providers/verbs/inject.h"
+#include "providers/verbs/paths.h"
 
 enum {
     HR_VERBS_ADDRESSES = 8,
-    HR_VERBS_PATHS = 8,
-    HR_VERBS_PAIRS = 16,
     HR_VERBS_EPS = 4096, /* endpoints of a domain */
     HR_VERBS_RECVS = 64, /* messages that the peer may send before it hears of room */
     HR_VERBS_SPARE =
@@ -39,12 +38,13 @@ enum {
     HR_VERBS_ENTRIES = 256, /* work requests that are remembered: those that have ended and were not looked at, too */
     HR_VERBS_CTL = 6,       /* work requests beyond SENDS: control messages, a flush */
     HR_VERBS_OPS = 32,      /* reads and writes of an endpoint that are not posted in full */
-    HR_VERBS_MESSAGE = 8192,
     HR_VERBS_PREFIX = 8,
+    HR_VERBS_HDR = HR_MAX_HDR + 8,                            /* of a message; what a bond adds included */
+    HR_VERBS_MESSAGE = 8192 - HR_VERBS_HDR - HR_VERBS_PREFIX, /* with all before it, whole packets: two of 4 KiB */
     HR_VERBS_INLINE = 192,
     HR_VERBS_CTL_BYTES = 64,
     HR_VERBS_REVOCATIONS = 64, /* that an endpoint remembers: those before were told to the engine long ago */
-    HR_VERBS_STRIDE = (HR_VERBS_MESSAGE + HR_MAX_HDR + HR_VERBS_PREFIX + 63) / 64 * 64,
+    HR_VERBS_STRIDE = (HR_VERBS_MESSAGE + HR_VERBS_HDR + HR_VERBS_PREFIX + 63) / 64 * 64,
     HR_VERBS_BATCH = 16
 };
 #define HR_VERBS_MS 1000000LL
@@ -78,51 +78,6 @@ enum hr_verbs_source_kind {
     HR_VERBS_CHANNEL,
     HR_VERBS_ASYNC
 };
-/* What of a device was asked for. */
-struct hr_verbs_wish {
-    int port;     /* 0: any */
-    int gid;      /* index; -1: any */
-    char *ifname; /* interface grammar, or NULL */
-};
-
-/* A way out of the device: a GID of an active port. */
-struct hr_verbs_path {
-    union ibv_gid gid;
-    uint16_t lid;
-    uint8_t port, index, kind, mtu, ethernet;
-    uint8_t nth;            /* of its kind on its port */
-    char ndev[IF_NAMESIZE]; /* the interface behind it; "": none is known */
-};
-struct hr_verbs_paths { /* best first */
-    struct hr_verbs_path list[HR_VERBS_PATHS];
-    int n;
-    uint32_t max_message; /* that every port takes, the inactive ones too */
-};
-
-/* The same as the peer hears of it. */
-struct hr_verbs_end {
-    union ibv_gid gid;
-    uint16_t lid;
-    uint8_t mtu, kind;
-    uint32_t zero;
-};
-
-/* What both ends tell of themselves once the job key is proved. */
-struct hr_verbs_open {
-    uint64_t magic;
-    uint32_t version, stream;
-    uint32_t message;
-    uint8_t rd_atomic, npaths, fixed, zero; /* fixed: the GID was asked for, whatever its kind */
-    uint64_t nonce;                         /* goes into the descriptors that this end will hand out */
-    struct hr_verbs_end paths[HR_VERBS_PATHS];
-};
-
-/* One path of either side, tried together. */
-struct hr_verbs_pair {
-    uint8_t active, passive; /* indices into their lists */
-    int goodness;
-};
-
 /* What is said while pairs are tried; turn: which. */
 enum hr_verbs_word_kind { HR_VERBS_TRY = 1, HR_VERBS_READY, HR_VERBS_GOOD, HR_VERBS_BAD };
 struct hr_verbs_word {
@@ -215,7 +170,9 @@ struct hr_verbs_ep {
     uint32_t serial; /* in work request ids: index and generation */
     int active;
     uint32_t stream;
-    int dscp, priority; /* -1: the device's default */
+    struct hr_bond_ep *bond; /* whose lane it is, or NULL */
+    uint64_t session, life;  /* of the bond; session 0: whichever calls */
+    int dscp, priority;      /* -1: the device's default */
     struct hr_verbs_call *call;
     int64_t ended;
 
@@ -239,6 +196,7 @@ struct hr_verbs_ep {
     uint32_t signaled;             /* tail behind the last work request whose end the device will tell */
     uint64_t unsent;
     uint32_t room;                                    /* messages that the peer has receives for */
+    uint32_t upper_out, upper_in;                     /* halves of the last notice's value */
     uint32_t revoked[HR_VERBS_REVOCATIONS], nrevoked; /* registrations of the peer's that are not written to any more */
     uint32_t answer, answered;                        /* REVOKED that could not leave yet; the last that came */
     int refused;                                      /* something, for lack of room of any kind */
@@ -269,11 +227,13 @@ struct hr_verbs_domain {
     uint32_t cq_used, cq_stale; /* completions that may come; of them for queue pairs that are gone */
     struct ibv_device_attr attr;
     struct hr_verbs_wish wish;
+    char *ifname;                /* of the wish */
     struct hr_verbs_paths paths; /* as the device had them last */
     struct hr_verbs_path used;   /* by the connection that was made last; port 0: none was */
     char reason[80];             /* why this device */
     char fallback[180];          /* the last pair that did not do, and why; "": all did */
     int is_sim;
+    int addresses;          /* at most so many to be called at */
     uint32_t registrations; /* so far: names them to peers */
     uint64_t pin, pinned;   /* bytes outside arenas: option, now */
 
@@ -295,41 +255,46 @@ struct hr_verbs_domain {
     unsigned turn;
     struct hr_verbs_inject inject;
     struct hr_verbs_counts counts;
+    int gone; /* the device, under us */
+};
+
+/* What HRDMA_VERBS says. */
+struct hr_verbs_options {
+    struct hr_verbs_wish wish;
+    uint64_t pin;
+    struct hr_verbs_inject inject;
 };
 
 static inline struct hr_verbs_domain *hr_verbs_domain_of(struct hr_ep *ep) {
     return (struct hr_verbs_domain *)ep->domain;
 }
 
-/* device.c */
-int hr_verbs_device_count(const char **why_p);
-hr_status hr_verbs_device_open(struct hr_verbs_domain *d, const char *device, char detail[256]);
-void hr_verbs_device_close(struct hr_verbs_domain *d);
-/* A device of the kernel's that the library does not list, for want of a driver; 0: there is none. folder: of sysfs. */
-int hr_verbs_driverless(const char *folder, struct ibv_device **list, int n, char name[64]);
+/* verbs.c */
+/* A domain on one device, which is its own from now on, even if that fails. */
+hr_status hr_verbs_domain_open(const struct hr_provider *self, const struct hr_domain_params *params,
+                               const struct hr_verbs_options *options, const struct hr_verbs_found *found,
+                               int addresses, struct hr_verbs_domain **d_p, char detail[256]);
 
-/* paths.c */
-void hr_verbs_gid_text(const union ibv_gid *gid, char text[64]);
-/* 0: it is none that a socket could be called at. */
-int hr_verbs_gid_address(const union ibv_gid *gid, union hr_sockaddr *a);
-hr_status hr_verbs_paths_scan(const struct hr_verbs_wish *wish, const struct hr_verbs_backend *verbs,
-                              struct ibv_context *ctx, int ports, struct hr_verbs_paths *paths, char detail[256]);
-void hr_verbs_path_text(const struct hr_verbs_path *path, char text[160]);
-/* As the kernel counts it: 10 for the same node, or where nothing is known. */
-int hr_verbs_numa_distance(const struct ibv_device *device, unsigned node);
-/* The same list at both ends, best first. Returns how many. */
-int hr_verbs_pairs(const struct hr_verbs_open *active, const struct hr_verbs_open *passive,
-                   struct hr_verbs_pair pairs[HR_VERBS_PAIRS]);
+/* device.c */
+/* What a domain needs of its device. */
+hr_status hr_verbs_device_open(struct hr_verbs_domain *d, char detail[256]);
+void hr_verbs_device_close(struct hr_verbs_domain *d);
 
 /* address.c */
 /* Where this domain is called: addresses of the device's network, at most n. */
 int hr_verbs_call_addresses(struct hr_verbs_domain *d, union hr_sockaddr *list, int n);
 size_t hr_verbs_address_write(const struct hr_verbs_domain *d, void *bytes);
+/* Of the first rail, where there are several. */
 int hr_verbs_address_read(const void *bytes, size_t len, union hr_sockaddr *list);
+size_t hr_verbs_addresses_write(struct hr_verbs_domain *const *rails, int n, void *bytes);
+/* That of one rail, or NULL. */
+const void *hr_verbs_address_rail(const void *bytes, size_t len, int rail, size_t *len_p);
 
 /* call.c */
 hr_status hr_verbs_listen(struct hr_verbs_domain *d, char detail[256]);
 hr_status hr_verbs_ep_connect(struct hr_ep *base, const void *addr, size_t addr_len, int active);
+/* The same for a stream that was agreed on. */
+hr_status hr_verbs_ep_call(struct hr_verbs_ep *ep, const void *addr, size_t addr_len, int active, uint32_t stream);
 void hr_verbs_call_event(struct hr_verbs_domain *d, struct hr_verbs_call *call);
 void hr_verbs_calls_tick(struct hr_verbs_domain *d, int64_t now);
 void hr_verbs_call_free(struct hr_verbs_domain *d, struct hr_verbs_call *call);
@@ -414,6 +379,8 @@ void hr_verbs_flush(struct hr_verbs_ep *ep);
 
 /* send.c */
 hr_status hr_verbs_post_send(struct hr_ep *base, const struct hr_msg *msg);
+/* The same with a header of up to HR_VERBS_HDR bytes. */
+hr_status hr_verbs_send(struct hr_verbs_ep *ep, const void *hdr, size_t hdr_len, const void *payload, size_t len);
 int hr_verbs_send_notice(struct hr_verbs_ep *ep, uint64_t value, uint64_t nbytes);
 /* Tells the peer of room when enough has gathered. */
 void hr_verbs_give_room(struct hr_verbs_ep *ep);
@@ -427,6 +394,8 @@ int hr_verbs_send_hello(struct hr_verbs_ep *ep, uint32_t len);
 
 /* quiet.c */
 hr_status hr_verbs_mem_quiet(struct hr_ep *base, const struct hr_mem *mem);
+/* Answers who asks, and hears the answers, among what has arrived. */
+void hr_verbs_quiet_look(struct hr_verbs_domain *d);
 void hr_verbs_on_revoke(struct hr_verbs_ep *ep, uint32_t serial);
 int hr_verbs_is_revoked(const struct hr_verbs_ep *ep, uint32_t serial);
 /* Sends the answer that is owed. */
@@ -437,6 +406,9 @@ hr_status hr_verbs_post_write(struct hr_ep *base, const struct hr_rma *rma);
 hr_status hr_verbs_post_read(struct hr_ep *base, const struct hr_rma *rma);
 hr_status hr_verbs_post_atomic(struct hr_ep *base, const struct hr_atomic *atomic);
 hr_status hr_verbs_cancel(struct hr_ep *base, void *cookie);
+/* A write in progress goes on from a copy, and its end is told as ever. HR_ERR_UNSUPPORTED: the device has not let go
+ * of its memory. */
+hr_status hr_verbs_move(struct hr_verbs_ep *ep, void *cookie, void *copy);
 /* Posts more of what is queued; returns the number of events told. */
 int hr_verbs_pump(struct hr_verbs_ep *ep, int budget);
 /* Ends an operation when its last work request has; returns the number of events told. */

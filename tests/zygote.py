@@ -1,6 +1,6 @@
 """Starts ranks by fork from a process that has imported everything, and reports how each ends, stops and goes on.
 
-A failure test starts three processes and ends them within a second; their imports would cost more than that. So one process,
+A test starts two to five ranks and ends them within a second; their imports would cost more than that. So one process,
 started by the test session, imports what ranks need, opens nothing, and forks a rank per request. Requests come as JSON
 lines on stdin; ranks and the zygote tell what happens as JSON lines on one pipe, each with the clock of the machine
 (``time.monotonic`` is one clock for all processes). Lines are shorter than PIPE_BUF, so they never mix.
@@ -25,6 +25,7 @@ IMPORTED = (
     "pytest",
     "zmq",
     "asyncio",
+    "harness",
     "rankside",
     "hrdma._core",
     "hrdma.communicator",
@@ -116,6 +117,7 @@ class Zygote:
 def be_rank(zygote: Zygote, request: dict[str, Any]) -> int:
     """What a rank does: calls the function of the test module with `me`, and says how that ended."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setsid()  # what a rank starts is ended with its process group
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -123,8 +125,7 @@ def be_rank(zygote: Zygote, request: dict[str, Any]) -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    for name in [name for name in os.environ if name.startswith("HRDMA_")]:
-        del os.environ[name]
+    os.environ.clear()
     os.environ.update(request["env"])
 
     from rankside import Me, describe_error, load
@@ -144,8 +145,6 @@ def be_rank(zygote: Zygote, request: dict[str, Any]) -> int:
 
 def main() -> int:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:0] = [here, os.path.dirname(here)]
     for name in IMPORTED:
         importlib.import_module(name)
     zygote = Zygote()

@@ -1,4 +1,4 @@
-"""What the functions of failure tests use inside a rank: saying what happens, hearing what to do, and dying on cue."""
+"""What functions of tests use inside a rank: saying what happens, hearing what to do, and dying on cue."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def attempt(me: Me, call: Callable[[], Any]) -> dict[str, Any] | None:
 
 
 def load(path: str, name: str) -> Callable[..., Any]:
-    """A function that stands at the top of a test module."""
+    """A function that stands at the top of a test module, which finds its neighbours."""
+    sys.path.insert(0, os.path.dirname(path))
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,0 +1,267 @@
+/* bond.c - several rails as one domain: opening and closing, events on their way to the engine, progress, sleeping. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "providers/verbs/bond.h"
+
+#define TICK (100 * HR_VERBS_MS)
+enum { LOOK_EVERY = 32 };
+
+/* ---- what the rails tell ---- */
+
+static struct hr_bond_lane *lane_of(const struct hr_ep *ep) { return ep->ctx; }
+
+static void on_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const void *payload, size_t len) {
+    hr_bond_on_recv(lane_of(ep), hdr, hdr_len, payload, len);
+}
+
+static void on_done(struct hr_ep *ep, void *cookie, hr_status status) {
+    struct hr_bond_lane *lane = lane_of(ep);
+    struct hr_ep *base = &lane->bond->base;
+    if (lane->bond->plain)
+        base->domain->sink->done(base, cookie, status);
+    else
+        hr_bond_on_done(lane, cookie, status);
+}
+
+/* Among bonds notices are messages: the immediate data of a write would be told apart from them by lane only. */
+static void on_notify(struct hr_ep *ep, uint64_t value, size_t nbytes) {
+    struct hr_bond_ep *bond = lane_of(ep)->bond;
+    if (bond->plain)
+        bond->base.domain->sink->notify(&bond->base, value, nbytes);
+    else
+        hr_bond_fail(bond, HR_ERR_PROTOCOL, "the peer sent a notice that cannot be");
+}
+
+static void on_state(struct hr_ep *ep, hr_status status, const char *detail) {
+    hr_bond_on_state(lane_of(ep), status, detail);
+}
+
+static const struct hr_sink rail_sink = {on_recv, on_done, on_notify, on_state};
+
+/* ---- progress ---- */
+
+void hr_bond_pending(struct hr_bond_ep *ep) {
+    struct hr_bond *bond = hr_bond_of(&ep->base);
+    if (hr_list_empty(&ep->pending)) hr_list_push(&bond->pending, &ep->pending);
+    bond->again = 1;
+    for (int i = 0; i < bond->n && !bond->in_progress; i++) /* somebody may be asleep who was told of nothing */
+        if (bond->rails[i]) eventfd_write(bond->rails[i]->wake.fd, 1);
+}
+
+void hr_bond_room_again(struct hr_bond_ep *ep) {
+    if (ep->refused) hr_bond_of(&ep->base)->again = 1;
+    ep->refused = 0;
+}
+
+static void tick_set(struct hr_bond *bond, int64_t every) {
+    struct itimerspec spec = {.it_interval.tv_nsec = every, .it_value.tv_nsec = every};
+    timerfd_settime(bond->timer, 0, &spec, NULL);
+    bond->ticking = every != 0;
+}
+
+void hr_bond_tick_start(struct hr_bond *bond) {
+    if (!bond->ticking) tick_set(bond, TICK);
+}
+
+static void tick(struct hr_bond *bond) {
+    uint64_t count;
+    int more = 0;
+    if (read(bond->timer, &count, sizeof count) < 0) return;
+    for (struct hr_link *l = bond->eps.next; l != &bond->eps; l = l->next)
+        more |= hr_bond_tick(hr_container(l, struct hr_bond_ep, link), hr_now());
+    if (!more) tick_set(bond, 0);
+}
+
+/* Each that is on the list now is served once; one that is put back waits for the next call. */
+static int run_pending(struct hr_bond *bond, int budget) {
+    struct hr_link *last = bond->pending.prev;
+    int n = 0, end = hr_list_empty(&bond->pending);
+    while (!end && n < budget && !hr_list_empty(&bond->pending)) {
+        struct hr_link *l = bond->pending.next;
+        end = l == last;
+        n += hr_bond_run(hr_container(l, struct hr_bond_ep, pending), budget - n);
+    }
+    if (!end) bond->again = 1;
+    return n;
+}
+
+/* A device that was taken from under us keeps who removes it waiting until it is closed. */
+static void close_gone(struct hr_bond *bond) {
+    for (int i = 0; i < bond->n; i++) {
+        struct hr_verbs_domain *rail = bond->rails[i];
+        if (!rail || !rail->gone || !hr_list_empty(&rail->eps)) continue;
+        epoll_ctl(bond->epfd, EPOLL_CTL_DEL, rail->poll.fd, NULL);
+        rail->base.ops->domain_close(&rail->base);
+        bond->rails[i] = NULL;
+    }
+}
+
+static int progress(struct hr_domain *domain, int budget, struct hr_ep *hint) {
+    struct hr_bond *bond = (struct hr_bond *)domain;
+    int n = 0;
+    (void)hint;
+    bond->in_progress = 1;
+    bond->again = 0;
+    int first = (int)(bond->turn++ % (unsigned)bond->n); /* none is starved by the others */
+    for (int i = 0; i < bond->n && n < budget; i++) {
+        struct hr_verbs_domain *rail = bond->rails[(first + i) % bond->n];
+        if (rail) n += hr_verbs_progress(&rail->base, budget - n, NULL);
+    }
+    if (n < budget) n += run_pending(bond, budget - n);
+    if (bond->look || bond->turn % LOOK_EVERY == 0) {
+        bond->look = 0;
+        if (bond->ticking) tick(bond);
+        close_gone(bond);
+    }
+    bond->in_progress = 0;
+    return n;
+}
+
+/* ---- sleeping ---- */
+
+static int event_fd(struct hr_domain *domain) { return ((struct hr_bond *)domain)->epfd; }
+
+static hr_status event_arm(struct hr_domain *domain) {
+    struct hr_bond *bond = (struct hr_bond *)domain;
+    bond->look = 1;
+    if (bond->again) {
+        bond->again = 0; /* said once: what could not be done yet is tried again when a rail tells of something */
+        return HR_AGAIN;
+    }
+    for (int i = 0; i < bond->n; i++)
+        if (bond->rails[i] && hr_verbs_event_arm(&bond->rails[i]->base) != HR_OK) return HR_AGAIN;
+    return HR_OK;
+}
+
+static void event_disarm(struct hr_domain *domain) {
+    struct hr_bond *bond = (struct hr_bond *)domain;
+    bond->look = 1;
+    for (int i = 0; i < bond->n; i++)
+        if (bond->rails[i]) hr_verbs_event_disarm(&bond->rails[i]->base);
+}
+
+/* ---- the domain ---- */
+
+static void domain_close(struct hr_domain *domain) {
+    struct hr_bond *bond = (struct hr_bond *)domain;
+    for (int i = 0; i < bond->n; i++)
+        if (bond->rails[i]) bond->rails[i]->base.ops->domain_close(&bond->rails[i]->base);
+    if (bond->timer >= 0) close(bond->timer);
+    if (bond->epfd >= 0) close(bond->epfd);
+    free(bond);
+}
+
+static size_t domain_address(struct hr_domain *domain, void *addr) {
+    struct hr_bond *bond = (struct hr_bond *)domain;
+    memcpy(addr, bond->address, bond->address_len);
+    return bond->address_len;
+}
+
+static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
+    struct hr_bond *bond = (struct hr_bond *)domain;
+    size_t at = (size_t)snprintf(text, size, "%d rails", bond->n);
+    if (bond->counts.lost && at < size)
+        at += (size_t)snprintf(text + at, size - at, " (%llu times lost, %llu used again)",
+                               (unsigned long long)bond->counts.lost, (unsigned long long)bond->counts.back);
+    for (int i = 0; i < bond->n && at < size; i++) {
+        char one[256];
+        snprintf(one, sizeof one, "its device is gone");
+        if (bond->rails[i]) bond->rails[i]->base.ops->domain_describe(&bond->rails[i]->base, one, sizeof one);
+        at +=
+            (size_t)snprintf(text + at, size - at, "%s%.*s", i ? "; " : ": ", (int)(size / (size_t)bond->n) - 12, one);
+    }
+}
+
+static const struct hr_provider bond_ops = {
+    .name = "verbs",
+    .device_count = hr_verbs_device_count,
+    .domain_close = domain_close,
+    .domain_address = domain_address,
+    .domain_describe = domain_describe,
+    .mem_register = hr_bond_mem_register,
+    .mem_deregister = hr_bond_mem_deregister,
+    .mem_quiet = hr_bond_mem_quiet,
+    .mem_export = hr_bond_mem_export,
+    .mem_import = hr_bond_mem_import,
+    .mem_release = hr_bond_mem_release,
+    .ep_create = hr_bond_ep_create,
+    .ep_connect = hr_bond_ep_connect,
+    .ep_abort = hr_bond_ep_abort,
+    .ep_destroy = hr_bond_ep_destroy,
+    .ep_set_class = hr_bond_ep_set_class,
+    .ep_unsent = hr_bond_ep_unsent,
+    .post_send = hr_bond_post_send,
+    .post_write = hr_bond_post_write,
+    .post_read = hr_bond_post_read,
+    .post_atomic = hr_bond_post_atomic,
+    .cancel = hr_bond_cancel,
+    .progress = progress,
+    .event_fd = event_fd,
+    .event_arm = event_arm,
+    .event_disarm = event_disarm,
+};
+
+/* All caps of a domain on one device, but that it can do only what all devices can. */
+static hr_status open_rails(struct hr_bond *bond, const struct hr_domain_params *params,
+                            const struct hr_verbs_options *options, const struct hr_verbs_found *found, int n,
+                            char detail[256]) {
+    struct hr_domain_params inner = *params;
+    struct hr_verbs_options one = *options;
+    hr_status status = HR_OK;
+    uint32_t flags = UINT32_MAX;
+    inner.sink = &rail_sink;
+    inner.owner = bond;
+    for (int i = 0; i < n; i++) {
+        if (status != HR_OK) { /* it was given to us */
+            found[i].verbs->close_device(found[i].ctx);
+            continue;
+        }
+        if (i) one.inject.wc_error = 0; /* one rail fails by plan, and the others take over */
+        status = hr_verbs_domain_open(&hr_provider_verbs, &inner, &one, &found[i], HR_BOND_ADDRESSES, &bond->rails[i],
+                                      detail);
+        if (status != HR_OK) continue;
+        bond->n++;
+        bond->base.caps = bond->rails[i]->base.caps;
+        flags &= bond->base.caps.flags;
+        if (hr_verbs_nearer(&found[i], &found[bond->nearest])) bond->nearest = i;
+    }
+    bond->base.caps.flags = flags;
+    return status;
+}
+
+hr_status hr_bond_open(const struct hr_domain_params *params, const struct hr_verbs_options *options,
+                       const struct hr_verbs_found *found, int n, struct hr_domain **domain_p, char detail[256]) {
+    struct hr_bond *bond = calloc(1, sizeof *bond);
+    if (!bond) {
+        for (int i = 0; i < n; i++) found[i].verbs->close_device(found[i].ctx);
+        snprintf(detail, 256, "out of memory");
+        return HR_ERR_NOMEM;
+    }
+    bond->base = (struct hr_domain){.ops = &bond_ops, .sink = params->sink, .owner = params->owner};
+    hr_list_init(&bond->eps);
+    hr_list_init(&bond->pending);
+    bond->epfd = epoll_create1(EPOLL_CLOEXEC);
+    bond->timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    hr_status status = open_rails(bond, params, options, found, n, detail);
+    struct epoll_event event = {.events = EPOLLIN};
+    int bad = bond->epfd < 0 || bond->timer < 0 || epoll_ctl(bond->epfd, EPOLL_CTL_ADD, bond->timer, &event);
+    for (int i = 0; i < bond->n; i++) bad |= epoll_ctl(bond->epfd, EPOLL_CTL_ADD, bond->rails[i]->poll.fd, &event);
+    if (status == HR_OK && bad) {
+        snprintf(detail, 256, "cannot set up the verbs domain: %s (open files: ulimit -n)", strerror(errno));
+        status = HR_ERR_NOMEM;
+    }
+    if (status != HR_OK) {
+        domain_close(&bond->base);
+        return status;
+    }
+    bond->address_len = hr_verbs_addresses_write(bond->rails, bond->n, bond->address);
+    *domain_p = &bond->base;
+    return HR_OK;
+}

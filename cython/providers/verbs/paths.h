@@ -1,0 +1,96 @@
+/* paths.h - devices that will do, the ways out of them, and what two ends tell each other of these. */
+#ifndef HR_VERBS_PATHS_H
+#define HR_VERBS_PATHS_H
+
+#include <stdint.h>
+
+#include "hr/net.h"
+#include "providers/verbs/backend.h"
+
+enum {
+    HR_VERBS_PATHS = 8,
+    HR_VERBS_PAIRS = 16,
+    HR_VERBS_RAILS = 3 /* devices of a domain: a descriptor has room for so many keys */
+};
+
+/* What of a device was asked for. */
+struct hr_verbs_wish {
+    int port;           /* 0: any */
+    int gid;            /* index; -1: any */
+    const char *ifname; /* interface grammar, or NULL */
+};
+
+/* A way out of the device: a GID of an active port. */
+struct hr_verbs_path {
+    union ibv_gid gid;
+    uint16_t lid;
+    uint8_t port, index, kind, mtu, ethernet;
+    uint8_t nth;            /* of its kind on its port */
+    char ndev[IF_NAMESIZE]; /* the interface behind it; "": none is known */
+};
+struct hr_verbs_paths { /* best first */
+    struct hr_verbs_path list[HR_VERBS_PATHS];
+    int n;
+    uint32_t max_message; /* that every port takes, the inactive ones too */
+};
+
+/* A device that was opened and will do. */
+struct hr_verbs_found {
+    const struct hr_verbs_backend *verbs;
+    struct ibv_context *ctx;
+    struct ibv_device_attr attr;
+    struct hr_verbs_wish wish;
+    struct hr_verbs_paths paths;
+    int is_sim, software, distance;
+    char reason[80]; /* why this one */
+};
+
+/* The same as the peer hears of it. */
+struct hr_verbs_end {
+    union ibv_gid gid;
+    uint16_t lid;
+    uint8_t mtu, kind;
+    uint32_t zero;
+};
+
+/* What both ends tell of themselves once the job key is proved. */
+struct hr_verbs_open {
+    uint64_t magic;
+    uint32_t version, stream;
+    uint32_t message;
+    uint8_t rd_atomic, npaths, fixed, zero; /* fixed: the GID was asked for, whatever its kind */
+    uint64_t nonce;                         /* goes into the descriptors that this end will hand out */
+    uint64_t session, life;                 /* of a lane: which bond calls, for the how many-th time; else 0 */
+    struct hr_verbs_end paths[HR_VERBS_PATHS];
+};
+
+/* One path of either side, tried together. */
+struct hr_verbs_pair {
+    uint8_t active, passive; /* indices into their lists */
+    int goodness;
+};
+
+/* device.c */
+int hr_verbs_device_count(const char **why_p);
+/* Those to be used, open; found has room for one that is looked at and left. */
+hr_status hr_verbs_devices_find(const struct hr_verbs_wish *wish, const char *device,
+                                struct hr_verbs_found found[HR_VERBS_RAILS + 1], int *n_p, char detail[256]);
+/* Whether it is the better one: it is no software, or nearer to this processor, or as near and has the larger MTU. */
+int hr_verbs_nearer(const struct hr_verbs_found *a, const struct hr_verbs_found *b);
+/* A device of the kernel's that the library does not list, for want of a driver; 0: there is none. folder: of sysfs. */
+int hr_verbs_driverless(const char *folder, struct ibv_device **list, int n, char name[64]);
+
+/* paths.c */
+void hr_verbs_gid_text(const union ibv_gid *gid, char text[64]);
+/* 0: it is none that a socket could be called at. */
+int hr_verbs_gid_address(const union ibv_gid *gid, union hr_sockaddr *a);
+hr_status hr_verbs_paths_scan(const struct hr_verbs_wish *wish, const struct hr_verbs_backend *verbs,
+                              struct ibv_context *ctx, int ports, struct hr_verbs_paths *paths, char detail[256]);
+void hr_verbs_path_text(const struct hr_verbs_path *path, char text[160]);
+/* As the kernel counts it: 10 for the same node, or where nothing is known. */
+int hr_verbs_numa_distance(const struct ibv_device *device, unsigned node);
+/* The same list at both ends, best first. Returns how many. */
+int hr_verbs_pairs(const struct hr_verbs_open *active, const struct hr_verbs_open *passive,
+                   struct hr_verbs_pair pairs[HR_VERBS_PAIRS]);
+
+#endif
