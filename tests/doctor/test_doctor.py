@@ -166,11 +166,11 @@ def test_an_exchange_has_figures_and_notices_changed_bytes():
 def test_an_exchange_that_fails_is_an_error_with_its_reason():
     def probe():
         with exchange.End("sim") as here:
-            exchange.End("nothing")
+            exchange.End("sim", port=9)
         return here
 
     found = rdma.measured("x exchange", "with itself", probe)
-    assert found.level == ERROR and "nothing" in found.text
+    assert found.level == ERROR and "sim has no port 9" in found.text
 
 
 def test_rails_follow_the_devices_that_are_named():
