@@ -1,7 +1,7 @@
 """TensorLights on one machine: parameter-server jobs behind NICs of limited rate, FIFO beside TLs-One and TLs-RR.
 
     python benchmarks/bench_tensorlights.py --quick                       the two ends: all servers on one host, and all apart
-    python benchmarks/bench_tensorlights.py [--ratio 0.5 1 2] [--placements 6 3,3 2,2,2 1,1,1,1,1,1] [--json F] [--svg F]
+    python benchmarks/bench_tensorlights.py [--ratio 0.5 1 2] [--placements 12 6,6 4,4,4] [--json F] [--svg F]
     python benchmarks/bench_tensorlights.py --quick --transport gloo      the same jobs over Gloo, as it is
 
 Needs root. Hosts are namespaces around one switch (`hrdma.lab`), with links of the same rate both ways. A job is one server and some workers,
@@ -373,7 +373,6 @@ def largest(placement: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--model", type=int, default=262_144, help="bytes")
     parser.add_argument("--rate", default="40mbit", help="of every link")
@@ -383,7 +382,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=1, help="policies take turns")
     parser.add_argument("--ratio", type=float, nargs="+", default=[0.5, 1.0, 2.0])
-    parser.add_argument("--placements", nargs="+", default=["6", "3,3", "2,2,2", "1,1,1,1,1,1"])
+    parser.add_argument("--placements", nargs="+", default=["12", "6,6", "4,4,4", ",".join(12 * "1")], metavar="N,N...",
+                        help="servers on each host, one for each job; ratios are tried on the first")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="the first and the last placement at ratio 1, 8 steps")
     parser.add_argument(
         "--transport", choices=("hrdma", "gloo"), default="hrdma", help="gloo: as it is, by `hrdma qos run`"
@@ -395,9 +395,10 @@ def main() -> None:
         options.ratio, options.steps = [1.0], 8
         options.placements = [options.placements[0], options.placements[-1]]
     placements = [tuple(map(int, text.split(","))) for text in options.placements]
+    jobs = sum(placements[0])
     for placement in placements:
-        if sum(placement) != options.jobs or min(placement) < 1:
-            parser.error(f"--placements {placement}: the servers of {options.jobs} jobs are to be placed")
+        if sum(placement) != jobs or min(placement) < 1:
+            parser.error(f"--placements {placement}: the first places the servers of {jobs} jobs")
     # Ratios are about the placement that contends most; the others are run at the published one.
     cases = [(placements[0], ratio) for ratio in options.ratio] + [(place, 1.0) for place in placements[1:]]
     try:
@@ -408,10 +409,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # takes the lab down on the way out
     rate, results = rate_value(options.rate), []
     with tempfile.TemporaryDirectory() as directory, \
-            Lab.up(parse(f"star:{options.jobs}", rate=options.rate, latency=0), f"tls-{os.getpid()}") as lab:  # fmt: skip
+            Lab.up(parse(f"star:{jobs}", rate=options.rate, latency=0), f"tls-{os.getpid()}") as lab:  # fmt: skip
         os.environ["HRDMA_CACHE_DIR"] = directory
         for place, ratio in cases:
-            setup = Setup(options.jobs, options.workers, options.model, rate, options.steps, ratio, place,
+            setup = Setup(jobs, options.workers, options.model, rate, options.steps, ratio, place,
                           rate_value(options.floor), not options.no_answers, options.all_ranks)  # fmt: skip
             print(f"# over {options.transport}: {setup.jobs} jobs of {setup.workers} workers, {setup.nbytes} bytes, links of {options.rate}, floor"
                   f" {options.floor}, {setup.steps} steps, servers {place}; ratio {ratio:g}: {setup.compute:.3f} s computing beside {setup.fan_outs:.3f} s of"

@@ -26,7 +26,7 @@ MESSAGE = 1 << 16  # bytes; of those whose latency is measured
 BULK = 1 << 20  # of those without a pause: between two there is Python, which may have to wait for its turn
 AHEAD = 2  # messages without a pause that are posted at a time
 ACK_TIMEOUT = 8.0  # seconds; packets of a low band may wait for long
-SEND_BUFFER = 1 << 16  # of TCP; what lies here in a low band shall take less than its least time-out, 0.2 s
+SEND_BUFFER = 1 << 15  # of TCP; what lies here in a low band shall take less than its least time-out, 0.2 s
 PATIENCE = 60.0
 
 

@@ -31,7 +31,7 @@ RDMA = [
     "send_err",
 ]
 TCP = ["TCPOFOQueue", "TCPTimeouts", "TCPSpuriousRTOs"]
-TOLD = ("TCPTimeouts", "TCPSpuriousRTOs", "sent again by TCP")
+RARELY = ("TCPTimeouts", "TCPSpuriousRTOs", "sent again by TCP")
 
 
 def jobs(**more: tuple[float, ...]) -> tuple[Job, ...]:
@@ -137,12 +137,12 @@ def nice() -> Iterator[None]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("rotations", [32, pytest.param(100, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("rotations", [16, pytest.param(100, marks=pytest.mark.nightly)])
 def test_rotations_under_rdma_and_tcp(ends, control, output, other, record_testsuite_property, rotations):
-    """At half the rate: what rotates is Python, and shares the guest's processor with both streams."""
-    rate, (writers, sender) = RATE // 2, ends
+    """At a fifth of the rate: what rotates is Python, and shares the guest's processor with both streams."""
+    rate, (writers, sender) = RATE // 5, ends
     rdma, tcp = Job("rdma", (Match(dscp=DSCPS["bulk"]),)), Job("tcp", (Match(dport=streams.PORT, proto="tcp"),))
-    control.install(Policy("tls-rr", (rdma, tcp), rate=rate, floor=rate // 20))
+    control.install(Policy("tls-rr", (rdma, tcp), rate=rate, floor=rate // 10))
 
     def counted() -> dict[str, int]:
         found = {f"{host} {name}": value for host, ask in hosts.items() for name, value in trouble(ask).items()}
@@ -169,7 +169,7 @@ def test_rotations_under_rdma_and_tcp(ends, control, output, other, record_tests
             return list(shares(control, 0.5).values())[control.installed.rotation % 2]
 
         for _ in range(4):
-            first.append(one_good(turned, lambda share: share > 0.85))
+            first.append(one_good(turned, lambda share: share > 0.8))
         blocks = []
         for _ in range(4):
             steady, before = speed(lambda: time.sleep(2)), counted()
@@ -179,7 +179,9 @@ def test_rotations_under_rdma_and_tcp(ends, control, output, other, record_tests
     record_testsuite_property("share of the first after a rotation", first)
     record_testsuite_property(f"bytes per second, in quarters of {rotations} rotations", blocks)
     assert control.installed.rotation >= rotations
-    # An emulated host that gets no processor time for 0.3 s loses frames, which is no rotation's doing. TCP's own time-outs are
-    # told, not judged: in the low band its packets wait for longer. So is the rate, of which Python here takes a part.
-    harm = [{name: n for name, n in block["wrong"].items() if not name.endswith(TOLD)} for block in blocks]
+    # An emulated host that gets no processor time for 0.3 s loses frames and sends less, which is no rotation's doing.
+    if rotations >= 100:  # nightly, alone on the machine
+        calm = [one for one in blocks if not one["wrong"] and one["rotating"] == pytest.approx(one["steady"], rel=0.03)]
+        assert len(calm) >= 3, blocks
+    harm = [{name: n for name, n in block["wrong"].items() if not name.endswith(RARELY)} for block in blocks]
     assert sum(map(bool, harm)) <= 1, blocks
