@@ -33,7 +33,7 @@ import hrdma
 from hrdma import verbs
 
 SIZES = (64 << 10, 1 << 20)
-BATCH, DEPTH = 16, 4  # work requests of one post, and posts under way
+BATCH, DEPTH = 16, 4  # messages of one post, and posts under way
 ALLREDUCE = 4 << 20
 PORT = 18516
 LIMIT = 120.0  # seconds for one program of perftest
@@ -43,15 +43,16 @@ CPUS = sorted(os.sched_getaffinity(0))
 
 
 class Pair:
-    """A queue pair of `hrdma.verbs` to the other rank's, with memory of its own and the other's address."""
+    """A queue pair of `hrdma.verbs` to the other rank's, with memory for a post and the other's address."""
 
     def __init__(self, comm: hrdma.Communicator, device: verbs.Device, nbytes: int) -> None:
-        self.comm, self.nbytes = comm, nbytes
+        self.comm = comm
         self.pd, self.cq = verbs.ProtectionDomain(device), verbs.CompletionQueue(device, 1024)
         self.qp = verbs.QueuePair(self.pd, self.cq, sends=128, recvs=128)
-        self.array = hrdma.empty(nbytes, "uint8")
+        self.array = hrdma.empty(BATCH * nbytes, "uint8")
         self.array[:] = comm.rank + 1
         self.region = verbs.MemoryRegion(self.pd, self.array, remote_read=True, remote_write=True)
+        self.pieces = [self.region[at : at + nbytes] for at in range(0, BATCH * nbytes, nbytes)]
         card = json.dumps([*self.qp.address, self.region.address, self.region.rkey]).encode().ljust(256)
         theirs = bytearray(256)
         comm.sendrecv(card, 1 - comm.rank, theirs, 1 - comm.rank)
@@ -66,17 +67,18 @@ class Pair:
         found[0].check()
 
     def stream(self, kind: str, count: int) -> float:
-        """Seconds for so many messages of the whole memory; only the last of a post is told."""
-        post: dict[str, Callable[[bool], None]] = {
-            "write": lambda told: self.qp.write(self.region, self.remote, self.rkey, signaled=told),
-            "read": lambda told: self.qp.read(self.region, self.remote, self.rkey, signaled=told),
-            "send": lambda told: self.qp.post_send(self.region, signaled=told),
+        """Seconds for so many messages, in posts of `BATCH`; only the last of a post is told."""
+        post: dict[str, Callable[[Any, int, bool], None]] = {
+            "write": lambda what, at, told: self.qp.write(what, self.remote + at, self.rkey, signaled=told),
+            "read": lambda what, at, told: self.qp.read(what, self.remote + at, self.rkey, signaled=told),
+            "send": lambda what, _, told: self.qp.post_send(what, signaled=told),
         }
+        pieces, nbytes = self.pieces[:-1], len(self.pieces[0])
         start, under_way = time.perf_counter(), 0
-        for number in range(1, count + 1):
-            told = number % BATCH == 0 or number == count
-            post[kind](told)
-            under_way += told
+        for _ in range(count // BATCH):
+            post[kind](pieces, 0, False)
+            post[kind](self.pieces[-1], len(pieces) * nbytes, True)
+            under_way += 1
             if under_way == DEPTH:
                 self.ended()
                 under_way -= 1
@@ -87,7 +89,7 @@ class Pair:
     def receive(self, count: int) -> None:
         """The other end of "send": as many receives as fit are posted, and posted again when they end."""
         room = min(count, 100)
-        self.qp.post_recv([self.region] * room)
+        self.qp.post_recv((self.pieces * room)[:room])
         self.comm.barrier()
         left, ended = count - room, 0
         while ended < count:
@@ -98,7 +100,7 @@ class Pair:
                 one.check()
             ended += len(found)
             again = min(left, len(found))
-            self.qp.post_recv([self.region] * again)
+            self.qp.post_recv([self.pieces[0]] * again)
             left -= again
 
 
@@ -279,7 +281,7 @@ Note = Callable[[str, str, float | None], None]
 
 def point_to_point(comm: hrdma.Communicator, device: verbs.Device, scale: float, note: Note) -> None:
     for nbytes in SIZES:
-        count = max(BATCH * DEPTH, int(scale * (512 << 20) / nbytes))
+        count = BATCH * max(DEPTH, int(scale * (512 << 20) / nbytes / BATCH))
         options, size = f"-s {nbytes} -n {count}", f"{nbytes >> 10} KiB"
         for kind in ("write", "send", "read"):
             note(f"{kind} {size}", "ours", bandwidth(comm, device, kind, nbytes, count))
