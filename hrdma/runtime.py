@@ -70,6 +70,7 @@ class Runtime:
         self.pid = os.getpid()
         self.engine = self._open(world)
         try:
+            self._say_remarks()
             self._join(world)
             if config.fabric == DISCOVER:
                 self._discover(world)
@@ -249,10 +250,17 @@ class Runtime:
             if "verbs" in chosen:
                 self.log.info("verbs: %s", self.engine.domains()["verbs"]["text"])
 
+    def _say_remarks(self) -> None:
+        """Logs what the engine has to tell people: devices that were left, rails lost and used again. Any thread."""
+        if not self.engine.closed:
+            for text in self.engine.remarks():
+                self.log.warning("%s", text)
+
     def _all_connected(self) -> None:
         """Waits for the others' connections: who leaves at once after init must not fail the init of another rank."""
         if self.control is None:
             return
+        self.control.watch(self.engine.remarks_fd(), self._say_remarks)
         with self._blaming():
             self.control.barrier(deadline=self.deadline)
 
@@ -372,6 +380,8 @@ class Runtime:
             if self.control is not None:
                 self.control.abandon()
             return
+        if self.control is not None and not self.engine.closed:
+            self.control.unwatch(self.engine.remarks_fd())
         try:
             self.engine.close(seconds)
         finally:

@@ -325,6 +325,25 @@ class ControlPlane:
             key = f"barrier:{self._barriers}"
         self.exchange(key, {}, deadline=deadline)
 
+    def watch(self, descriptor: int, call: Callable[[], None]) -> None:
+        """Runs a call in the control thread whenever this descriptor is readable, until `unwatch`."""
+        loop = self._loop
+        if loop is not None:
+            loop.post(lambda: loop.watch(descriptor, call))
+
+    def unwatch(self, descriptor: int) -> None:
+        """On return the descriptor may be closed: the control thread does not look at it any more."""
+        loop, done = self._loop, threading.Event()
+        if loop is None or self._pid != os.getpid():
+            return
+
+        def forget() -> None:
+            loop.unwatch(descriptor)
+            done.set()
+
+        if loop.post(forget):
+            done.wait(CLOSE_TIMEOUT)
+
     def leave(self, *, deadline: float) -> None:
         """Leaves in good order: the others are told that this rank is not lost but done.
 

@@ -86,6 +86,11 @@ static void told(struct hr_bond_ep *ep, const struct hr_bond_op *last) {
     }
 }
 
+int hr_bond_no_atomics(const struct hr_bond_ep *ep, int lane) {
+    EACH_OP(ep, op) if (op->work == HR_BOND_ATOMIC && !all_ended(op) && op->stripes[0].lane == lane) return 0;
+    return 1;
+}
+
 void hr_bond_told(struct hr_bond_ep *ep) { told(ep, NULL); }
 
 int hr_bond_in_order(struct hr_bond_ep *ep) {
@@ -205,28 +210,29 @@ hr_status hr_bond_post_write(struct hr_ep *base, const struct hr_rma *args) {
     struct hr_bond_ep *ep = (struct hr_bond_ep *)base;
     struct hr_rma one = *args;
     if (!ep->plain) return rma(ep, args, 0);
-    if (args->mem) one.mem = &((const struct hr_bond_reg *)args->mem->priv)->mems[0];
-    return hr_verbs_post_write(&ep->lanes[0].ep->base, &one);
+    if (args->mem) one.mem = &((const struct hr_bond_reg *)args->mem->priv)->mems[ep->first];
+    return hr_verbs_post_write(&ep->lanes[ep->first].ep->base, &one);
 }
 
 hr_status hr_bond_post_read(struct hr_ep *base, const struct hr_rma *args) {
     struct hr_bond_ep *ep = (struct hr_bond_ep *)base;
     struct hr_rma one = *args;
     if (!ep->plain) return rma(ep, args, 1);
-    if (args->mem) one.mem = &((const struct hr_bond_reg *)args->mem->priv)->mems[0];
-    return hr_verbs_post_read(&ep->lanes[0].ep->base, &one);
+    if (args->mem) one.mem = &((const struct hr_bond_reg *)args->mem->priv)->mems[ep->first];
+    return hr_verbs_post_read(&ep->lanes[ep->first].ep->base, &one);
 }
 
 hr_status hr_bond_post_atomic(struct hr_ep *base, const struct hr_atomic *args) {
     struct hr_bond_ep *ep = (struct hr_bond_ep *)base;
     struct hr_atomic one = *args;
     one.mem = NULL;
-    if (ep->plain) return hr_verbs_post_atomic(&ep->lanes[0].ep->base, &one);
+    if (ep->plain) return hr_verbs_post_atomic(&ep->lanes[ep->first].ep->base, &one);
     hr_status status = in_bounds(args->remote, args->offset, 8, HR_ACCESS_REMOTE_ATOMIC);
     if (status == HR_OK) status = hr_bond_usable(ep);
     if (status == HR_OK && is_revoked(ep, args->remote)) status = HR_ERR_ACCESS;
     if (status != HR_OK) return status;
-    if (held_up(ep) || !hr_bond_in_order(ep) || !no_writes(ep)) return refuse(ep);
+    int leaves = ep->first == HR_BOND_SPARE && hr_bond_wants_to_leave(ep);
+    if (held_up(ep) || leaves || !hr_bond_in_order(ep) || !no_writes(ep)) return refuse(ep);
     struct hr_rmem remote = hr_bond_rmem(args->remote, ep->first);
     struct hr_bond_op *op = op_new(ep, HR_BOND_ATOMIC, args->remote, args->offset, args->cookie);
     op->len = 8;
@@ -356,7 +362,7 @@ static hr_status drop_read(struct hr_bond_ep *ep, struct hr_bond_op *op) {
 
 hr_status hr_bond_cancel(struct hr_ep *base, void *cookie) {
     struct hr_bond_ep *ep = (struct hr_bond_ep *)base;
-    if (ep->plain) return hr_verbs_cancel(&ep->lanes[0].ep->base, cookie);
+    if (ep->plain) return hr_verbs_cancel(&ep->lanes[ep->first].ep->base, cookie);
     if (ep->state != HR_BOND_OPEN) return HR_ERR_UNSUPPORTED;
     EACH_OP(ep, op) {
         if (op->cookie != cookie || op->copy || op->work == HR_BOND_ATOMIC) continue;

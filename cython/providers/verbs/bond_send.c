@@ -41,7 +41,7 @@ hr_status hr_bond_post_send(struct hr_ep *base, const struct hr_msg *msg) {
     struct hr_bond_ep *ep = (struct hr_bond_ep *)base;
     struct hr_bond_prefix prefix = {.kind = HR_BOND_MSG};
     uint8_t hdr[HR_VERBS_HDR];
-    if (ep->plain) return hr_verbs_post_send(&ep->lanes[0].ep->base, msg);
+    if (ep->plain) return hr_verbs_post_send(&ep->lanes[ep->first].ep->base, msg);
     hr_status status = hr_bond_usable(ep);
     if (msg->hdr_len < 8 || msg->hdr_len > HR_MAX_HDR || msg->hdr_len % 8 || msg->len > HR_VERBS_MESSAGE)
         return HR_ERR_INVALID;
@@ -71,7 +71,8 @@ void hr_bond_resend(struct hr_bond_ep *ep) {
 
 /* By the first lane that takes it. It is not kept: when that lane is lost, another word is due. */
 int hr_bond_send_word(struct hr_bond_ep *ep) {
-    struct hr_bond_word word = {.prefix = {.kind = HR_BOND_WORD}, .heard = ep->heard};
+    struct hr_bond_word word = {
+        .prefix = {.kind = HR_BOND_WORD}, .heard = ep->heard, .leaving = (uint32_t)ep->leaving};
     for (int i = 0; i < ep->n; i++) {
         word.lanes[i].life = ep->lanes[i].life;
         word.lanes[i].down = ep->lanes[i].stage == HR_BOND_DOWN;
