@@ -202,7 +202,8 @@ class Communicator(_core.CommunicatorBase):
         Returns
         -------
         dict
-            ``rank``, ``size``, ``members``, ``transports`` (provider by rank), ``mapped`` (whether peers' registered memory is
+            ``rank``, ``size``, ``members``, ``transports`` (provider by rank; what stands in for it while it
+            cannot), ``mapped`` (whether peers' registered memory is
             read in place), ``cost`` (parameters of the planner), ``domains`` (text by provider), ``fabric`` (its name, or
             None), ``rails`` (interfaces, in the order of lanes; empty where only one is used), ``job`` (its name),
             ``traffic`` (`hrdma.traffic.Membership.to_dict`, None where no controller has taken the job).
@@ -212,7 +213,7 @@ class Communicator(_core.CommunicatorBase):
             "rank": self.rank,
             "size": self.size,
             "members": list(self._members),
-            "transports": {rank: runtime.provider(runtime.rank, peer) for rank, peer in enumerate(self._members)},
+            "transports": {rank: runtime.carrier(peer) for rank, peer in enumerate(self._members)},
             "mapped": self._mapped(),
             "cost": self._costs().to_dict(),
             "domains": {name: domain["text"] for name, domain in runtime.engine.domains().items()},
@@ -228,7 +229,7 @@ class Communicator(_core.CommunicatorBase):
         Returns
         -------
         dict
-            ``peers``: by rank ``provider``, ``tx_bytes``, ``rx_bytes``, ``tx_msgs``, ``rx_msgs``, ``busy`` (seconds with bulk in
+            ``peers``: by rank ``provider`` (what stands in for it while one does), ``fallbacks`` (how often), ``tx_bytes``, ``rx_bytes``, ``tx_msgs``, ``rx_msgs``, ``busy`` (seconds with bulk in
             flight), ``rate`` (bytes per second, measured by the engine), ``rails`` (connections side by side) and ``busbw``
             (bytes per busy second);
             ``tx_bytes``, ``rx_bytes``: sums; ``counters`` of the engine; ``memory``: registered memory of the process.

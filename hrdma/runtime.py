@@ -317,6 +317,11 @@ class Runtime:
             )
         return common[0]
 
+    def carrier(self, rank: int) -> str:
+        """The provider that carries the connection to a rank now: where RDMA is lost and tcp may stand in, that."""
+        found = None if rank == self.rank else self.engine.peer_stats(rank)
+        return found["provider"] if found else self.provider(self.rank, rank)
+
     def rails_to(self, rank: int) -> int:
         """Connections side by side between this rank and another."""
         own, other = self.cards[self.rank], self.cards[rank]

@@ -152,8 +152,8 @@ hr_status hr_engine_open(const struct hr_config *config, struct hr_engine **engi
     engine->donefd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     engine->remarkfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     struct epoll_event event = {.events = EPOLLIN, .data.fd = engine->kickfd};
-    if (engine->epfd < 0 || engine->kickfd < 0 || engine->bgfd < 0 || engine->donefd < 0 ||
-        engine->remarkfd < 0 || epoll_ctl(engine->epfd, EPOLL_CTL_ADD, engine->kickfd, &event)) {
+    if (engine->epfd < 0 || engine->kickfd < 0 || engine->bgfd < 0 || engine->donefd < 0 || engine->remarkfd < 0 ||
+        epoll_ctl(engine->epfd, EPOLL_CTL_ADD, engine->kickfd, &event)) {
         snprintf(detail, 256, "cannot make event descriptors: %s", strerror(errno));
         goto fail;
     }

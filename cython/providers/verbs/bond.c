@@ -174,8 +174,8 @@ static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
         at += (size_t)snprintf(text + at, size - at, " (%llu times lost, %llu used again)",
                                (unsigned long long)bond->counts.lost, (unsigned long long)bond->counts.back);
     if (bond->n > HR_BOND_SPARE && at < size)
-        at += (size_t)snprintf(text + at, size - at, ", tcp %s (%llu times)",
-                               bond->on_spare ? "instead" : "stands by", (unsigned long long)bond->counts.fell);
+        at += (size_t)snprintf(text + at, size - at, ", tcp %s (%llu times)", bond->on_spare ? "instead" : "stands by",
+                               (unsigned long long)bond->counts.fell);
     for (int i = 0; i < HR_VERBS_RAILS && at < size; i++) {
         char one[256];
         if (!(bond->had >> i & 1)) continue;

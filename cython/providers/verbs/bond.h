@@ -45,7 +45,7 @@ struct hr_bond_word {
         uint32_t life,
             down; /* down: the queue pair that was this life's is broken, and all that it brought is counted */
     } lanes[HR_BOND_RAILS];
-    uint32_t leaving, zero; /* the spare lane: no atomic is on its way on it, or will be */
+    uint32_t asks, zero; /* for such a word in answer */
 };
 
 enum hr_bond_stage {
@@ -123,9 +123,11 @@ struct hr_bond_ep {
     int first;              /* the lane of messages; -1: none is up */
     unsigned owing;         /* lanes that messages went by and that are not handed over: none leaves until they are */
     int word;               /* the peer must hear of our lanes */
-    int leaving, they_leave; /* the spare lane, as a rail is back: here, the peer; see bond_spare.c */
-    int called_spare;        /* for the first time */
-    int fell, last;          /* the engine knows that we are on the spare lane; the lane that was lost last */
+    int asked;              /* the peer for a word, behind the last message on the spare lane */
+    int called_spare;       /* for the first time */
+    int awaited;            /* the spare lane has not been up yet */
+    int64_t alone;          /* no lane is up, and the spare one is waited for until then; 0: not so */
+    int fell, last;         /* the engine knows that we are on the spare lane; the lane that was lost last */
     uint64_t logged, sent;  /* messages so far; of them those that were posted on `first` or landed */
     uint64_t landed, heard; /* of ours, as the peer said last; of the peer's */
     struct hr_bond_entry *log; /* by number */
@@ -143,10 +145,10 @@ struct hr_bond_reg {
 struct hr_bond {
     struct hr_domain base;
     struct hr_verbs_domain *rails[HR_BOND_RAILS]; /* NULL: its device is gone */
-    int n, nearest; /* n: numbers of rails */
-    int on_spare;   /* endpoints whose messages go by the spare lane */
-    int opened;     /* devices */
-    unsigned had;   /* the same, by number */
+    int n, nearest;                               /* n: numbers of rails */
+    int on_spare;                                 /* endpoints whose messages go by the spare lane */
+    int opened;                                   /* devices */
+    unsigned had;                                 /* the same, by number */
     uint8_t address[HR_MAX_ADDR];
     size_t address_len;
     uint32_t registrations;
@@ -212,9 +214,12 @@ void hr_bond_set_first(struct hr_bond_ep *ep, int first);
 int hr_bond_rail_up(const struct hr_bond_ep *ep);
 /* Calls the spare lane, which was not called so far. 0: there is none to be called. */
 int hr_bond_call_spare(struct hr_bond_ep *ep);
-/* While a rail is up and the spare lane is in use: leaves that. Not inside a callback. */
+/* No lane is up, but the spare one, which is called for the first time, will be in a moment. */
+int hr_bond_awaits_spare(struct hr_bond_ep *ep);
+/* Messages go by the spare lane, and a rail is up: nothing is posted until they go by that. */
+int hr_bond_leaving(const struct hr_bond_ep *ep);
+/* Sees to it. */
 void hr_bond_leave_spare(struct hr_bond_ep *ep);
-int hr_bond_wants_to_leave(const struct hr_bond_ep *ep);
 /* The engine hears what carries the endpoint now, where that has changed. */
 void hr_bond_tell_carrier(struct hr_bond_ep *ep);
 
@@ -225,6 +230,8 @@ int hr_bond_send_notice(struct hr_bond_ep *ep, uint64_t value, uint64_t nbytes);
 void hr_bond_resend(struct hr_bond_ep *ep);
 /* 0: it did not leave. */
 int hr_bond_send_word(struct hr_bond_ep *ep);
+/* By the lane of messages, behind them all: asks for one in answer. */
+int hr_bond_ask_for_word(struct hr_bond_ep *ep);
 void hr_bond_on_recv(struct hr_bond_lane *lane, const uint8_t *hdr, size_t hdr_len, const void *payload, size_t len);
 
 /* bond_rma.c */
@@ -248,8 +255,6 @@ void hr_bond_ops_stick(struct hr_bond_ep *ep, int lane);
 void hr_bond_ops_free(struct hr_bond_ep *ep, int lane);
 /* Posts what waits, and tells ends; returns the number of events. */
 int hr_bond_ops_run(struct hr_bond_ep *ep, int budget);
-/* No atomic is on its way on the lane. */
-int hr_bond_no_atomics(const struct hr_bond_ep *ep, int lane);
 /* Nothing of it waits, or can be told. */
 int hr_bond_ops_idle(const struct hr_bond_ep *ep);
 /* Bytes that wait to be posted, and notices. */

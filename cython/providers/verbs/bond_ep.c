@@ -71,7 +71,7 @@ void hr_bond_choose_first(struct hr_bond_ep *ep) {
 static void rest(struct hr_bond_lane *lane) {
     lane->stage = HR_BOND_REST;
     lane->due = hr_now() + lane->pause;
-    lane->pause = !lane->pause ? REST_FIRST : lane->pause < REST_MOST / 2 ? 2 * lane->pause : REST_MOST;
+    lane->pause = lane->pause < REST_MOST / 2 ? 2 * lane->pause : REST_MOST;
     hr_bond_tick_start(hr_bond_of(&lane->bond->base));
 }
 
@@ -92,7 +92,6 @@ static void handed_over(struct hr_bond_lane *lane) {
         hr_bond_of(&ep->base)->counts.resent += ep->logged - ep->sent;
     }
     if (ep->active || hr_bond_lane_open(lane) != HR_OK) rest(lane);
-    if (lane->index == HR_BOND_SPARE) ep->leaving = ep->they_leave = 0;
     if (owing && !ep->owing) hr_bond_tell_carrier(ep);
     hr_bond_pending(ep);
 }
@@ -131,7 +130,11 @@ static void came_up(struct hr_bond_lane *lane) {
     }
     lane->stage = HR_BOND_UP;
     lane->pause = REST_FIRST;
-    if (lane->life > 1 && lane->index != HR_BOND_SPARE) hr_bond_of(&ep->base)->counts.back++;
+    ep->alone = 0;
+    if (lane->index == HR_BOND_SPARE)
+        ep->awaited = 0;
+    else if (lane->life > 1)
+        hr_bond_of(&ep->base)->counts.back++;
     if (ep->first < 0 || !ep->logged) hr_bond_choose_first(ep);
     hr_bond_pending(ep);
     if (ep->state == HR_BOND_CONNECTING) {
@@ -181,8 +184,8 @@ static void theirs_is_down(struct hr_bond_lane *lane) {
 
 void hr_bond_on_word(struct hr_bond_ep *ep, const struct hr_bond_word *word) {
     if (word->heard > ep->landed) ep->landed = word->heard;
-    ep->they_leave = word->leaving && word->lanes[HR_BOND_SPARE].life == ep->lanes[HR_BOND_SPARE].life;
-    if (ep->they_leave) hr_bond_pending(ep);
+    if (word->asks) ep->word = 1;
+    if (ep->word || hr_bond_leaving(ep)) hr_bond_pending(ep);
     for (int i = 0; i < ep->n && ep->state == HR_BOND_OPEN; i++) {
         struct hr_bond_lane *lane = &ep->lanes[i];
         int32_t ahead = (int32_t)(word->lanes[i].life - lane->life);
@@ -209,7 +212,9 @@ static void break_lost(struct hr_bond_ep *ep) {
         up += hr_bond_lane_up(ep, i);
         calling += ep->lanes[i].stage == HR_BOND_CALLING;
     }
-    if (up || (ep->state == HR_BOND_CONNECTING && (calling || hr_bond_call_spare(ep)))) return;
+    if (up) ep->alone = 0;
+    if (up || (ep->state == HR_BOND_CONNECTING && (calling || hr_bond_call_spare(ep))) || hr_bond_awaits_spare(ep))
+        return;
     int left = ep->state == HR_BOND_OPEN && ep->why == HR_ERR_UNREACHABLE; /* the last of its calls tells no more */
     hr_bond_fail(ep, left ? HR_ERR_PEER_LOST : ep->why, ep->detail);
 }
@@ -233,13 +238,14 @@ static int any_lost(const struct hr_bond_ep *ep) {
 int hr_bond_run(struct hr_bond_ep *ep, int budget) {
     int n = 0;
     hr_list_remove(&ep->pending);
-    if (hr_bond_wants_to_leave(ep)) hr_bond_leave_spare(ep);
     if (any_lost(ep)) break_lost(ep);
+    if (hr_bond_leaving(ep)) hr_bond_leave_spare(ep);
     if (ep->state == HR_BOND_OPEN && ep->word && hr_bond_send_word(ep)) ep->word = 0;
     if (ep->state == HR_BOND_OPEN) n += hr_bond_ops_run(ep, budget);
     if (ep->state == HR_BOND_OPEN) hr_bond_resend(ep);
     if (ep->state == HR_BOND_OVER) return n < budget ? n + tell_end(ep) : (hr_bond_pending(ep), n);
-    int more = hr_bond_wants_to_leave(ep) || ep->word || ep->sent != ep->logged || ep->owing || any_lost(ep) || !hr_bond_ops_idle(ep);
+    int more = (hr_bond_leaving(ep) && !ep->asked) || ep->word || ep->sent != ep->logged || ep->owing || any_lost(ep) ||
+               !hr_bond_ops_idle(ep);
     if (more && hr_list_empty(&ep->pending)) hr_list_push(&hr_bond_of(&ep->base)->pending, &ep->pending);
     return n;
 }
@@ -259,7 +265,8 @@ int hr_bond_tick(struct hr_bond_ep *ep, int64_t now) {
         }
         more |= lane->stage == HR_BOND_REST || (lane->stage == HR_BOND_CALLING && ep->active);
     }
-    return more;
+    if (ep->alone && now >= ep->alone) hr_bond_fail(ep, ep->why, ep->detail);
+    return more || ep->alone;
 }
 
 /* ---- slots of the vtable ---- */
@@ -305,6 +312,7 @@ static int pair_up(struct hr_bond_ep *ep) {
         else
             found++, ep->n = i + 1;
     }
+    ep->awaited = ep->n > HR_BOND_SPARE;
     if (ep->plain) hr_bond_set_first(ep, ep->n - 1);
     return found;
 }

@@ -81,9 +81,9 @@ hr_status hr_bond_mem_export(struct hr_ep *base, const struct hr_mem *mem, void 
     struct bond_desc desc = {.addr = (uintptr_t)addr | rights << ADDRESS_BITS, .serial = (uint32_t)(mem->rkey >> 32)};
     size_t offset = (uintptr_t)addr - (uintptr_t)mem->addr;
     if (ep->plain)
-        return ep->lanes[ep->first].ep ? hr_verbs_mem_export(&ep->lanes[ep->first].ep->base, &reg->mems[ep->first], addr,
-                                                             len, desc_p)
-                                       : HR_ERR_PEER_LOST;
+        return ep->lanes[ep->first].ep
+                   ? hr_verbs_mem_export(&ep->lanes[ep->first].ep->base, &reg->mems[ep->first], addr, len, desc_p)
+                   : HR_ERR_PEER_LOST;
     if ((uintptr_t)addr < (uintptr_t)mem->addr || offset > mem->len || len > mem->len - offset) return HR_ERR_INVALID;
     for (int i = 0; i < ep->n && i < HR_VERBS_RAILS; i++) desc.rkeys[i] = (uint32_t)reg->mems[i].rkey;
     memcpy(desc.len, &bytes, sizeof desc.len);
@@ -115,7 +115,9 @@ uint32_t hr_bond_access(const struct hr_rmem *remote) { return (uint32_t)(remote
 
 struct hr_rmem hr_bond_rmem(const struct hr_rmem *remote, int rail) {
     uint64_t more = (uintptr_t)remote->priv, serial = remote->rkey >> 32;
-    uint32_t rkey = rail == HR_BOND_SPARE ? (uint32_t)serial : rail == 0 ? (uint32_t)remote->rkey : (uint32_t)(rail == 1 ? more >> 32 : more);
+    uint32_t rkey = rail == HR_BOND_SPARE ? (uint32_t)serial
+                    : rail == 0           ? (uint32_t)remote->rkey
+                                          : (uint32_t)(rail == 1 ? more >> 32 : more);
     struct hr_rmem one = {.addr = remote->addr & ((1ull << ADDRESS_BITS) - 1), .len = remote->len};
     one.rkey = serial << 32 | rkey;
     one.priv = (void *)(uintptr_t)hr_bond_access(remote);

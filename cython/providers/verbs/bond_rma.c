@@ -86,11 +86,6 @@ static void told(struct hr_bond_ep *ep, const struct hr_bond_op *last) {
     }
 }
 
-int hr_bond_no_atomics(const struct hr_bond_ep *ep, int lane) {
-    EACH_OP(ep, op) if (op->work == HR_BOND_ATOMIC && !all_ended(op) && op->stripes[0].lane == lane) return 0;
-    return 1;
-}
-
 void hr_bond_told(struct hr_bond_ep *ep) { told(ep, NULL); }
 
 int hr_bond_in_order(struct hr_bond_ep *ep) {
@@ -165,7 +160,8 @@ static hr_status refuse(struct hr_bond_ep *ep) {
 
 /* Where nothing can be posted now, or messages wait to be sent again and new work would keep them waiting. */
 static int held_up(const struct hr_bond_ep *ep) {
-    return !hr_bond_lane_up(ep, ep->first) || ep->sent != ep->logged || hr_list_empty(&ep->spare);
+    return !hr_bond_lane_up(ep, ep->first) || ep->sent != ep->logged || hr_list_empty(&ep->spare) ||
+           hr_bond_leaving(ep);
 }
 
 static struct hr_bond_op *op_new(struct hr_bond_ep *ep, enum hr_bond_work work, const struct hr_rmem *remote,
@@ -231,8 +227,7 @@ hr_status hr_bond_post_atomic(struct hr_ep *base, const struct hr_atomic *args) 
     if (status == HR_OK) status = hr_bond_usable(ep);
     if (status == HR_OK && is_revoked(ep, args->remote)) status = HR_ERR_ACCESS;
     if (status != HR_OK) return status;
-    int leaves = ep->first == HR_BOND_SPARE && hr_bond_wants_to_leave(ep);
-    if (held_up(ep) || leaves || !hr_bond_in_order(ep) || !no_writes(ep)) return refuse(ep);
+    if (held_up(ep) || !hr_bond_in_order(ep) || !no_writes(ep)) return refuse(ep);
     struct hr_rmem remote = hr_bond_rmem(args->remote, ep->first);
     struct hr_bond_op *op = op_new(ep, HR_BOND_ATOMIC, args->remote, args->offset, args->cookie);
     op->len = 8;

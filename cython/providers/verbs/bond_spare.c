@@ -2,10 +2,10 @@
 
 /*
  * It is called when the first rail is up, or when none can be, and is then one more lane: what holds for the others
- * when they are lost holds for it, and for what moves to it. What is special is that it has no stripes, and no messages,
- * while a rail is up. When one is back, it is lost on purpose, and so handed over; it is called again at once, to stand
- * by. An atomic that is on its way on a lane that is lost fails. So first both ends say that there is none: a rail that
- * is mended must do no harm.
+ * when they are lost holds for it, and for what moves to it. What is special is that it has no stripes, and no
+ * messages, while a rail is up. When one is back, each end moves its messages to that by itself: it posts nothing until
+ * the peer has said, behind the last of them, that it has heard all. What else was posted on the spare lane ends there,
+ * so an atomic does not fail because a rail was mended, and the lane stands by again from the first moment.
  *
  * The engine hears of it when the peer has answered on the spare lane: one that died is not said to be carried by tcp.
  */
@@ -14,10 +14,13 @@
 
 #include "providers/verbs/bond.h"
 
+#define ALONE (2000 * HR_VERBS_MS) /* a connection without any lane: the time of a call */
+
 void hr_bond_set_first(struct hr_bond_ep *ep, int first) {
     struct hr_bond *bond = hr_bond_of(&ep->base);
     bond->on_spare += (first == HR_BOND_SPARE) - (ep->first == HR_BOND_SPARE);
     ep->first = first;
+    ep->asked = 0;
 }
 
 int hr_bond_rail_up(const struct hr_bond_ep *ep) {
@@ -39,25 +42,29 @@ int hr_bond_call_spare(struct hr_bond_ep *ep) {
     return hr_bond_lane_open(lane) == HR_OK;
 }
 
-/* The peer may use it although this end does not. */
-static int should_leave(const struct hr_bond_ep *ep) {
-    return (ep->first == HR_BOND_SPARE || ep->they_leave) && hr_bond_rail_up(ep);
-}
-
-int hr_bond_wants_to_leave(const struct hr_bond_ep *ep) {
-    return ep->state == HR_BOND_OPEN && !ep->plain && (ep->leaving || should_leave(ep));
-}
-
-/* Says so, once nothing on it would fail; the peer does the same. */
-void hr_bond_leave_spare(struct hr_bond_ep *ep) {
+int hr_bond_awaits_spare(struct hr_bond_ep *ep) {
     struct hr_bond_lane *lane = &ep->lanes[HR_BOND_SPARE];
-    int leaving = should_leave(ep) && hr_bond_no_atomics(ep, HR_BOND_SPARE);
-    if (leaving != ep->leaving) ep->word = 1;
-    ep->leaving = leaving;
-    if (!leaving || !ep->they_leave || ep->word) return;
-    ep->leaving = ep->they_leave = 0;
-    lane->stage = HR_BOND_LOST;
-    lane->pause = 0;
+    int soon = lane->stage == HR_BOND_CALLING || lane->stage == HR_BOND_REST;
+    if (ep->state != HR_BOND_OPEN || !ep->awaited || !soon) return 0;
+    if (!ep->alone) ep->alone = hr_now() + ALONE;
+    if (ep->active && lane->stage == HR_BOND_REST) lane->due = hr_now();
+    hr_bond_tick_start(hr_bond_of(&ep->base));
+    return 1;
+}
+
+int hr_bond_leaving(const struct hr_bond_ep *ep) {
+    return ep->first == HR_BOND_SPARE && ep->state == HR_BOND_OPEN && !ep->plain && hr_bond_rail_up(ep);
+}
+
+void hr_bond_leave_spare(struct hr_bond_ep *ep) {
+    if (ep->owing || ep->sent != ep->logged) return; /* those that have to be sent again go by it first */
+    if (ep->landed != ep->logged) {
+        if (!ep->asked) ep->asked = hr_bond_ask_for_word(ep);
+        return;
+    }
+    hr_bond_choose_first(ep);
+    hr_bond_tell_carrier(ep);
+    hr_bond_room_again(ep);
 }
 
 void hr_bond_tell_carrier(struct hr_bond_ep *ep) {

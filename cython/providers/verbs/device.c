@@ -249,8 +249,7 @@ hr_status hr_verbs_device_spare(const struct hr_verbs_wish *wish, const struct h
     found->wish.ifname = wish->ifname;
     found->verbs->query_device(found->ctx, &found->attr);
     snprintf(found->reason, sizeof found->reason, "to fall back on");
-    for (int i = 0; i < n; i++)
-        memcpy(found->behind[i], rails[i].paths.list[0].ndev, sizeof found->behind[i]);
+    for (int i = 0; i < n; i++) memcpy(found->behind[i], rails[i].paths.list[0].ndev, sizeof found->behind[i]);
     hr_status status = hr_verbs_paths_scan(&found->wish, found->verbs, found->ctx, 1, &found->paths, detail);
     if (status != HR_OK) give_up(found);
     return status;

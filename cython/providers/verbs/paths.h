@@ -42,7 +42,7 @@ struct hr_verbs_found {
     struct hr_verbs_wish wish;
     struct hr_verbs_paths paths;
     int is_sim, is_tcp, software, distance;
-    char reason[80]; /* why this one */
+    char reason[80];                          /* why this one */
     char behind[HR_VERBS_RAILS][IF_NAMESIZE]; /* of device "tcp": interfaces of the devices that it stands in for */
 };
 

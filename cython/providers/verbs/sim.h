@@ -57,7 +57,7 @@ struct sim_packet { /* payload follows */
     uint64_t addr; /* CONNECT: queue pair that is called. OLD: the value before */
     uint64_t len;  /* of the message */
     uint64_t operand, compare;
-    union ibv_gid gid; /* CONNECT: of the caller */
+    union ibv_gid gid;    /* CONNECT: of the caller */
     uint32_t bytes, zero; /* on a stream: of the payload */
 };
 

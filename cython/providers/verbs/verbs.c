@@ -46,7 +46,8 @@ static hr_status parse_option(struct hr_verbs_options *options, const char *key,
                  *key == 'g' ? "an index of the port's GID table, 0 to 255" : "a size in bytes such as 64M");
     else
         snprintf(detail, 256,
-                 "verbs has no option '%.60s'; it has gid, pin, fallback, wc_error, wc_status, errno, reg_errno, deaf, narrow, "
+                 "verbs has no option '%.60s'; it has gid, pin, fallback, wc_error, wc_status, errno, reg_errno, deaf, "
+                 "narrow, "
                  "fault_seed, fault_budget",
                  key);
     return HR_ERR_INVALID;
