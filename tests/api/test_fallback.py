@@ -81,7 +81,7 @@ def one_sided(comm):
     peer = 1 - comm.rank
     comm.barrier()
     assert comm.stats()["peers"][peer]["provider"] == "tcp" == comm.info()["transports"][peer]
-    end, x, memory, remote = facing(comm)
+    end, x, _memory, remote = facing(comm)
     data = np.random.default_rng(comm.rank).integers(0, 256, 500_000).astype("uint8")
     if comm.rank == 0:
         end.write(data, remote, 64, notify=7)
