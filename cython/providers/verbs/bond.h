@@ -124,9 +124,7 @@ struct hr_bond_ep {
     unsigned owing;         /* lanes that messages went by and that are not handed over: none leaves until they are */
     int word;               /* the peer must hear of our lanes */
     int asked;              /* the peer for a word, behind the last message on the spare lane */
-    int called_spare;       /* for the first time */
-    int awaited;            /* the spare lane has not been up yet */
-    int64_t alone;          /* no lane is up, and the spare one is waited for until then; 0: not so */
+    int64_t open_by;        /* a rail is up: the engine hears of it when the spare lane is, or then; 0: none is yet */
     int fell, last;         /* the engine knows that we are on the spare lane; the lane that was lost last */
     uint64_t logged, sent;  /* messages so far; of them those that were posted on `first` or landed */
     uint64_t landed, heard; /* of ours, as the peer said last; of the peer's */
@@ -194,6 +192,8 @@ void hr_bond_on_word(struct hr_bond_ep *ep, const struct hr_bond_word *word);
 /* Over, with the reason; the engine is told from progress. */
 void hr_bond_fail(struct hr_bond_ep *ep, hr_status status, const char *what);
 void hr_bond_choose_first(struct hr_bond_ep *ep);
+/* The engine hears that it is. */
+void hr_bond_opened(struct hr_bond_ep *ep);
 hr_status hr_bond_lane_open(struct hr_bond_lane *lane);
 /* Breaks the lane's queue pair. Not inside a callback. */
 void hr_bond_break(struct hr_bond_lane *lane);
@@ -214,8 +214,10 @@ void hr_bond_set_first(struct hr_bond_ep *ep, int first);
 int hr_bond_rail_up(const struct hr_bond_ep *ep);
 /* Calls the spare lane, which was not called so far. 0: there is none to be called. */
 int hr_bond_call_spare(struct hr_bond_ep *ep);
-/* No lane is up, but the spare one, which is called for the first time, will be in a moment. */
+/* The spare lane is about to stand by: without it the endpoint is not open yet. */
 int hr_bond_awaits_spare(struct hr_bond_ep *ep);
+/* Asked while it is not, from time to time; 1: it is to be asked again. */
+int hr_bond_spare_is_late(struct hr_bond_ep *ep, int64_t now);
 /* Messages go by the spare lane, and a rail is up: nothing is posted until they go by that. */
 int hr_bond_leaving(const struct hr_bond_ep *ep);
 /* Sees to it. */

@@ -121,6 +121,14 @@ static void lost(struct hr_bond_lane *lane) {
     hr_bond_pending(lane->bond);
 }
 
+void hr_bond_opened(struct hr_bond_ep *ep) {
+    ep->state = HR_BOND_OPEN;
+    for (int i = 0; i < ep->n; i++) ep->lanes[i].due = hr_now() + CALL_LIMIT; /* the engine looks at them no more */
+    hr_bond_tick_start(hr_bond_of(&ep->base));
+    ep->base.domain->sink->state(&ep->base, HR_OK, NULL);
+    hr_bond_tell_carrier(ep);
+}
+
 static void came_up(struct hr_bond_lane *lane) {
     struct hr_bond_ep *ep = lane->bond;
     if (!ep->session) ep->session = lane->ep->session;
@@ -130,22 +138,12 @@ static void came_up(struct hr_bond_lane *lane) {
     }
     lane->stage = HR_BOND_UP;
     lane->pause = REST_FIRST;
-    ep->alone = 0;
-    if (lane->index == HR_BOND_SPARE)
-        ep->awaited = 0;
-    else if (lane->life > 1)
-        hr_bond_of(&ep->base)->counts.back++;
+    if (lane->life > 1 && lane->index != HR_BOND_SPARE) hr_bond_of(&ep->base)->counts.back++;
     if (ep->first < 0 || !ep->logged) hr_bond_choose_first(ep);
     hr_bond_pending(ep);
-    if (ep->state == HR_BOND_CONNECTING) {
-        ep->state = HR_BOND_OPEN;
-        for (int i = 0; i < ep->n; i++) ep->lanes[i].due = hr_now() + CALL_LIMIT; /* the engine looks at them no more */
-        hr_bond_tick_start(hr_bond_of(&ep->base));
-        ep->base.domain->sink->state(&ep->base, HR_OK, NULL);
-        hr_bond_tell_carrier(ep);
-    }
+    hr_bond_call_spare(ep);
+    if (ep->state == HR_BOND_CONNECTING && !hr_bond_awaits_spare(ep)) hr_bond_opened(ep);
     if (ep->fell) hr_bond_tell_carrier(ep); /* nothing had been sent that would have to be handed over */
-    if (lane->index != HR_BOND_SPARE) hr_bond_call_spare(ep);
 }
 
 void hr_bond_on_state(struct hr_bond_lane *lane, hr_status status, const char *detail) {
@@ -212,9 +210,8 @@ static void break_lost(struct hr_bond_ep *ep) {
         up += hr_bond_lane_up(ep, i);
         calling += ep->lanes[i].stage == HR_BOND_CALLING;
     }
-    if (up) ep->alone = 0;
-    if (up || (ep->state == HR_BOND_CONNECTING && (calling || hr_bond_call_spare(ep))) || hr_bond_awaits_spare(ep))
-        return;
+    if (up && ep->state == HR_BOND_CONNECTING && !hr_bond_awaits_spare(ep)) hr_bond_opened(ep);
+    if (up || (ep->state == HR_BOND_CONNECTING && (calling || hr_bond_call_spare(ep)))) return;
     int left = ep->state == HR_BOND_OPEN && ep->why == HR_ERR_UNREACHABLE; /* the last of its calls tells no more */
     hr_bond_fail(ep, left ? HR_ERR_PEER_LOST : ep->why, ep->detail);
 }
@@ -253,7 +250,7 @@ int hr_bond_run(struct hr_bond_ep *ep, int budget) {
 /* Who calls does so when its port is active; who waits is called. */
 int hr_bond_tick(struct hr_bond_ep *ep, int64_t now) {
     int more = 0;
-    if (ep->plain || ep->state != HR_BOND_OPEN) return 0;
+    if (ep->plain || ep->state != HR_BOND_OPEN) return ep->open_by && hr_bond_spare_is_late(ep, now);
     for (int i = 0; i < ep->n; i++) {
         struct hr_bond_lane *lane = &ep->lanes[i];
         struct hr_verbs_domain *rail = hr_bond_of(&ep->base)->rails[i];
@@ -265,8 +262,7 @@ int hr_bond_tick(struct hr_bond_ep *ep, int64_t now) {
         }
         more |= lane->stage == HR_BOND_REST || (lane->stage == HR_BOND_CALLING && ep->active);
     }
-    if (ep->alone && now >= ep->alone) hr_bond_fail(ep, ep->why, ep->detail);
-    return more || ep->alone;
+    return more;
 }
 
 /* ---- slots of the vtable ---- */
@@ -312,7 +308,6 @@ static int pair_up(struct hr_bond_ep *ep) {
         else
             found++, ep->n = i + 1;
     }
-    ep->awaited = ep->n > HR_BOND_SPARE;
     if (ep->plain) hr_bond_set_first(ep, ep->n - 1);
     return found;
 }

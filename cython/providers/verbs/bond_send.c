@@ -107,6 +107,7 @@ void hr_bond_on_recv(struct hr_bond_lane *lane, const uint8_t *hdr, size_t hdr_l
         return;
     }
     memcpy(&prefix, hdr, sizeof prefix);
+    if (ep->state == HR_BOND_CONNECTING && lane->stage == HR_BOND_UP) hr_bond_opened(ep); /* the peer's is */
     if (ep->state != HR_BOND_OPEN || lane->stage != HR_BOND_UP) return;
     if (prefix.kind == HR_BOND_MSG && hdr_len >= sizeof prefix + 8) {
         ep->heard++;

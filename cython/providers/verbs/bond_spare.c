@@ -1,11 +1,12 @@
 /* bond_spare.c - the lane over tcp of a bonded endpoint: it stands by, is used while no rail is left, and is left. */
 
 /*
- * It is called when the first rail is up, or when none can be, and is then one more lane: what holds for the others
- * when they are lost holds for it, and for what moves to it. What is special is that it has no stripes, and no
- * messages, while a rail is up. When one is back, each end moves its messages to that by itself: it posts nothing until
- * the peer has said, behind the last of them, that it has heard all. What else was posted on the spare lane ends there,
- * so an atomic does not fail because a rail was mended, and the lane stands by again from the first moment.
+ * It is called when the first rail is up, or when none can be, and the endpoint is open when it stands by. Then it is
+ * one more lane: what holds for the others when they are lost holds for it, and for what moves to it. What is special
+ * is that it has no stripes, and no messages, while a rail is up. When one is back, each end moves its messages to that
+ * by itself: it posts nothing until the peer has said, behind the last of them, that it has heard all. What else was
+ * posted on the spare lane ends there, so an atomic does not fail because a rail was mended, and the lane stands by
+ * again from the first moment.
  *
  * The engine hears of it when the peer has answered on the spare lane: one that died is not said to be carried by tcp.
  */
@@ -14,7 +15,7 @@
 
 #include "providers/verbs/bond.h"
 
-#define ALONE (2000 * HR_VERBS_MS) /* a connection without any lane: the time of a call */
+#define PATIENCE (2000 * HR_VERBS_MS) /* then it is open without a lane that stands by: that may come later */
 
 void hr_bond_set_first(struct hr_bond_ep *ep, int first) {
     struct hr_bond *bond = hr_bond_of(&ep->base);
@@ -31,24 +32,23 @@ int hr_bond_rail_up(const struct hr_bond_ep *ep) {
 
 int hr_bond_call_spare(struct hr_bond_ep *ep) {
     struct hr_bond_lane *lane = &ep->lanes[HR_BOND_SPARE];
-    if (!ep->active || ep->n <= HR_BOND_SPARE || lane->stage != HR_BOND_REST || lane->ep || ep->called_spare) return 0;
-    ep->called_spare = 1;
-    lane->due = hr_now();
-    if (ep->state == HR_BOND_OPEN) {
-        hr_bond_tick_start(hr_bond_of(&ep->base));
-        return 1;
-    }
-    lane->due = INT64_MAX; /* the engine has a deadline */
-    return hr_bond_lane_open(lane) == HR_OK;
+    if (!ep->active || ep->n <= HR_BOND_SPARE || lane->stage != HR_BOND_REST || lane->life > 1) return 0;
+    if (ep->state != HR_BOND_CONNECTING) return 0;
+    if (hr_bond_lane_open(lane) == HR_OK) return 1;
+    lane->stage = HR_BOND_REST;
+    return 0;
 }
 
 int hr_bond_awaits_spare(struct hr_bond_ep *ep) {
-    struct hr_bond_lane *lane = &ep->lanes[HR_BOND_SPARE];
-    int soon = lane->stage == HR_BOND_CALLING || lane->stage == HR_BOND_REST;
-    if (ep->state != HR_BOND_OPEN || !ep->awaited || !soon) return 0;
-    if (!ep->alone) ep->alone = hr_now() + ALONE;
-    if (ep->active && lane->stage == HR_BOND_REST) lane->due = hr_now();
+    if (ep->n <= HR_BOND_SPARE || ep->lanes[HR_BOND_SPARE].stage != HR_BOND_CALLING) return 0;
+    if (!ep->open_by) ep->open_by = hr_now() + PATIENCE;
     hr_bond_tick_start(hr_bond_of(&ep->base));
+    return hr_now() < ep->open_by;
+}
+
+int hr_bond_spare_is_late(struct hr_bond_ep *ep, int64_t now) {
+    if (ep->state != HR_BOND_CONNECTING || !hr_bond_rail_up(ep)) return 0;
+    if (now >= ep->open_by) hr_bond_opened(ep);
     return 1;
 }
 
