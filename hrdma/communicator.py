@@ -202,9 +202,8 @@ class Communicator(_core.CommunicatorBase):
         Returns
         -------
         dict
-            ``rank``, ``size``, ``members``, ``transports`` (provider by rank; what stands in for it while it
-            cannot), ``mapped`` (whether peers' registered memory is
-            read in place), ``cost`` (parameters of the planner), ``domains`` (text by provider), ``fabric`` (its name, or
+            ``rank``, ``size``, ``members``, ``transports`` (provider by rank; tcp while that stands in for verbs), ``mapped``
+            (whether peers' registered memory is read in place), ``cost`` (parameters of the planner), ``domains`` (text by provider), ``fabric`` (its name, or
             None), ``rails`` (interfaces, in the order of lanes; empty where only one is used), ``job`` (its name),
             ``traffic`` (`hrdma.traffic.Membership.to_dict`, None where no controller has taken the job).
         """
@@ -213,7 +212,7 @@ class Communicator(_core.CommunicatorBase):
             "rank": self.rank,
             "size": self.size,
             "members": list(self._members),
-            "transports": {rank: runtime.carrier(peer) for rank, peer in enumerate(self._members)},
+            "transports": {rank: self._carrier(peer) for rank, peer in enumerate(self._members)},
             "mapped": self._mapped(),
             "cost": self._costs().to_dict(),
             "domains": {name: domain["text"] for name, domain in runtime.engine.domains().items()},
@@ -222,6 +221,12 @@ class Communicator(_core.CommunicatorBase):
             "job": runtime.config.job,
             "traffic": runtime.traffic and runtime.traffic.to_dict(),
         }
+
+    def _carrier(self, peer: int) -> str:
+        """The provider to a rank of the world; where another has to stand in for it now, that one."""
+        runtime = self._runtime
+        found = None if peer == runtime.rank else runtime.engine.peer_stats(peer)
+        return found["provider"] if found else runtime.provider(runtime.rank, peer)
 
     def stats(self) -> dict[str, Any]:
         """Traffic of this process with the ranks of this communicator, over whatever communicator it went.

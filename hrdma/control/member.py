@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -327,22 +328,13 @@ class ControlPlane:
 
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
         """Runs a call in the control thread whenever this descriptor is readable, until `unwatch`."""
-        loop = self._loop
-        if loop is not None:
-            loop.post(lambda: loop.watch(descriptor, call))
+        if self._loop is not None:
+            self._loop.post(functools.partial(self._loop.watch, descriptor, call))
 
     def unwatch(self, descriptor: int) -> None:
-        """On return the descriptor may be closed: the control thread does not look at it any more."""
-        loop, done = self._loop, threading.Event()
-        if loop is None or self._pid != os.getpid():
-            return
-
-        def forget() -> None:
-            loop.unwatch(descriptor)
-            done.set()
-
-        if loop.post(forget):
-            done.wait(CLOSE_TIMEOUT)
+        """On return it may be closed: the control thread does not look at it any more."""
+        if self._loop is not None and self._pid == os.getpid():
+            self._loop.forget(descriptor, CLOSE_TIMEOUT)
 
     def leave(self, *, deadline: float) -> None:
         """Leaves in good order: the others are told that this rank is not lost but done.

@@ -11,7 +11,7 @@
  * post.c      work requests out, and their ends             send.c      messages and credits
  * rma.c       reads, writes, atomics                        recv.c      what arrives
  * progress.c  polling, timers, sleeping                     inject.c    faults, between here and the device
- * lib.c       libibverbs                                    sim*.c      the simulated device
+ * lib.c       libibverbs                                    sim*.c      the simulated device, and the spare one
  * bond*.c     several devices as one domain: bond.h
  *
  * Callbacks run in progress() alone. What happens elsewhere and must be told is noted in the endpoint, which is put on
