@@ -140,10 +140,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("HRDMA_SHM", _options, "", "options of provider shm, such as ring=1048576,cma=0"),
     Setting("HRDMA_VERBS", _options, "", "options of provider verbs, such as gid=3,pin=256M"),
     Setting(
-        "HRDMA_FALLBACK",
-        _choice(("none", "tcp")),
-        "none",
-        "tcp: a verbs connection without a rail goes on over tcp; never where HRDMA_REQUIRE=verbs",
+        "HRDMA_FALLBACK", _choice(("none", "tcp")), "none", "tcp: a verbs connection without a rail goes on over tcp"
     ),
     Setting(
         "HRDMA_DEVICES",
