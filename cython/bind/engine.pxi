@@ -275,7 +275,8 @@ cdef class Engine:
                 found.append(f"no rail of {text_of(remark.provider)} is left to rank {remark.peer_id} ({text}): the "
                              f"connection goes on over {text_of(remark.by)}")
             else:
-                found.append(f"the connection to rank {remark.peer_id} is over {text_of(remark.provider)} again ({text})")
+                found.append(f"the connection to rank {remark.peer_id} is over {text_of(remark.provider)} again "
+                             f"({text})")
         return found
 
     def progress(self):
