@@ -179,6 +179,21 @@ cdef extern from "hr/hr.h" nogil:
     bint hr_engine_domain(hr_engine *engine, int i, const char **name_p, void *addr, size_t *addr_len_p,
                           hr_caps *caps_p, char *text) noexcept
 
+    enum hr_remark_kind:
+        HR_REMARK_LEFT
+        HR_REMARK_FELL
+        HR_REMARK_BACK
+
+    struct hr_remark:
+        hr_remark_kind kind
+        uint64_t peer_id
+        const char *provider
+        const char *by
+        char text[256]
+
+    int hr_engine_remark_fd(hr_engine *engine) noexcept
+    bint hr_engine_remark(hr_engine *engine, hr_remark *remark_p) noexcept
+
     hr_status hr_connect(hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr, size_t size,
                          int active) noexcept
     hr_status hr_connect_wait(hr_engine *engine, int64_t deadline, uint64_t *peer_p, char *detail) noexcept
@@ -246,6 +261,7 @@ cdef extern from "hr/hr.h" nogil:
 
     struct hr_peer_stats:
         const char *provider
+        const char *carrier
         uint64_t tx_bytes
         uint64_t rx_bytes
         uint64_t tx_msgs
@@ -254,6 +270,7 @@ cdef extern from "hr/hr.h" nogil:
         double rate
         int connected
         int rails
+        uint32_t fell
 
     bint hr_read_peer_stats "hr_peer_stats"(hr_engine *engine, uint64_t peer_id, hr_peer_stats *stats_p) noexcept
 

@@ -202,8 +202,8 @@ class Communicator(_core.CommunicatorBase):
         Returns
         -------
         dict
-            ``rank``, ``size``, ``members``, ``transports`` (provider by rank), ``mapped`` (whether peers' registered memory is
-            read in place), ``cost`` (parameters of the planner), ``domains`` (text by provider), ``fabric`` (its name, or
+            ``rank``, ``size``, ``members``, ``transports`` (provider by rank; tcp while that stands in for verbs), ``mapped``
+            (whether peers' registered memory is read in place), ``cost`` (parameters of the planner), ``domains`` (text by provider), ``fabric`` (its name, or
             None), ``rails`` (interfaces, in the order of lanes; empty where only one is used), ``job`` (its name),
             ``traffic`` (`hrdma.traffic.Membership.to_dict`, None where no controller has taken the job).
         """
@@ -212,7 +212,7 @@ class Communicator(_core.CommunicatorBase):
             "rank": self.rank,
             "size": self.size,
             "members": list(self._members),
-            "transports": {rank: runtime.provider(runtime.rank, peer) for rank, peer in enumerate(self._members)},
+            "transports": {rank: self._carrier(peer) for rank, peer in enumerate(self._members)},
             "mapped": self._mapped(),
             "cost": self._costs().to_dict(),
             "domains": {name: domain["text"] for name, domain in runtime.engine.domains().items()},
@@ -222,13 +222,19 @@ class Communicator(_core.CommunicatorBase):
             "traffic": runtime.traffic and runtime.traffic.to_dict(),
         }
 
+    def _carrier(self, peer: int) -> str:
+        """The provider to a rank of the world; where another has to stand in for it now, that one."""
+        runtime = self._runtime
+        found = None if peer == runtime.rank else runtime.engine.peer_stats(peer)
+        return found["provider"] if found else runtime.provider(runtime.rank, peer)
+
     def stats(self) -> dict[str, Any]:
         """Traffic of this process with the ranks of this communicator, over whatever communicator it went.
 
         Returns
         -------
         dict
-            ``peers``: by rank ``provider``, ``tx_bytes``, ``rx_bytes``, ``tx_msgs``, ``rx_msgs``, ``busy`` (seconds with bulk in
+            ``peers``: by rank ``provider`` (what stands in for it while one does), ``fallbacks`` (how often), ``tx_bytes``, ``rx_bytes``, ``tx_msgs``, ``rx_msgs``, ``busy`` (seconds with bulk in
             flight), ``rate`` (bytes per second, measured by the engine), ``rails`` (connections side by side) and ``busbw``
             (bytes per busy second);
             ``tx_bytes``, ``rx_bytes``: sums; ``counters`` of the engine; ``memory``: registered memory of the process.

@@ -140,6 +140,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("HRDMA_SHM", _options, "", "options of provider shm, such as ring=1048576,cma=0"),
     Setting("HRDMA_VERBS", _options, "", "options of provider verbs, such as gid=3,pin=256M"),
     Setting(
+        "HRDMA_FALLBACK", _choice(("none", "tcp")), "none", "tcp: a verbs connection without a rail goes on over tcp"
+    ),
+    Setting(
         "HRDMA_DEVICES",
         _text,
         "",
@@ -191,6 +194,7 @@ class Config:
     tcp: str = ""
     shm: str = ""
     verbs: str = ""
+    fallback: str = "none"
     devices: str = ""
     fault: str = ""
     job: str = ""
@@ -257,8 +261,10 @@ class Config:
         return "\n".join(f"{row.name}={row.value}  ({row.origin})" for row in self.rows())
 
     def options(self, provider: str) -> str:
-        """The option string of a provider; empty where it has none."""
-        return getattr(self, provider) if provider in ("tcp", "shm", "verbs") else ""
+        """The option string of a provider; empty where it has none. Where verbs is required it is told of no fallback."""
+        text = getattr(self, provider) if provider in ("tcp", "shm", "verbs") else ""
+        falls = provider == "verbs" and self.fallback != "none" and "verbs" not in self.require
+        return ",".join(filter(None, [text, f"fallback={self.fallback}" if falls else ""]))
 
     def hardware(self) -> str:
         """The devices that provider verbs may take; empty: it takes none that are software.

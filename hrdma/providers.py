@@ -11,8 +11,9 @@ from hrdma.log import logger
 if TYPE_CHECKING:
     from hrdma.config import Config
 
-__all__ = ["AUTOMATIC", "chosen"]
+__all__ = ["AUTOMATIC", "RAILED", "chosen", "domain_of_rail"]
 
+RAILED = "tcp"  # the provider that is opened once for each NIC of a fabric
 AUTOMATIC = ("shm", "verbs", "tcp")  # what is tried, best first, where HRDMA_TRANSPORT says nothing
 
 
@@ -29,7 +30,14 @@ def chosen(config: Config) -> tuple[str, ...]:
     if absent:
         reasons = "; ".join(f"{name}: {_why_not(name)}" for name in absent)
         raise DeviceError(f"HRDMA_REQUIRE={','.join(config.require)} but {', '.join(absent)} is not used: {reasons}")
+    if config.fallback != "none" and "verbs" in config.require:
+        logger.info("HRDMA_FALLBACK=%s has no effect: HRDMA_REQUIRE=verbs", config.fallback)
     return tuple(names)
+
+
+def domain_of_rail(number: int) -> str:
+    """What the domain of a rail is called, in the engine and on the card."""
+    return f"{RAILED}:{number}"
 
 
 def _usable(name: str, config: Config) -> bool:

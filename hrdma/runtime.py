@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from hrdma import _core
 from hrdma.errors import DeviceError, PeerError
-from hrdma.providers import chosen
+from hrdma.providers import RAILED, chosen, domain_of_rail
+from hrdma.remarks import Remarks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["Runtime", "finalize", "init"]
 
 DISCOVER = "discover"  # of HRDMA_FABRIC: the network is measured before the ranks are connected
-RAILED = "tcp"  # the provider that is opened once for each NIC of a fabric
 CLOSE_SECONDS = 5.0
 BLAME_SECONDS = 0.3  # how long a failed init waits to learn which rank was lost first
 WORLD_ID = 1  # of the communicator of all ranks; all other ids are hashes
@@ -69,6 +69,7 @@ class Runtime:
         self._closed = False
         self.pid = os.getpid()
         self.engine = self._open(world)
+        self.remarks = Remarks(self)
         try:
             self._join(world)
             if config.fabric == DISCOVER:
@@ -90,7 +91,7 @@ class Runtime:
         if config.simd != "auto":
             _core.reduce_isa(config.simd)
         domains = [name for name in self.names if name != "loop"]
-        domains += [_rail(number) for number in range(1, len(self.rails))]
+        domains += [domain_of_rail(number) for number in range(1, len(self.rails))]
         engine = functools.partial(
             _core.Engine,
             self.rank,
@@ -220,7 +221,7 @@ class Runtime:
             if rank == self.rank:
                 continue
             provider = self.provider(self.rank, rank)
-            for name in [provider, *map(_rail, range(1, self.rails_to(rank)))]:
+            for name in [provider, *map(domain_of_rail, range(1, self.rails_to(rank)))]:
                 for _ in range(self.streams_to(rank)):
                     self.engine.connect(rank, name, bytes.fromhex(card["addresses"][name]), self.rank < rank)
         with self._lock:
@@ -253,6 +254,7 @@ class Runtime:
         """Waits for the others' connections: who leaves at once after init must not fail the init of another rank."""
         if self.control is None:
             return
+        self.remarks.watch()
         with self._blaming():
             self.control.barrier(deadline=self.deadline)
 
@@ -372,6 +374,7 @@ class Runtime:
             if self.control is not None:
                 self.control.abandon()
             return
+        self.remarks.close()
         try:
             self.engine.close(seconds)
         finally:
@@ -385,11 +388,6 @@ class Runtime:
     def closed(self) -> bool:
         """Whether it can be used no more."""
         return self._closed or os.getpid() != self.pid
-
-
-def _rail(number: int) -> str:
-    """What the domain of a rail is called, in the engine and on the card."""
-    return f"{RAILED}:{number}"
 
 
 def _network(config: Config, ranks: int) -> Network | None:
@@ -437,7 +435,7 @@ def init(
         Any other setting of :class:`hrdma.config.Config` by its name: ``fabric="cluster.toml"`` plans collectives for
         that network and uses all of its NICs (``"discover"``: it is measured first), ``plan="mine.json"`` runs a schedule of one's own;
         ``job="resnet", priority=2`` registers with the traffic controller of each rank's host, where there is one, and
-        stamps what the ranks send (`hrdma.traffic`).
+        stamps what the ranks send (`hrdma.traffic`); ``fallback="tcp"`` lets RDMA connections without a rail go on over tcp.
 
     Returns
     -------

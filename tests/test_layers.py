@@ -57,8 +57,9 @@ RULES = {
     "hrdma.given": Rule(f"{BASE} hrdma.communicator hrdma.planning"),
     "hrdma.collectives": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning", "numpy"),
     "hrdma.providers": Rule(f"{BASE} {SETTINGS} hrdma._core"),
+    "hrdma.remarks": Rule("hrdma.runtime"),
     "hrdma.runtime": Rule(
-        f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.calibration hrdma.control hrdma.nics hrdma.providers "
+        f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.calibration hrdma.control hrdma.nics hrdma.providers hrdma.remarks "
         "hrdma.traffic"
     ),
     "hrdma.objects": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.control", "numpy ml_dtypes"),

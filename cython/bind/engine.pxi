@@ -232,14 +232,15 @@ cdef class Engine:
         -------
         dict or None
             ``provider``, ``connected``, ``tx_bytes``, ``rx_bytes``, ``tx_msgs``, ``rx_msgs``, ``busy`` (seconds with
-            bulk in flight), ``rate`` (bytes per second as measured; 0 unknown), ``rails``.
+            bulk in flight), ``rate`` (bytes per second as measured; 0 unknown), ``rails``; ``fallbacks``, how often
+            another provider had to stand in: while one does, it is named as ``provider``.
         """
         cdef hr_peer_stats stats
         self.check()
         if not hr_read_peer_stats(self.handle, peer_id, &stats):
             return None
         return {
-            "provider": text_of(stats.provider),
+            "provider": text_of(stats.provider if stats.carrier == NULL else stats.carrier),
             "connected": bool(stats.connected),
             "tx_bytes": stats.tx_bytes,
             "rx_bytes": stats.rx_bytes,
@@ -248,7 +249,35 @@ cdef class Engine:
             "busy": stats.busy_ns * 1e-9,
             "rate": stats.rate,
             "rails": stats.rails,
+            "fallbacks": stats.fell,
         }
+
+    def remarks_fd(self):
+        """A descriptor that is readable while :meth:`remarks` has something to tell."""
+        self.check()
+        return hr_engine_remark_fd(self.handle)
+
+    def remarks(self):
+        """What people should read of, since this was asked last; the 16 newest are kept.
+
+        Returns
+        -------
+        list of str
+        """
+        cdef hr_remark remark
+        self.check()
+        found = []
+        while hr_engine_remark(self.handle, &remark):
+            text = text_of(remark.text)
+            if remark.kind == HR_REMARK_LEFT:
+                found.append(text)
+            elif remark.kind == HR_REMARK_FELL:
+                found.append(f"no rail of {text_of(remark.provider)} is left to rank {remark.peer_id} ({text}): the "
+                             f"connection goes on over {text_of(remark.by)}")
+            else:
+                found.append(f"the connection to rank {remark.peer_id} is over {text_of(remark.provider)} again "
+                             f"({text})")
+        return found
 
     def progress(self):
         """One pass of progress; for callers with a loop of their own."""

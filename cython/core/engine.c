@@ -97,6 +97,7 @@ static hr_status open_domain(struct hr_engine *engine, const char *name, char de
     int i = engine->ndomains++;
     engine->domains[i] = domain;
     engine->names[i] = strdup(name);
+    if (*domain->left) hr_remark_add(engine, HR_REMARK_LEFT, NULL, domain->left);
     int fd = domain->ops->event_fd(domain);
     struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
     if (fd >= 0 && epoll_ctl(engine->epfd, EPOLL_CTL_ADD, fd, &event)) {
@@ -125,8 +126,8 @@ static void engine_free(struct hr_engine *engine) {
     free(engine->xfers);
     free(engine->retired);
     hr_ledger_close(engine);
-    int fds[] = {engine->epfd, engine->kickfd, engine->bgfd, engine->donefd};
-    for (int i = 0; i < 4; i++)
+    int fds[] = {engine->epfd, engine->kickfd, engine->bgfd, engine->donefd, engine->remarkfd};
+    for (int i = 0; i < 5; i++)
         if (fds[i] >= 0) close(fds[i]);
     pthread_mutex_destroy(&engine->mutex);
     free(engine);
@@ -149,8 +150,9 @@ hr_status hr_engine_open(const struct hr_config *config, struct hr_engine **engi
     engine->kickfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     engine->bgfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     engine->donefd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    engine->remarkfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     struct epoll_event event = {.events = EPOLLIN, .data.fd = engine->kickfd};
-    if (engine->epfd < 0 || engine->kickfd < 0 || engine->bgfd < 0 || engine->donefd < 0 ||
+    if (engine->epfd < 0 || engine->kickfd < 0 || engine->bgfd < 0 || engine->donefd < 0 || engine->remarkfd < 0 ||
         epoll_ctl(engine->epfd, EPOLL_CTL_ADD, engine->kickfd, &event)) {
         snprintf(detail, 256, "cannot make event descriptors: %s", strerror(errno));
         goto fail;
@@ -382,6 +384,8 @@ int hr_peer_stats(struct hr_engine *engine, uint64_t peer_id, struct hr_peer_sta
         stats_p->tx_msgs += rail->tx_msgs;
         stats_p->rx_msgs += rail->rx_msgs;
         stats_p->rate += rail->rate;
+        stats_p->fell += rail->fell;
+        if (rail->carrier) stats_p->carrier = rail->carrier;
         if (rail->busy_ns > stats_p->busy_ns) stats_p->busy_ns = rail->busy_ns;
         if (rail->state != HR_CONN_UP) stats_p->connected = 0;
     }

@@ -92,6 +92,7 @@ struct hr_hdr_long { /* RTS (size, desc), CTS (desc) */
     struct hr_desc desc;
 };
 
+#define HR_REMARKS 16
 #define HR_BUCKETS 64 /* of the order of messages on a connection */
 #define HR_MATCH_CHAINS 512
 #define HR_BULK_MIN 4096                                     /* both ends count what is larger as bulk */
@@ -164,6 +165,8 @@ struct hr_conn {
     struct hr_conn *first, *rails[HR_MAX_RAILS]; /* the peer's first rail; on that one: all of them */
     int nrails;
     const struct hr_provider *provider;
+    const char *carrier; /* the provider that stands in for it; NULL: none does */
+    uint32_t fell;       /* times that one did */
     const struct hr_caps *caps;
     struct hr_lane lanes[HR_MAX_LANES + 1]; /* one more: the passive end of the connection to oneself */
     uint32_t next_lane, index;
@@ -256,7 +259,7 @@ struct hr_engine {
     uint32_t domain_conns[HR_MAX_DOMAINS];
     int ndomains;
     uint32_t pass;
-    int epfd, kickfd, bgfd, donefd;
+    int epfd, kickfd, bgfd, donefd, remarkfd;
     int spin_ns, spin_now, yield;
     struct hr_link conns, active, dead, comms, waiters;
     struct hr_link work[HR_PRIORITIES];
@@ -273,6 +276,8 @@ struct hr_engine {
     uint32_t nretired, retired_cap;
     struct hr_request *done_head, *done_tail;
     int done_armed;
+    struct hr_remark remarks[HR_REMARKS]; /* by number: those that nobody has taken are lost to newer ones */
+    uint32_t remark_head, remark_tail;
     pthread_t bg;
     int bg_running, bg_deep, stop;
     _Atomic uint64_t count_eager, count_pull, count_push, count_seg, count_lent, count_unexpected, count_sleeps,
@@ -360,6 +365,7 @@ extern const struct hr_sink hr_engine_sink;
 void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail);
 void hr_conn_cut(struct hr_conn *conn);       /* from now on no byte of ours is read or written for this peer */
 void hr_conns_bury(struct hr_engine *engine); /* after progress, and before an API call returns */
+void hr_remark_add(struct hr_engine *engine, enum hr_remark_kind kind, struct hr_conn *conn, const char *text);
 
 /* match.c */
 void hr_match_arrived(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 
 #include "core/engine.h"
 
@@ -201,5 +202,38 @@ static void sink_state(struct hr_ep *ep, hr_status status, const char *detail) {
     if (conn->nqueued || !hr_list_empty(&conn->ctl)) hr_conn_activate(conn);
 }
 
+/* ---- what people should read of ---- */
+
+void hr_remark_add(struct hr_engine *engine, enum hr_remark_kind kind, struct hr_conn *conn, const char *text) {
+    if (engine->remark_tail - engine->remark_head == HR_REMARKS) engine->remark_head++;
+    struct hr_remark *remark = &engine->remarks[engine->remark_tail++ % HR_REMARKS];
+    *remark = (struct hr_remark){.kind = kind, .peer_id = conn ? conn->peer_id : engine->config.self_id};
+    remark->provider = conn ? conn->provider->name : "";
+    remark->by = conn ? conn->carrier : NULL;
+    snprintf(remark->text, sizeof remark->text, "%s", text ? text : "");
+    (void)!eventfd_write(engine->remarkfd, 1);
+}
+
+int hr_engine_remark_fd(struct hr_engine *engine) { return engine->remarkfd; }
+
+int hr_engine_remark(struct hr_engine *engine, struct hr_remark *remark_p) {
+    eventfd_t count;
+    hr_lock(engine);
+    int any = engine->remark_head != engine->remark_tail;
+    if (any) *remark_p = engine->remarks[engine->remark_head++ % HR_REMARKS];
+    if (engine->remark_head == engine->remark_tail) (void)!eventfd_read(engine->remarkfd, &count);
+    hr_unlock(engine);
+    return any;
+}
+
+static void sink_carrier(struct hr_ep *ep, const char *by, const char *detail) {
+    struct hr_lane *lane = ep->ctx;
+    struct hr_conn *conn = lane->conn;
+    if (conn->state == HR_CONN_LOST) return;
+    conn->carrier = by;
+    conn->fell += by != NULL;
+    hr_remark_add(conn->engine, by ? HR_REMARK_FELL : HR_REMARK_BACK, conn, detail);
+}
+
 const struct hr_sink hr_engine_sink = {
-    .recv = sink_recv, .done = sink_done, .notify = sink_notify, .state = sink_state};
+    .recv = sink_recv, .done = sink_done, .notify = sink_notify, .state = sink_state, .carrier = sink_carrier};

@@ -104,6 +104,17 @@ class Loop:
             self._waker.ring()
             return True
 
+    def forget(self, descriptor: int, timeout: float) -> None:
+        """Has the thread `unwatch` it, and waits for that."""
+        done = threading.Event()
+
+        def forgotten() -> None:
+            self.unwatch(descriptor)
+            done.set()
+
+        if self.post(forgotten):
+            done.wait(timeout)
+
     def join(self, timeout: float) -> bool:
         """Waits until the thread has ended; False when it has not."""
         self._thread.join(max(0.0, timeout))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -324,6 +325,16 @@ class ControlPlane:
             self._barriers += 1
             key = f"barrier:{self._barriers}"
         self.exchange(key, {}, deadline=deadline)
+
+    def watch(self, descriptor: int, call: Callable[[], None]) -> None:
+        """Runs a call in the control thread whenever this descriptor is readable, until `unwatch`."""
+        if self._loop is not None:
+            self._loop.post(functools.partial(self._loop.watch, descriptor, call))
+
+    def unwatch(self, descriptor: int) -> None:
+        """On return it may be closed: the control thread does not look at it any more."""
+        if self._loop is not None and self._pid == os.getpid():
+            self._loop.forget(descriptor, CLOSE_TIMEOUT)
 
     def leave(self, *, deadline: float) -> None:
         """Leaves in good order: the others are told that this rank is not lost but done.

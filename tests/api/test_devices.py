@@ -69,7 +69,11 @@ def opened(rank):
     [
         ({"HRDMA_DEVICES": "carrier_pigeon"}, "DeviceError", "carrier_pigeon|libibverbs"),
         ({"HRDMA_DEVICES": "sim:2"}, "DeviceError", "sim has no active port of that number"),
-        (SIM | {"HRDMA_VERBS": "colour=red"}, "ValueError", "verbs has no option 'colour'; it has gid, pin, wc_error"),
+        (
+            SIM | {"HRDMA_VERBS": "colour=red"},
+            "ValueError",
+            "verbs has no option 'colour'; it has gid, pin, fallback, wc_error",
+        ),
         (SIM | {"HRDMA_VERBS": "wc_error=2"}, "ValueError", "wc_error=2"),
         (SIM | {"HRDMA_VERBS": "gid=7"}, "ValueError", "gid=7: sim has no such GID; it has 1 entries"),
     ],

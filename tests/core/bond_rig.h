@@ -31,6 +31,8 @@ struct bond_side {
     int ups, losses;
     hr_status loss;
     char detail[256];
+    int falls, backs; /* onto the spare rail, off it */
+    char carrier[256];
     uint32_t sent, heard; /* messages */
     uint64_t notices;
     uint8_t *memory; /* SLOTS of them */
@@ -119,7 +121,16 @@ static inline void bond_on_state(struct hr_ep *ep, hr_status status, const char 
     snprintf(side->detail, sizeof side->detail, "%s", detail ? detail : "");
 }
 
-static const struct hr_sink bond_sink = {bond_on_recv, bond_on_done, bond_on_notify, bond_on_state};
+static inline void bond_on_carrier(struct hr_ep *ep, const char *by, const char *detail) {
+    struct bond_side *side = ep->ctx;
+    CHECK(side->ups && side->falls - side->backs == !by);
+    if (by) CHECK(!strcmp(by, "tcp"));
+    side->falls += by != NULL;
+    side->backs += !by;
+    snprintf(side->carrier, sizeof side->carrier, "%s", detail);
+}
+
+static const struct hr_sink bond_sink = {bond_on_recv, bond_on_done, bond_on_notify, bond_on_state, bond_on_carrier};
 
 /* ---- driving ---- */
 
@@ -156,8 +167,10 @@ static inline int lanes_up(const struct bond_side *side) {
 
 /* All lanes, at both ends. */
 static inline int all_up(const struct bond_rig *rig) {
-    return lanes_up(&rig->side[0]) == bond_ep_of(&rig->side[0])->n &&
-           lanes_up(&rig->side[1]) == lanes_up(&rig->side[0]);
+    int n = 0;
+    for (int i = 0; i < bond_ep_of(&rig->side[0])->n; i++)
+        n += bond_ep_of(&rig->side[0])->lanes[i].stage != HR_BOND_NONE;
+    return lanes_up(&rig->side[0]) == n && lanes_up(&rig->side[1]) == n;
 }
 
 static inline void bond_call(struct bond_rig *rig) {
@@ -257,7 +270,7 @@ static inline hr_status start_job(struct bond_rig *rig, int is_read, size_t len,
     hr_status status =
         is_read ? side->domain->ops->post_read(side->ep, &rma) : side->domain->ops->post_write(side->ep, &rma);
     CHECK(!hr_is_error(status));
-    if (status == HR_AGAIN && old) memcpy(expected + offset, old, len);
+    if (status == HR_AGAIN && old) memcpy(expected + offset, old, len), memset(local, JUNK, len);
     if (status != HR_INPROGRESS) job->open = rig->in_use[slot] = 0;
     if (status != HR_AGAIN && notify) rig->noticed_by[slot] = ++side->notices;
     free(old);

@@ -6,7 +6,7 @@
 # Every provider runs plain and inside the fault provider with no faults, with one thread and with one per side. Then
 # faults are switched on and the check that must notice is expected to fail: once, without sanitizers, is enough. The
 # thread sanitizer has nothing to see in one thread. Exits with 1 after the first surprise. The device of verbs is the
-# simulated one, or HR_TEST_DEVICE; without that the suite runs on two rails as well.
+# simulated one, or HR_TEST_DEVICE; without that the suite runs on two rails as well, and over tcp where no rail will do.
 set -eu
 flavour=$1
 binary=$2
@@ -33,6 +33,8 @@ for provider in "$@"; do
         suite $threads "fault:$provider"
         if [ "$provider" = verbs ] && [ -z "${HR_TEST_DEVICE:-}" ]; then
             "$binary" --device sim2,sim2 $threads verbs
+            "$binary" --device sim2 --options fallback=tcp $threads verbs
+            "$binary" --device sim2 --options fallback=tcp,deaf=16 $threads verbs
         fi
         suite $threads --options delay=0.01:200us "fault:$provider" streams
         suite $threads --options delay=1:20ms "fault:$provider" cancel

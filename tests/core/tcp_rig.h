@@ -71,7 +71,7 @@ static inline void rig_state(struct hr_ep *ep, hr_status status, const char *det
     c->loss = status;
     snprintf(c->detail, sizeof c->detail, "%s", detail ? detail : "");
 }
-static const struct hr_sink rig_sink = {rig_recv, rig_done, rig_notify, rig_state};
+static const struct hr_sink rig_sink = {rig_recv, rig_done, rig_notify, rig_state, NULL};
 
 static inline double rig_seconds(void) {
     struct timespec ts;

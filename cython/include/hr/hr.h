@@ -102,6 +102,22 @@ void hr_engine_set_locality(struct hr_engine *engine, int local_ranks, int cores
 int hr_engine_domain(struct hr_engine *engine, int i, const char **name_p, void *addr, size_t *addr_len_p,
                      struct hr_caps *caps_p, char text[256]);
 
+/* What people should read of, in the order in which it happened: the text names a device, with the reason. The 16
+ * newest are kept. The descriptor is readable while there are any. 0: there is none. */
+enum hr_remark_kind {
+    HR_REMARK_LEFT, /* a device that could not be opened: it is done without */
+    HR_REMARK_FELL, /* the connection to a peer goes on over another provider, `by` */
+    HR_REMARK_BACK  /* it is carried by its own again */
+};
+struct hr_remark {
+    enum hr_remark_kind kind;
+    uint64_t peer_id;
+    const char *provider, *by;
+    char text[256];
+};
+int hr_engine_remark_fd(struct hr_engine *engine);
+int hr_engine_remark(struct hr_engine *engine, struct hr_remark *remark_p);
+
 /* Begins to connect to peer_id over the named provider; both sides call it, one of them active. Called again for the
  * same peer and provider it adds a stream. The name of a rail's domain ("tcp:1") begins the connection of that rail,
  * after those of the rails before it: messages, and what a program says goes as lane 0, take rail 0; lane j takes rail
@@ -180,12 +196,13 @@ struct hr_counter {
 };
 int hr_engine_counters(struct hr_engine *engine, struct hr_counter *counters, int n);
 /* Per peer, all rails together: provider name, bytes and messages each way, nanoseconds with bulk in flight (of the
- * rail that was busy longest). 0 when unknown. */
+ * rail that was busy longest). 0 when unknown. carrier: what stands in for the provider, or NULL; fell: how often. */
 struct hr_peer_stats {
-    const char *provider;
+    const char *provider, *carrier;
     uint64_t tx_bytes, rx_bytes, tx_msgs, rx_msgs, busy_ns;
     double rate; /* measured, bytes per second; 0 unknown */
     int connected, rails;
+    uint32_t fell;
 };
 int hr_peer_stats(struct hr_engine *engine, uint64_t peer_id, struct hr_peer_stats *stats_p);
 

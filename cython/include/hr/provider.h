@@ -103,6 +103,7 @@ struct hr_domain {
     const struct hr_sink *sink;
     void *owner; /* the engine's: handed back in accept-side events */
     struct hr_caps caps;
+    char left[220]; /* what could not be opened, and is done without, with the reason; "": nothing */
 };
 struct hr_ep {
     struct hr_domain *domain;
@@ -121,6 +122,9 @@ struct hr_sink {
     /* HR_OK: connected. A peer error: the endpoint is lost, every operation on it that was in progress will never
      * complete (no done follows); the engine calls ep_abort afterwards. detail is text for the user, may be NULL. */
     void (*state)(struct hr_ep *ep, hr_status status, const char *detail);
+    /* Another provider carries this connected endpoint now, as its own devices are lost; NULL: its own do again. detail
+     * names the device, and why it was lost. May be NULL where nobody wants to know. */
+    void (*carrier)(struct hr_ep *ep, const char *by, const char *detail);
 };
 
 struct hr_domain_params {

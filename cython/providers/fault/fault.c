@@ -82,6 +82,11 @@ static void on_state(struct hr_ep *inner, hr_status status, const char *detail) 
     ep->base.domain->sink->state(&ep->base, status, detail);
 }
 
+static void on_carrier(struct hr_ep *inner, const char *by, const char *detail) {
+    struct fault_ep *ep = inner->ctx;
+    if (ep->base.domain->sink->carrier) ep->base.domain->sink->carrier(&ep->base, by, detail);
+}
+
 /* ---- device and domain ---- */
 
 static int fault_device_count(const char **why_p) {
@@ -127,7 +132,7 @@ static hr_status fault_domain_open(const struct hr_provider *self, const struct 
     }
     domain->plan = plan;
     domain->epoll = domain->timer = -1;
-    domain->sink = (struct hr_sink){on_recv, on_done, on_notify, on_state};
+    domain->sink = (struct hr_sink){on_recv, on_done, on_notify, on_state, on_carrier};
     inner_params.sink = &domain->sink;
     inner_params.owner = domain;
     inner_params.options = NULL; /* they were ours */
@@ -141,6 +146,7 @@ static hr_status fault_domain_open(const struct hr_provider *self, const struct 
     }
     domain->plan.seed ^= params->self_id * 0x9e3779b97f4a7c15u; /* peers with one seed do not fail in step */
     domain->base = (struct hr_domain){.ops = self, .sink = params->sink, .owner = params->owner};
+    memcpy(domain->base.left, domain->inner->left, sizeof domain->base.left);
     domain->base.caps = domain->inner->caps;
     *domain_p = &domain->base;
     return HR_OK;

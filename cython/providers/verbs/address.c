@@ -5,7 +5,7 @@
  *
  * Of a domain with several rails:
  *
- *   0 version (2)  1 count  then per rail: length, the address above
+ *   0 version (2)  1 count  then per rail: length, the address above; length 0: there is no rail of that number
  *
  * The exchange goes over the addresses of the device's own network, which are its GIDs: where the RDMA packets find a
  * way these do. Devices whose GIDs are no addresses (InfiniBand) are called over all that this host has.
@@ -25,6 +25,20 @@ static int add(union hr_sockaddr *list, int have, int most, const union hr_socka
     return have;
 }
 
+/* Of a rail that stands in for devices: first those that do not share their fate. */
+static int spare_addresses(struct hr_verbs_domain *d, union hr_sockaddr *list, int most) {
+    char ignored[256];
+    int n = 0;
+    if (hr_ifaces_choose(d->ifaces, d->nifaces, d->wish.ifname, ignored) != HR_OK) return 0;
+    for (int last = 0; last < 2; last++)
+        for (int i = 0; i < d->nifaces; i++) {
+            int shares = d->ifaces[i].loopback;
+            for (int k = 0; k < HR_VERBS_RAILS; k++) shares |= strcmp(d->ifaces[i].name, d->behind[k]) == 0;
+            if (d->ifaces[i].chosen && shares == last) n = add(list, n, most, &d->ifaces[i].at);
+        }
+    return n;
+}
+
 int hr_verbs_call_addresses(struct hr_verbs_domain *d, union hr_sockaddr *list, int most) {
     union hr_sockaddr a = {.v4 = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}}};
     int n = 0;
@@ -32,6 +46,7 @@ int hr_verbs_call_addresses(struct hr_verbs_domain *d, union hr_sockaddr *list, 
         list[0] = a;
         return 1;
     }
+    if (d->is_tcp) return spare_addresses(d, list, most);
     for (int i = 0; i < d->paths.n; i++)
         if (d->paths.list[i].ethernet && hr_verbs_gid_address(&d->paths.list[i].gid, &a) &&
             hr_ifaces_own(d->ifaces, d->nifaces, &a))
@@ -53,8 +68,13 @@ size_t hr_verbs_addresses_write(struct hr_verbs_domain *const *rails, int n, voi
     uint8_t *p = bytes, *e = p + 2;
     p[0] = RAILS_VERSION;
     p[1] = (uint8_t)n;
-    for (int i = 0; i < n; e += 1 + *e, i++) *e = (uint8_t)hr_verbs_address_write(rails[i], e + 1);
+    for (int i = 0; i < n; e += 1 + *e, i++) *e = rails[i] ? (uint8_t)hr_verbs_address_write(rails[i], e + 1) : 0;
     return (size_t)(e - p);
+}
+
+int hr_verbs_address_rails(const void *bytes, size_t len) {
+    const uint8_t *p = bytes;
+    return len >= 2 && p[0] == RAILS_VERSION ? p[1] : 0;
 }
 
 const void *hr_verbs_address_rail(const void *bytes, size_t len, int rail, size_t *len_p) {
@@ -63,13 +83,16 @@ const void *hr_verbs_address_rail(const void *bytes, size_t len, int rail, size_
     if (len < 2 || p[0] != RAILS_VERSION) return rail == 0 ? p : NULL;
     for (int i = 0; i < p[1] && e < end && *e < end - e; i++, e += 1 + *e) {
         *len_p = *e;
-        if (i == rail) return e + 1;
+        if (i == rail) return *e ? e + 1 : NULL;
     }
     return NULL;
 }
 
 int hr_verbs_address_read(const void *bytes, size_t len, union hr_sockaddr *list) {
-    const uint8_t *p = hr_verbs_address_rail(bytes, len, 0, &len), *end = p + len, *e = p + 2;
+    const uint8_t *p = NULL;
+    size_t all = len;
+    for (int i = 0; !p && i <= hr_verbs_address_rails(bytes, all); i++) p = hr_verbs_address_rail(bytes, all, i, &len);
+    const uint8_t *end = p + len, *e = p + 2;
     if (!p || len < 2 || p[0] != VERSION || !p[1] || p[1] > HR_VERBS_ADDRESSES) return -1;
     for (int i = 0; i < p[1]; i++)
         if (!(e = hr_sockaddr_read(&list[i], e, end))) return -1;

@@ -43,7 +43,7 @@ static void on_state(struct hr_ep *ep, hr_status status, const char *detail) {
     hr_bond_on_state(lane_of(ep), status, detail);
 }
 
-static const struct hr_sink rail_sink = {on_recv, on_done, on_notify, on_state};
+static const struct hr_sink rail_sink = {on_recv, on_done, on_notify, on_state, NULL};
 
 /* ---- progress ---- */
 
@@ -110,8 +110,10 @@ static int progress(struct hr_domain *domain, int budget, struct hr_ep *hint) {
     bond->in_progress = 1;
     bond->again = 0;
     int first = (int)(bond->turn++ % (unsigned)bond->n); /* none is starved by the others */
+    int all = bond->look || bond->on_spare || bond->turn % LOOK_EVERY == 0;
     for (int i = 0; i < bond->n && n < budget; i++) {
-        struct hr_verbs_domain *rail = bond->rails[(first + i) % bond->n];
+        int k = (first + i) % bond->n;
+        struct hr_verbs_domain *rail = k == HR_BOND_SPARE && !all ? NULL : bond->rails[k]; /* to ask it costs more */
         if (rail) n += hr_verbs_progress(&rail->base, budget - n, NULL);
     }
     if (n < budget) n += run_pending(bond, budget - n);
@@ -166,16 +168,21 @@ static size_t domain_address(struct hr_domain *domain, void *addr) {
 
 static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
     struct hr_bond *bond = (struct hr_bond *)domain;
-    size_t at = (size_t)snprintf(text, size, "%d rails", bond->n);
+    int rails = bond->opened, shown = 0;
+    size_t at = (size_t)snprintf(text, size, "%d rail%s", rails, rails == 1 ? "" : "s");
     if (bond->counts.lost && at < size)
         at += (size_t)snprintf(text + at, size - at, " (%llu times lost, %llu used again)",
                                (unsigned long long)bond->counts.lost, (unsigned long long)bond->counts.back);
-    for (int i = 0; i < bond->n && at < size; i++) {
+    if (bond->n > HR_BOND_SPARE && at < size)
+        at += (size_t)snprintf(text + at, size - at, ", tcp %s (%llu times)", bond->on_spare ? "instead" : "stands by",
+                               (unsigned long long)bond->counts.fell);
+    for (int i = 0; i < HR_VERBS_RAILS && at < size; i++) {
         char one[256];
+        if (!(bond->had >> i & 1)) continue;
         snprintf(one, sizeof one, "its device is gone");
         if (bond->rails[i]) bond->rails[i]->base.ops->domain_describe(&bond->rails[i]->base, one, sizeof one);
-        at +=
-            (size_t)snprintf(text + at, size - at, "%s%.*s", i ? "; " : ": ", (int)(size / (size_t)bond->n) - 12, one);
+        at += (size_t)snprintf(text + at, size - at, "%s%.*s", shown++ ? "; " : ": ", (int)(size / (size_t)rails) - 12,
+                               one);
     }
 }
 
@@ -209,31 +216,47 @@ static const struct hr_provider bond_ops = {
 };
 
 /* All caps of a domain on one device, but that it can do only what all devices can. */
+static hr_status open_rail(struct hr_bond *bond, int i, const struct hr_domain_params *params,
+                           const struct hr_verbs_options *options, const struct hr_verbs_found *found,
+                           char detail[256]) {
+    struct hr_caps *caps = &bond->base.caps;
+    hr_status status =
+        hr_verbs_domain_open(&hr_provider_verbs, params, options, found, HR_BOND_ADDRESSES, &bond->rails[i], detail);
+    if (status != HR_OK) return status;
+    uint32_t flags = bond->n ? caps->flags : UINT32_MAX;
+    *caps = bond->rails[i]->base.caps;
+    caps->flags &= flags;
+    bond->n = i + 1;
+    if (i < HR_VERBS_RAILS) bond->opened++, bond->had |= 1u << i;
+    return HR_OK;
+}
+
+/* Those that do not open are left, and keep their number: the peer's rail of the same number has no other to meet. */
 static hr_status open_rails(struct hr_bond *bond, const struct hr_domain_params *params,
                             const struct hr_verbs_options *options, const struct hr_verbs_found *found, int n,
                             char detail[256]) {
     struct hr_domain_params inner = *params;
     struct hr_verbs_options one = *options;
-    hr_status status = HR_OK;
-    uint32_t flags = UINT32_MAX;
+    struct hr_verbs_found spare;
+    hr_status worst = HR_ERR_NO_DEVICE;
     inner.sink = &rail_sink;
     inner.owner = bond;
     for (int i = 0; i < n; i++) {
-        if (status != HR_OK) { /* it was given to us */
-            found[i].verbs->close_device(found[i].ctx);
-            continue;
-        }
+        char name[61], why[256] = "";
         if (i) one.inject.wc_error = 0; /* one rail fails by plan, and the others take over */
-        status = hr_verbs_domain_open(&hr_provider_verbs, &inner, &one, &found[i], HR_BOND_ADDRESSES, &bond->rails[i],
-                                      detail);
-        if (status != HR_OK) continue;
-        bond->n++;
-        bond->base.caps = bond->rails[i]->base.caps;
-        flags &= bond->base.caps.flags;
-        if (hr_verbs_nearer(&found[i], &found[bond->nearest])) bond->nearest = i;
+        snprintf(name, sizeof name, "%.60s", found[i].ctx->device->name);
+        int first = !bond->n;
+        hr_status status = open_rail(bond, i, &inner, &one, &found[i], why);
+        if (status == HR_OK && (first || hr_verbs_nearer(&found[i], &found[bond->nearest]))) bond->nearest = i;
+        if (status == HR_OK) continue;
+        worst = status;
+        snprintf(detail, 256, "%s", why);
+        if (!*bond->base.left) snprintf(bond->base.left, sizeof bond->base.left, "%s is not used: %.140s", name, why);
     }
-    bond->base.caps.flags = flags;
-    return status;
+    if (!bond->n || !options->fallback) return bond->n ? HR_OK : worst;
+    one.inject = (struct hr_verbs_inject){.budget = 0};
+    hr_status status = hr_verbs_device_spare(&options->wish, found, n, &spare, detail);
+    return status == HR_OK ? open_rail(bond, HR_BOND_SPARE, &inner, &one, &spare, detail) : status;
 }
 
 hr_status hr_bond_open(const struct hr_domain_params *params, const struct hr_verbs_options *options,
@@ -252,7 +275,8 @@ hr_status hr_bond_open(const struct hr_domain_params *params, const struct hr_ve
     hr_status status = open_rails(bond, params, options, found, n, detail);
     struct epoll_event event = {.events = EPOLLIN};
     int bad = bond->epfd < 0 || bond->timer < 0 || epoll_ctl(bond->epfd, EPOLL_CTL_ADD, bond->timer, &event);
-    for (int i = 0; i < bond->n; i++) bad |= epoll_ctl(bond->epfd, EPOLL_CTL_ADD, bond->rails[i]->poll.fd, &event);
+    for (int i = 0; i < bond->n; i++)
+        bad |= bond->rails[i] && epoll_ctl(bond->epfd, EPOLL_CTL_ADD, bond->rails[i]->poll.fd, &event);
     if (status == HR_OK && bad) {
         snprintf(detail, 256, "cannot set up the verbs domain: %s (open files: ulimit -n)", strerror(errno));
         status = HR_ERR_NOMEM;

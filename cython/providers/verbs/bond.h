@@ -7,22 +7,25 @@
  *
  *   bond.c       the domain: its rails, memory, progress, sleeping
  *   bond_ep.c    the life of an endpoint; lanes up, lost, handed over, called again
+ *   bond_spare.c the spare lane: called, used, left
  *   bond_send.c  messages, notices, what ends tell each other of lanes
  *   bond_rma.c   reads, writes, atomics, in stripes
  *   bond_cut.c   how these are cut
  *   bond_mem.c   registrations, descriptors
  *
  * A rail is a domain of its own (verbs.h), a lane an endpoint of that, and the bond is the sink of their events. They
- * are ended from hr_bond_progress alone, or from the vtable: never inside a callback.
+ * are ended from hr_bond_progress alone, or from the vtable: never inside a callback. The spare rail, where the user
+ * allows it, is of device "tcp" (sim.h): its lane stands by, and is used while no other is up.
  */
 
 #include "providers/verbs/verbs.h"
 
 enum {
-    HR_BOND_RAILS = HR_VERBS_RAILS,
+    HR_BOND_SPARE = HR_VERBS_RAILS, /* number of the spare rail, behind those of devices */
+    HR_BOND_RAILS = HR_BOND_SPARE + 1,
     HR_BOND_LOG = HR_VERBS_RECVS, /* messages that may be on their way: more the peer has no receives for */
     HR_BOND_OPS = 64,
-    HR_BOND_ADDRESSES = 4, /* of a rail: those of all rails are one address of HR_MAX_ADDR bytes */
+    HR_BOND_ADDRESSES = 3, /* of a rail: those of all rails are one address of HR_MAX_ADDR bytes */
 };
 
 /* Before the header of every message. */
@@ -42,6 +45,7 @@ struct hr_bond_word {
         uint32_t life,
             down; /* down: the queue pair that was this life's is broken, and all that it brought is counted */
     } lanes[HR_BOND_RAILS];
+    uint32_t asks, zero; /* for such a word in answer */
 };
 
 enum hr_bond_stage {
@@ -49,7 +53,8 @@ enum hr_bond_stage {
     HR_BOND_UP,
     HR_BOND_LOST, /* told of by the rail, and not broken yet */
     HR_BOND_DOWN, /* broken here; the peer has not said that it is there */
-    HR_BOND_REST  /* at both ends; called again in a while */
+    HR_BOND_REST, /* at both ends; called again in a while */
+    HR_BOND_NONE  /* one of the ends has no such rail */
 };
 struct hr_bond_ep;
 struct hr_bond_lane {
@@ -104,7 +109,7 @@ struct hr_bond_ep {
     struct hr_link link, pending; /* bond.eps; bond.pending while progress has something to do for it */
     enum hr_bond_state state;
     int active, n;
-    int plain; /* the peer has one rail: its endpoint and ours are what they would be without a bond */
+    int plain; /* the peer is no bond: its endpoint and ours, lane `first`, are what they would be without one */
     uint32_t stream;
     uint64_t session; /* the same at both ends, by the choice of who calls; 0: nobody has called yet */
     int dscp, priority;
@@ -118,6 +123,9 @@ struct hr_bond_ep {
     int first;              /* the lane of messages; -1: none is up */
     unsigned owing;         /* lanes that messages went by and that are not handed over: none leaves until they are */
     int word;               /* the peer must hear of our lanes */
+    int asked;              /* the peer for a word, behind the last message on the spare lane */
+    int64_t open_by;        /* a rail is up: the engine hears of it when the spare lane is, or then; 0: none is yet */
+    int fell, last;         /* the engine knows that we are on the spare lane; the lane that was lost last */
     uint64_t logged, sent;  /* messages so far; of them those that were posted on `first` or landed */
     uint64_t landed, heard; /* of ours, as the peer said last; of the peer's */
     struct hr_bond_entry *log; /* by number */
@@ -135,7 +143,10 @@ struct hr_bond_reg {
 struct hr_bond {
     struct hr_domain base;
     struct hr_verbs_domain *rails[HR_BOND_RAILS]; /* NULL: its device is gone */
-    int n, nearest;
+    int n, nearest;                               /* n: numbers of rails */
+    int on_spare;                                 /* endpoints whose messages go by the spare lane */
+    int opened;                                   /* devices */
+    unsigned had;                                 /* the same, by number */
     uint8_t address[HR_MAX_ADDR];
     size_t address_len;
     uint32_t registrations;
@@ -147,6 +158,7 @@ struct hr_bond {
         uint64_t lost, back; /* lanes that were up; that came up again */
         uint64_t resent;     /* messages */
         uint64_t redone;     /* stripes */
+        uint64_t fell;       /* times that no lane but the spare one was left */
     } counts;
 };
 
@@ -155,7 +167,8 @@ static inline struct hr_bond *hr_bond_of(struct hr_ep *ep) { return (struct hr_b
 extern const struct hr_provider hr_provider_verbs;
 
 /* bond.c */
-/* A domain on n devices, all of which are its own from now on, even if that fails. */
+/* A domain on n devices, and the spare one where that is asked for; all of them are its own from now on, even if that
+ * fails. Those that cannot be opened are left. */
 hr_status hr_bond_open(const struct hr_domain_params *params, const struct hr_verbs_options *options,
                        const struct hr_verbs_found *found, int n, struct hr_domain **domain_p, char detail[256]);
 /* Progress has something to do for this endpoint. */
@@ -178,6 +191,10 @@ void hr_bond_on_state(struct hr_bond_lane *lane, hr_status status, const char *d
 void hr_bond_on_word(struct hr_bond_ep *ep, const struct hr_bond_word *word);
 /* Over, with the reason; the engine is told from progress. */
 void hr_bond_fail(struct hr_bond_ep *ep, hr_status status, const char *what);
+void hr_bond_choose_first(struct hr_bond_ep *ep);
+/* The engine hears that it is. */
+void hr_bond_opened(struct hr_bond_ep *ep);
+hr_status hr_bond_lane_open(struct hr_bond_lane *lane);
 /* Breaks the lane's queue pair. Not inside a callback. */
 void hr_bond_break(struct hr_bond_lane *lane);
 /* Does what is pending; returns the number of events told. */
@@ -190,6 +207,24 @@ static inline int hr_bond_lane_up(const struct hr_bond_ep *ep, int i) {
 /* HR_OK where operations may be posted. */
 hr_status hr_bond_usable(const struct hr_bond_ep *ep);
 
+/* bond_spare.c */
+/* The lane of messages is another one from now on; -1: none. */
+void hr_bond_set_first(struct hr_bond_ep *ep, int first);
+/* A rail's lane is up. */
+int hr_bond_rail_up(const struct hr_bond_ep *ep);
+/* Calls the spare lane, which was not called so far. 0: there is none to be called. */
+int hr_bond_call_spare(struct hr_bond_ep *ep);
+/* The spare lane is about to stand by: without it the endpoint is not open yet. */
+int hr_bond_awaits_spare(struct hr_bond_ep *ep);
+/* Asked while it is not, from time to time; 1: it is to be asked again. */
+int hr_bond_spare_is_late(struct hr_bond_ep *ep, int64_t now);
+/* Messages go by the spare lane, and a rail is up: nothing is posted until they go by that. */
+int hr_bond_leaving(const struct hr_bond_ep *ep);
+/* Sees to it. */
+void hr_bond_leave_spare(struct hr_bond_ep *ep);
+/* The engine hears what carries the endpoint now, where that has changed. */
+void hr_bond_tell_carrier(struct hr_bond_ep *ep);
+
 /* bond_send.c */
 hr_status hr_bond_post_send(struct hr_ep *base, const struct hr_msg *msg);
 int hr_bond_send_notice(struct hr_bond_ep *ep, uint64_t value, uint64_t nbytes);
@@ -197,6 +232,8 @@ int hr_bond_send_notice(struct hr_bond_ep *ep, uint64_t value, uint64_t nbytes);
 void hr_bond_resend(struct hr_bond_ep *ep);
 /* 0: it did not leave. */
 int hr_bond_send_word(struct hr_bond_ep *ep);
+/* By the lane of messages, behind them all: asks for one in answer. */
+int hr_bond_ask_for_word(struct hr_bond_ep *ep);
 void hr_bond_on_recv(struct hr_bond_lane *lane, const uint8_t *hdr, size_t hdr_len, const void *payload, size_t len);
 
 /* bond_rma.c */

@@ -51,7 +51,7 @@ static double rates(const struct hr_bond_ep *ep, double rate[HR_BOND_RAILS]) {
 static void shares(const struct hr_bond_ep *ep, uint64_t len, uint64_t share[HR_BOND_RAILS]) {
     double rate[HR_BOND_RAILS], part[HR_BOND_RAILS] = {0}, best = rates(ep, rate);
     int in[HR_BOND_RAILS] = {0}, worst = 0, most = ep->first;
-    for (int i = 0; i < ep->n; i++) in[i] = hr_bond_lane_up(ep, i);
+    for (int i = 0; i < ep->n; i++) in[i] = hr_bond_lane_up(ep, i) && (i != HR_BOND_SPARE || ep->first == i);
     while (worst >= 0) { /* without those that would end later than the others do, or have too little to do */
         double bytes = (double)len, sum = 0;
         worst = -1;

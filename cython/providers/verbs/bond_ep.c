@@ -34,11 +34,12 @@ static uint32_t free_stream(struct hr_bond *bond, const struct hr_bond_ep *self,
 }
 
 /* An endpoint of the rail, called or waiting. */
-static hr_status lane_open(struct hr_bond_lane *lane) {
+hr_status hr_bond_lane_open(struct hr_bond_lane *lane) {
     struct hr_bond_ep *ep = lane->bond;
     struct hr_verbs_domain *rail = hr_bond_of(&ep->base)->rails[lane->index];
     size_t len;
-    const void *addr = hr_verbs_address_rail(ep->addr, ep->addr_len, lane->index, &len);
+    const void *addr = ep->plain ? ep->addr : hr_verbs_address_rail(ep->addr, ep->addr_len, lane->index, &len);
+    if (ep->plain) len = ep->addr_len;
     struct hr_ep *base;
     if (!rail || rail->gone || !addr || !len) return HR_ERR_UNREACHABLE;
     hr_status status = hr_verbs_ep_create(&rail->base, ep->base.peer_id, lane, &base);
@@ -59,11 +60,12 @@ static hr_status lane_open(struct hr_bond_lane *lane) {
     return status;
 }
 
-static void choose_first(struct hr_bond_ep *ep) {
-    int nearest = hr_bond_of(&ep->base)->nearest;
-    ep->first = hr_bond_lane_up(ep, nearest < ep->n ? nearest : 0) ? (nearest < ep->n ? nearest : 0) : -1;
-    for (int i = 0; i < ep->n && ep->first < 0; i++)
-        if (hr_bond_lane_up(ep, i)) ep->first = i;
+void hr_bond_choose_first(struct hr_bond_ep *ep) {
+    int nearest = hr_bond_of(&ep->base)->nearest, first = -1;
+    if (nearest < ep->n && hr_bond_lane_up(ep, nearest)) first = nearest;
+    for (int i = 0; i < ep->n && first < 0; i++)
+        if (hr_bond_lane_up(ep, i)) first = i;
+    hr_bond_set_first(ep, first);
 }
 
 static void rest(struct hr_bond_lane *lane) {
@@ -89,7 +91,8 @@ static void handed_over(struct hr_bond_lane *lane) {
         ep->sent = ep->landed;
         hr_bond_of(&ep->base)->counts.resent += ep->logged - ep->sent;
     }
-    if (ep->active || lane_open(lane) != HR_OK) rest(lane);
+    if (ep->active || hr_bond_lane_open(lane) != HR_OK) rest(lane);
+    if (owing && !ep->owing) hr_bond_tell_carrier(ep);
     hr_bond_pending(ep);
 }
 
@@ -103,7 +106,7 @@ void hr_bond_break(struct hr_bond_lane *lane) {
     hr_bond_ops_stick(ep, lane->index);
     if (ep->first == lane->index) {
         ep->owing |= 1u << lane->index;
-        choose_first(ep);
+        hr_bond_choose_first(ep);
     }
     ep->word = 1;
     if (lane->their_down) handed_over(lane);
@@ -113,9 +116,17 @@ void hr_bond_break(struct hr_bond_lane *lane) {
 /* ---- what happens to lanes ---- */
 
 static void lost(struct hr_bond_lane *lane) {
-    hr_bond_of(&lane->bond->base)->counts.lost += lane->stage == HR_BOND_UP;
+    hr_bond_of(&lane->bond->base)->counts.lost += lane->stage == HR_BOND_UP && lane->index != HR_BOND_SPARE;
     lane->stage = HR_BOND_LOST;
     hr_bond_pending(lane->bond);
+}
+
+void hr_bond_opened(struct hr_bond_ep *ep) {
+    ep->state = HR_BOND_OPEN;
+    for (int i = 0; i < ep->n; i++) ep->lanes[i].due = hr_now() + CALL_LIMIT; /* the engine looks at them no more */
+    hr_bond_tick_start(hr_bond_of(&ep->base));
+    ep->base.domain->sink->state(&ep->base, HR_OK, NULL);
+    hr_bond_tell_carrier(ep);
 }
 
 static void came_up(struct hr_bond_lane *lane) {
@@ -127,14 +138,12 @@ static void came_up(struct hr_bond_lane *lane) {
     }
     lane->stage = HR_BOND_UP;
     lane->pause = REST_FIRST;
-    if (lane->life > 1) hr_bond_of(&ep->base)->counts.back++;
-    if (ep->first < 0 || !ep->logged) choose_first(ep);
+    if (lane->life > 1 && lane->index != HR_BOND_SPARE) hr_bond_of(&ep->base)->counts.back++;
+    if (ep->first < 0 || !ep->logged) hr_bond_choose_first(ep);
     hr_bond_pending(ep);
-    if (ep->state != HR_BOND_CONNECTING) return;
-    ep->state = HR_BOND_OPEN;
-    for (int i = 0; i < ep->n; i++) ep->lanes[i].due = hr_now() + CALL_LIMIT; /* the engine looks at them no more */
-    hr_bond_tick_start(hr_bond_of(&ep->base));
-    ep->base.domain->sink->state(&ep->base, HR_OK, NULL);
+    hr_bond_call_spare(ep);
+    if (ep->state == HR_BOND_CONNECTING && !hr_bond_awaits_spare(ep)) hr_bond_opened(ep);
+    if (ep->fell) hr_bond_tell_carrier(ep); /* nothing had been sent that would have to be handed over */
 }
 
 void hr_bond_on_state(struct hr_bond_lane *lane, hr_status status, const char *detail) {
@@ -146,8 +155,11 @@ void hr_bond_on_state(struct hr_bond_lane *lane, hr_status status, const char *d
     } else if (status == HR_OK) {
         came_up(lane);
     } else {
-        ep->why = status;
-        snprintf(ep->detail, sizeof ep->detail, "%s", detail ? detail : hr_status_text(status));
+        if (lane->index != HR_BOND_SPARE || ep->first == HR_BOND_SPARE || !*ep->detail) {
+            ep->why = status;
+            snprintf(ep->detail, sizeof ep->detail, "%s", detail ? detail : hr_status_text(status));
+            ep->last = lane->index;
+        }
         lost(lane);
     }
 }
@@ -170,6 +182,8 @@ static void theirs_is_down(struct hr_bond_lane *lane) {
 
 void hr_bond_on_word(struct hr_bond_ep *ep, const struct hr_bond_word *word) {
     if (word->heard > ep->landed) ep->landed = word->heard;
+    if (word->asks) ep->word = 1;
+    if (ep->word || hr_bond_leaving(ep)) hr_bond_pending(ep);
     for (int i = 0; i < ep->n && ep->state == HR_BOND_OPEN; i++) {
         struct hr_bond_lane *lane = &ep->lanes[i];
         int32_t ahead = (int32_t)(word->lanes[i].life - lane->life);
@@ -196,7 +210,8 @@ static void break_lost(struct hr_bond_ep *ep) {
         up += hr_bond_lane_up(ep, i);
         calling += ep->lanes[i].stage == HR_BOND_CALLING;
     }
-    if (up || (ep->state == HR_BOND_CONNECTING && calling)) return;
+    if (up && ep->state == HR_BOND_CONNECTING && !hr_bond_awaits_spare(ep)) hr_bond_opened(ep);
+    if (up || (ep->state == HR_BOND_CONNECTING && (calling || hr_bond_call_spare(ep)))) return;
     int left = ep->state == HR_BOND_OPEN && ep->why == HR_ERR_UNREACHABLE; /* the last of its calls tells no more */
     hr_bond_fail(ep, left ? HR_ERR_PEER_LOST : ep->why, ep->detail);
 }
@@ -221,11 +236,13 @@ int hr_bond_run(struct hr_bond_ep *ep, int budget) {
     int n = 0;
     hr_list_remove(&ep->pending);
     if (any_lost(ep)) break_lost(ep);
+    if (hr_bond_leaving(ep)) hr_bond_leave_spare(ep);
     if (ep->state == HR_BOND_OPEN && ep->word && hr_bond_send_word(ep)) ep->word = 0;
     if (ep->state == HR_BOND_OPEN) n += hr_bond_ops_run(ep, budget);
     if (ep->state == HR_BOND_OPEN) hr_bond_resend(ep);
     if (ep->state == HR_BOND_OVER) return n < budget ? n + tell_end(ep) : (hr_bond_pending(ep), n);
-    int more = ep->word || ep->sent != ep->logged || ep->owing || any_lost(ep) || !hr_bond_ops_idle(ep);
+    int more = (hr_bond_leaving(ep) && !ep->asked) || ep->word || ep->sent != ep->logged || ep->owing || any_lost(ep) ||
+               !hr_bond_ops_idle(ep);
     if (more && hr_list_empty(&ep->pending)) hr_list_push(&hr_bond_of(&ep->base)->pending, &ep->pending);
     return n;
 }
@@ -233,13 +250,13 @@ int hr_bond_run(struct hr_bond_ep *ep, int budget) {
 /* Who calls does so when its port is active; who waits is called. */
 int hr_bond_tick(struct hr_bond_ep *ep, int64_t now) {
     int more = 0;
-    if (ep->plain || ep->state != HR_BOND_OPEN) return 0;
+    if (ep->plain || ep->state != HR_BOND_OPEN) return ep->open_by && hr_bond_spare_is_late(ep, now);
     for (int i = 0; i < ep->n; i++) {
         struct hr_bond_lane *lane = &ep->lanes[i];
         struct hr_verbs_domain *rail = hr_bond_of(&ep->base)->rails[i];
         if (lane->stage == HR_BOND_REST && now >= lane->due && rail && rail->paths.n) {
             lane->due = now + CALL_LIMIT;
-            if (lane_open(lane) != HR_OK) rest(lane);
+            if (hr_bond_lane_open(lane) != HR_OK) rest(lane);
         } else if (lane->stage == HR_BOND_CALLING && ep->active && now >= lane->due) {
             lost(lane);
         }
@@ -265,7 +282,7 @@ hr_status hr_bond_ep_create(struct hr_domain *domain, uint64_t peer_id, void *ct
     struct hr_bond_ep *ep = calloc(1, sizeof *ep);
     if (!ep) return HR_ERR_NOMEM;
     ep->base = (struct hr_ep){.domain = domain, .ctx = ctx, .peer_id = peer_id};
-    ep->dscp = ep->priority = ep->first = -1;
+    ep->dscp = ep->priority = ep->first = ep->last = -1;
     ep->why = HR_ERR_UNREACHABLE;
     hr_list_init(&ep->pending);
     hr_bond_ops_init(ep);
@@ -277,34 +294,50 @@ hr_status hr_bond_ep_create(struct hr_domain *domain, uint64_t peer_id, void *ct
     return HR_OK;
 }
 
-/* With one rail at either end it is an endpoint of that rail, and nothing else. */
+/* Rail i of an end and rail i of the other. Where the peer is no bond, our first one. Returns how many there are. */
+static int pair_up(struct hr_bond_ep *ep) {
+    const struct hr_bond *bond = hr_bond_of(&ep->base);
+    int rails = hr_verbs_address_rails(ep->addr, ep->addr_len), found = 0;
+    size_t len;
+    ep->plain = !rails;
+    for (int i = 0; i < bond->n && !(ep->plain && found); i++) {
+        int ours = bond->rails[i] != NULL && !(ep->plain && i == HR_BOND_SPARE);
+        int theirs = ep->plain || hr_verbs_address_rail(ep->addr, ep->addr_len, i, &len) != NULL;
+        if (!ours || !theirs)
+            ep->lanes[i].stage = HR_BOND_NONE;
+        else
+            found++, ep->n = i + 1;
+    }
+    if (ep->plain) hr_bond_set_first(ep, ep->n - 1);
+    return found;
+}
+
 hr_status hr_bond_ep_connect(struct hr_ep *base, const void *addr, size_t addr_len, int active) {
     struct hr_bond_ep *ep = (struct hr_bond_ep *)base;
-    struct hr_bond *bond = hr_bond_of(base);
     hr_status status = HR_ERR_UNREACHABLE;
-    size_t len;
+    union hr_sockaddr list[HR_VERBS_ADDRESSES];
     int opened = 0;
     if (ep->state != HR_BOND_NEW) return HR_ERR_INVALID;
-    if (addr_len > sizeof ep->addr || !hr_verbs_address_rail(addr, addr_len, 0, &len)) return HR_ERR_INVALID;
-    while (ep->n < bond->n && hr_verbs_address_rail(addr, addr_len, ep->n, &len)) ep->n++;
-    ep->plain = ep->n == 1;
-    if (!ep->plain && !(ep->log = calloc(HR_BOND_LOG, sizeof *ep->log))) return HR_ERR_NOMEM;
+    if (addr_len > sizeof ep->addr || hr_verbs_address_read(addr, addr_len, list) < 0) return HR_ERR_INVALID;
     memcpy(ep->addr, addr, addr_len);
     ep->addr_len = addr_len;
+    if (!pair_up(ep)) return status;
+    if (!ep->plain && !(ep->log = calloc(HR_BOND_LOG, sizeof *ep->log))) return HR_ERR_NOMEM;
     ep->active = active;
-    ep->stream = free_stream(bond, ep, active);
+    ep->stream = free_stream(hr_bond_of(base), ep, active);
     while (active && !ep->plain && !ep->session)
         if (getrandom(&ep->session, sizeof ep->session, 0) != sizeof ep->session) ep->session = (uint64_t)hr_now();
     ep->state = HR_BOND_CONNECTING;
     for (int i = 0; i < ep->n; i++) {
+        if (ep->lanes[i].stage == HR_BOND_NONE || (i == HR_BOND_SPARE && active)) continue;
         ep->lanes[i].due = INT64_MAX; /* the engine has a deadline for the first of them, until then for all */
-        hr_status one = lane_open(&ep->lanes[i]);
+        hr_status one = hr_bond_lane_open(&ep->lanes[i]);
         if (one == HR_OK)
             opened++;
         else
             lost(&ep->lanes[i]), status = one;
     }
-    if (opened) return HR_OK;
+    if (opened || hr_bond_call_spare(ep)) return HR_OK;
     ep->state = HR_BOND_NEW;
     hr_list_remove(&ep->pending);
     return status;
@@ -316,6 +349,7 @@ void hr_bond_ep_abort(struct hr_ep *base) {
     for (int i = 0; i < ep->n; i++)
         if (ep->lanes[i].ep) hr_verbs_ep_abort(&ep->lanes[i].ep->base);
     hr_bond_ops_drop(ep);
+    hr_bond_set_first(ep, -1);
     hr_list_remove(&ep->pending);
     ep->state = HR_BOND_CLOSED;
 }

@@ -4,7 +4,8 @@
 /*
  * A descriptor carries the keys of all rails, so that what moves from a rail to another needs no word from the owner.
  * It has 32 bytes: 57 bits of address, which is what there is, three of rights, 40 of length, and a check of 24 over
- * these and the number of the bond. The serial number is that of the registration, the same on all rails.
+ * these and the number of the bond. The serial number is that of the registration, the same on all rails; with a spare
+ * rail it is the key there, which is never given twice.
  */
 
 #include <sched.h>
@@ -18,7 +19,7 @@ enum { ADDRESS_BITS = 57, LENGTH_BITS = 40 };
 
 struct bond_desc {
     uint64_t addr; /* and rights above it */
-    uint32_t rkeys[HR_BOND_RAILS], serial;
+    uint32_t rkeys[HR_VERBS_RAILS], serial;
     uint8_t len[5], check[3];
 };
 _Static_assert(sizeof(struct bond_desc) == HR_DESC_BYTES, "fills a descriptor");
@@ -38,18 +39,20 @@ hr_status hr_bond_mem_register(struct hr_domain *domain, void *addr, size_t len,
     if (len >> LENGTH_BITS || (uint64_t)(uintptr_t)addr >> ADDRESS_BITS) return HR_ERR_NOMEM;
     struct hr_bond_reg *reg = calloc(1, sizeof *reg);
     if (!reg) return HR_ERR_NOMEM;
-    if (!++bond->registrations) bond->registrations = 1; /* 0 is nobody's */
-    for (int i = 0; i < bond->n; i++) {
+    uint64_t serial = 0;
+    for (int i = bond->n - 1; i >= 0; i--) { /* the spare one first */
         if (!bond->rails[i] || bond->rails[i]->gone) continue;
         hr_status status = hr_verbs_mem_register(&bond->rails[i]->base, addr, len, access, &reg->mems[i]);
         if (status != HR_OK) {
             forget(bond, reg);
             return status;
         }
-        reg->mems[i].rkey = (uint64_t)bond->registrations << 32 | (uint32_t)reg->mems[i].rkey;
+        if (i == HR_BOND_SPARE) serial = (uint32_t)reg->mems[i].rkey;
+        if (!serial && !(serial = ++bond->registrations)) serial = bond->registrations = 1; /* 0 is nobody's */
+        reg->mems[i].rkey = serial << 32 | (uint32_t)reg->mems[i].rkey;
     }
     *mem_p = (struct hr_mem){.addr = addr, .len = len, .priv = reg, .access = access};
-    mem_p->rkey = (uint64_t)bond->registrations << 32;
+    mem_p->rkey = serial << 32;
     return HR_OK;
 }
 
@@ -78,10 +81,11 @@ hr_status hr_bond_mem_export(struct hr_ep *base, const struct hr_mem *mem, void 
     struct bond_desc desc = {.addr = (uintptr_t)addr | rights << ADDRESS_BITS, .serial = (uint32_t)(mem->rkey >> 32)};
     size_t offset = (uintptr_t)addr - (uintptr_t)mem->addr;
     if (ep->plain)
-        return ep->lanes[0].ep ? hr_verbs_mem_export(&ep->lanes[0].ep->base, &reg->mems[0], addr, len, desc_p)
-                               : HR_ERR_PEER_LOST;
+        return ep->lanes[ep->first].ep
+                   ? hr_verbs_mem_export(&ep->lanes[ep->first].ep->base, &reg->mems[ep->first], addr, len, desc_p)
+                   : HR_ERR_PEER_LOST;
     if ((uintptr_t)addr < (uintptr_t)mem->addr || offset > mem->len || len > mem->len - offset) return HR_ERR_INVALID;
-    for (int i = 0; i < ep->n; i++) desc.rkeys[i] = (uint32_t)reg->mems[i].rkey;
+    for (int i = 0; i < ep->n && i < HR_VERBS_RAILS; i++) desc.rkeys[i] = (uint32_t)reg->mems[i].rkey;
     memcpy(desc.len, &bytes, sizeof desc.len);
     put_check(&desc, ep->session);
     memcpy(desc_p, &desc, sizeof desc);
@@ -93,7 +97,7 @@ hr_status hr_bond_mem_import(struct hr_ep *base, const struct hr_desc *bytes, st
     struct bond_desc desc, whole;
     uint64_t len = 0;
     if (ep->state == HR_BOND_OVER || ep->state == HR_BOND_CLOSED) return HR_ERR_PEER_LOST;
-    if (ep->plain) return hr_verbs_mem_import(&ep->lanes[0].ep->base, bytes, rmem_p);
+    if (ep->plain) return hr_verbs_mem_import(&ep->lanes[ep->first].ep->base, bytes, rmem_p);
     memcpy(&desc, bytes, sizeof desc);
     whole = desc;
     put_check(&whole, ep->session);
@@ -111,7 +115,9 @@ uint32_t hr_bond_access(const struct hr_rmem *remote) { return (uint32_t)(remote
 
 struct hr_rmem hr_bond_rmem(const struct hr_rmem *remote, int rail) {
     uint64_t more = (uintptr_t)remote->priv, serial = remote->rkey >> 32;
-    uint32_t rkey = rail == 0 ? (uint32_t)remote->rkey : (uint32_t)(rail == 1 ? more >> 32 : more);
+    uint32_t rkey = rail == HR_BOND_SPARE ? (uint32_t)serial
+                    : rail == 0           ? (uint32_t)remote->rkey
+                                          : (uint32_t)(rail == 1 ? more >> 32 : more);
     struct hr_rmem one = {.addr = remote->addr & ((1ull << ADDRESS_BITS) - 1), .len = remote->len};
     one.rkey = serial << 32 | rkey;
     one.priv = (void *)(uintptr_t)hr_bond_access(remote);
@@ -130,7 +136,9 @@ hr_status hr_bond_mem_quiet(struct hr_ep *base, const struct hr_mem *mem) {
     uint32_t serial = (uint32_t)(mem->rkey >> 32);
     int64_t limit = hr_now() + PATIENCE;
     unsigned asked = 0, open = 0, answered = 0;
-    if (ep->plain) return ep->lanes[0].ep ? hr_verbs_mem_quiet(&ep->lanes[0].ep->base, &reg->mems[0]) : HR_OK;
+    if (ep->plain)
+        return ep->lanes[ep->first].ep ? hr_verbs_mem_quiet(&ep->lanes[ep->first].ep->base, &reg->mems[ep->first])
+                                       : HR_OK;
     if (!(mem->access & (HR_ACCESS_REMOTE_WRITE | HR_ACCESS_REMOTE_ATOMIC))) return HR_OK;
     if (ep->state == HR_BOND_OVER || ep->state == HR_BOND_CLOSED) return HR_OK; /* all lanes are broken */
     for (int i = 0; i < ep->n; i++)

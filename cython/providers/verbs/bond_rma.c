@@ -160,7 +160,8 @@ static hr_status refuse(struct hr_bond_ep *ep) {
 
 /* Where nothing can be posted now, or messages wait to be sent again and new work would keep them waiting. */
 static int held_up(const struct hr_bond_ep *ep) {
-    return !hr_bond_lane_up(ep, ep->first) || ep->sent != ep->logged || hr_list_empty(&ep->spare);
+    return !hr_bond_lane_up(ep, ep->first) || ep->sent != ep->logged || hr_list_empty(&ep->spare) ||
+           hr_bond_leaving(ep);
 }
 
 static struct hr_bond_op *op_new(struct hr_bond_ep *ep, enum hr_bond_work work, const struct hr_rmem *remote,
@@ -205,23 +206,23 @@ hr_status hr_bond_post_write(struct hr_ep *base, const struct hr_rma *args) {
     struct hr_bond_ep *ep = (struct hr_bond_ep *)base;
     struct hr_rma one = *args;
     if (!ep->plain) return rma(ep, args, 0);
-    if (args->mem) one.mem = &((const struct hr_bond_reg *)args->mem->priv)->mems[0];
-    return hr_verbs_post_write(&ep->lanes[0].ep->base, &one);
+    if (args->mem) one.mem = &((const struct hr_bond_reg *)args->mem->priv)->mems[ep->first];
+    return hr_verbs_post_write(&ep->lanes[ep->first].ep->base, &one);
 }
 
 hr_status hr_bond_post_read(struct hr_ep *base, const struct hr_rma *args) {
     struct hr_bond_ep *ep = (struct hr_bond_ep *)base;
     struct hr_rma one = *args;
     if (!ep->plain) return rma(ep, args, 1);
-    if (args->mem) one.mem = &((const struct hr_bond_reg *)args->mem->priv)->mems[0];
-    return hr_verbs_post_read(&ep->lanes[0].ep->base, &one);
+    if (args->mem) one.mem = &((const struct hr_bond_reg *)args->mem->priv)->mems[ep->first];
+    return hr_verbs_post_read(&ep->lanes[ep->first].ep->base, &one);
 }
 
 hr_status hr_bond_post_atomic(struct hr_ep *base, const struct hr_atomic *args) {
     struct hr_bond_ep *ep = (struct hr_bond_ep *)base;
     struct hr_atomic one = *args;
     one.mem = NULL;
-    if (ep->plain) return hr_verbs_post_atomic(&ep->lanes[0].ep->base, &one);
+    if (ep->plain) return hr_verbs_post_atomic(&ep->lanes[ep->first].ep->base, &one);
     hr_status status = in_bounds(args->remote, args->offset, 8, HR_ACCESS_REMOTE_ATOMIC);
     if (status == HR_OK) status = hr_bond_usable(ep);
     if (status == HR_OK && is_revoked(ep, args->remote)) status = HR_ERR_ACCESS;
@@ -356,7 +357,7 @@ static hr_status drop_read(struct hr_bond_ep *ep, struct hr_bond_op *op) {
 
 hr_status hr_bond_cancel(struct hr_ep *base, void *cookie) {
     struct hr_bond_ep *ep = (struct hr_bond_ep *)base;
-    if (ep->plain) return hr_verbs_cancel(&ep->lanes[0].ep->base, cookie);
+    if (ep->plain) return hr_verbs_cancel(&ep->lanes[ep->first].ep->base, cookie);
     if (ep->state != HR_BOND_OPEN) return HR_ERR_UNSUPPORTED;
     EACH_OP(ep, op) {
         if (op->cookie != cookie || op->copy || op->work == HR_BOND_ATOMIC) continue;

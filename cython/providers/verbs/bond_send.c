@@ -24,7 +24,8 @@ static hr_status post(struct hr_bond_ep *ep, const void *hdr, size_t hdr_len, co
 
 /* In the order of what was posted before; kept when it has left. */
 static hr_status send_kept(struct hr_bond_ep *ep, const void *hdr, size_t hdr_len, const void *payload, size_t len) {
-    if (!hr_bond_lane_up(ep, ep->first) || ep->owing || ep->sent != ep->logged) return HR_AGAIN;
+    if (!hr_bond_lane_up(ep, ep->first) || ep->owing || ep->sent != ep->logged || hr_bond_leaving(ep)) return HR_AGAIN;
+    ep->asked = 0;
     hr_status status = post(ep, hdr, hdr_len, payload, len);
     if (status != HR_OK) return status;
     struct hr_bond_entry *kept = entry(ep, ep->logged);
@@ -41,7 +42,7 @@ hr_status hr_bond_post_send(struct hr_ep *base, const struct hr_msg *msg) {
     struct hr_bond_ep *ep = (struct hr_bond_ep *)base;
     struct hr_bond_prefix prefix = {.kind = HR_BOND_MSG};
     uint8_t hdr[HR_VERBS_HDR];
-    if (ep->plain) return hr_verbs_post_send(&ep->lanes[0].ep->base, msg);
+    if (ep->plain) return hr_verbs_post_send(&ep->lanes[ep->first].ep->base, msg);
     hr_status status = hr_bond_usable(ep);
     if (msg->hdr_len < 8 || msg->hdr_len > HR_MAX_HDR || msg->hdr_len % 8 || msg->len > HR_VERBS_MESSAGE)
         return HR_ERR_INVALID;
@@ -69,19 +70,30 @@ void hr_bond_resend(struct hr_bond_ep *ep) {
     hr_bond_room_again(ep);
 }
 
-/* By the first lane that takes it. It is not kept: when that lane is lost, another word is due. */
-int hr_bond_send_word(struct hr_bond_ep *ep) {
+static struct hr_bond_word word_of(const struct hr_bond_ep *ep) {
     struct hr_bond_word word = {.prefix = {.kind = HR_BOND_WORD}, .heard = ep->heard};
     for (int i = 0; i < ep->n; i++) {
         word.lanes[i].life = ep->lanes[i].life;
         word.lanes[i].down = ep->lanes[i].stage == HR_BOND_DOWN;
     }
+    return word;
+}
+
+/* By the first lane that takes it. It is not kept: when that lane is lost, another word is due. */
+int hr_bond_send_word(struct hr_bond_ep *ep) {
+    struct hr_bond_word word = word_of(ep);
     for (int i = 0; i < ep->n; i++) {
         struct hr_verbs_ep *lane = hr_bond_lane_up(ep, i) ? ep->lanes[i].ep : NULL;
         if (lane && hr_verbs_usable(lane) == HR_OK && hr_verbs_send(lane, &word, sizeof word, NULL, 0) == HR_OK)
             return 1;
     }
     return 0;
+}
+
+int hr_bond_ask_for_word(struct hr_bond_ep *ep) {
+    struct hr_bond_word word = word_of(ep);
+    word.asks = 1;
+    return post(ep, &word, sizeof word, NULL, 0) == HR_OK;
 }
 
 void hr_bond_on_recv(struct hr_bond_lane *lane, const uint8_t *hdr, size_t hdr_len, const void *payload, size_t len) {
@@ -95,6 +107,7 @@ void hr_bond_on_recv(struct hr_bond_lane *lane, const uint8_t *hdr, size_t hdr_l
         return;
     }
     memcpy(&prefix, hdr, sizeof prefix);
+    if (ep->state == HR_BOND_CONNECTING && lane->stage == HR_BOND_UP) hr_bond_opened(ep); /* the peer's is */
     if (ep->state != HR_BOND_OPEN || lane->stage != HR_BOND_UP) return;
     if (prefix.kind == HR_BOND_MSG && hdr_len >= sizeof prefix + 8) {
         ep->heard++;

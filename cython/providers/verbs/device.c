@@ -22,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "providers/verbs/sim.h"
 #include "providers/verbs/verbs.h"
 
 #define SYSFS "/sys/class/infiniband"
@@ -235,6 +236,23 @@ hr_status hr_verbs_devices_find(const struct hr_verbs_wish *wish, const char *de
     free(copy);
     *n_p = s.n;
     return s.n ? HR_OK : s.told == WRONG_WISH ? HR_ERR_INVALID : HR_ERR_NO_DEVICE;
+}
+
+hr_status hr_verbs_device_spare(const struct hr_verbs_wish *wish, const struct hr_verbs_found *rails, int n,
+                                struct hr_verbs_found *found, char detail[256]) {
+    *found = (struct hr_verbs_found){.verbs = &hr_verbs_sim, .is_tcp = 1, .software = 1, .wish = {.gid = -1}};
+    found->ctx = hr_verbs_sim_tcp();
+    if (!found->ctx) {
+        snprintf(detail, 256, "the rail over tcp: %s", strerror(errno));
+        return HR_ERR_NOMEM;
+    }
+    found->wish.ifname = wish->ifname;
+    found->verbs->query_device(found->ctx, &found->attr);
+    snprintf(found->reason, sizeof found->reason, "to fall back on");
+    for (int i = 0; i < n; i++) memcpy(found->behind[i], rails[i].paths.list[0].ndev, sizeof found->behind[i]);
+    hr_status status = hr_verbs_paths_scan(&found->wish, found->verbs, found->ctx, 1, &found->paths, detail);
+    if (status != HR_OK) give_up(found);
+    return status;
 }
 
 hr_status hr_verbs_device_open(struct hr_verbs_domain *d, char detail[256]) {

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "providers/verbs/sim.h"
 #include "providers/verbs/verbs.h"
 
 /* A serial number is index and generation, so that a completion that was late does not reach a successor. */
@@ -75,7 +76,9 @@ void hr_verbs_ep_up(struct hr_verbs_ep *ep) {
     call->source.fd = -1;
     hr_verbs_call_free(d, call);
     ep->state = HR_VERBS_UP;
-    if (hr_poll_watch(&d->poll, &ep->source, EPOLLIN | EPOLLRDHUP))
+    if (d->is_tcp)
+        errno = hr_verbs_sim_attach(ep->qp, ep->source.fd); /* which reads; here its end alone is looked for */
+    if ((d->is_tcp && errno) || hr_poll_watch(&d->poll, &ep->source, EPOLLRDHUP | (d->is_tcp ? 0 : EPOLLIN)))
         hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "cannot watch the connection", errno);
     else
         hr_verbs_ep_tell(ep, HR_OK);

@@ -9,6 +9,8 @@
  * Memory outside of arenas is pinned for as long as its registration lives, `pin` bytes at most. It is not kept for the
  * next operation, since nothing would tell that it was freed meanwhile.
  *
+ * On device "tcp", which pins nothing, each registration is of its own: its key is not given twice.
+ *
  * A descriptor carries a check over its fields and a number that both ends agreed on for this connection: one that was
  * made up or damaged is refused at import, where on the wire it would break the queue pair.
  */
@@ -108,9 +110,9 @@ hr_status hr_verbs_mem_register(struct hr_domain *domain, void *addr, size_t len
     if (access & HR_ACCESS_REMOTE_READ) flags |= IBV_ACCESS_REMOTE_READ;
     if (access & HR_ACCESS_REMOTE_WRITE) flags |= IBV_ACCESS_REMOTE_WRITE;
     if (access & HR_ACCESS_REMOTE_ATOMIC) flags |= IBV_ACCESS_REMOTE_ATOMIC;
-    mr = arena_mr(d, addr, len);
+    mr = d->is_tcp ? NULL : arena_mr(d, addr, len);
     if (!mr) {
-        if (len > d->pin || d->pinned > d->pin - len) return HR_ERR_NOMEM;
+        if (!d->is_tcp && (len > d->pin || d->pinned > d->pin - len)) return HR_ERR_NOMEM;
         mr = mr_new(d, addr, len, flags, 0);
         /* Memory that this process itself may only read. */
         if (!mr && (errno == EFAULT || errno == EACCES) && !(access & ~(uint32_t)HR_ACCESS_REMOTE_READ))

@@ -41,8 +41,9 @@ struct hr_verbs_found {
     struct ibv_device_attr attr;
     struct hr_verbs_wish wish;
     struct hr_verbs_paths paths;
-    int is_sim, software, distance;
-    char reason[80]; /* why this one */
+    int is_sim, is_tcp, software, distance;
+    char reason[80];                          /* why this one */
+    char behind[HR_VERBS_RAILS][IF_NAMESIZE]; /* of device "tcp": interfaces of the devices that it stands in for */
 };
 
 /* The same as the peer hears of it. */
@@ -75,6 +76,9 @@ int hr_verbs_device_count(const char **why_p);
 /* Those to be used, open; found has room for one that is looked at and left. */
 hr_status hr_verbs_devices_find(const struct hr_verbs_wish *wish, const char *device,
                                 struct hr_verbs_found found[HR_VERBS_RAILS + 1], int *n_p, char detail[256]);
+/* Device "tcp", open, to stand in for these. */
+hr_status hr_verbs_device_spare(const struct hr_verbs_wish *wish, const struct hr_verbs_found *rails, int n,
+                                struct hr_verbs_found *found, char detail[256]);
 /* Whether it is the better one: it is no software, or nearer to this processor, or as near and has the larger MTU. */
 int hr_verbs_nearer(const struct hr_verbs_found *a, const struct hr_verbs_found *b);
 /* A device of the kernel's that the library does not list, for want of a driver; 0: there is none. folder: of sysfs. */

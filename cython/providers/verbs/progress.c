@@ -59,7 +59,7 @@ void hr_verbs_timer_update(struct hr_verbs_domain *d) {
 static void ep_event(struct hr_verbs_ep *ep) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
     char bytes[16];
-    ssize_t n = read(ep->source.fd, bytes, sizeof bytes);
+    ssize_t n = d->is_tcp ? 0 : read(ep->source.fd, bytes, sizeof bytes);
     if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return;
     hr_poll_forget(&d->poll, &ep->source);
     hr_verbs_ep_end(ep);

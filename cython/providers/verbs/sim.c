@@ -9,8 +9,9 @@
 
 #include "providers/verbs/sim.h"
 
-static struct ibv_device devices[2] = {{.node_type = 1, .name = "sim", .dev_name = "sim"},
-                                       {.node_type = 1, .name = "sim2", .dev_name = "sim2"}};
+static struct ibv_device devices[3] = {{.node_type = 1, .name = "sim", .dev_name = "sim"},
+                                       {.node_type = 1, .name = "sim2", .dev_name = "sim2"},
+                                       {.node_type = 1, .name = "tcp", .dev_name = "tcp"}};
 
 static struct ibv_device **get_device_list(int *n_p) {
     struct ibv_device **list = calloc(3, sizeof *list);
@@ -197,6 +198,34 @@ static int dealloc_pd(struct ibv_pd *pd) {
     return 0;
 }
 
+/* Device "tcp" has its regions in the order of their keys, none of which is given twice: a peer may know memory by it.
+ * Returns where the key is, or would be. */
+static uint32_t mr_place(const struct sim_context *ctx, uint32_t key) {
+    uint32_t low = 0, high = ctx->nmrs;
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+        if (ctx->mrs[mid]->base.lkey < key)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+static int mr_add_last(struct sim_context *ctx, struct sim_mr *mr) {
+    if (ctx->nmrs == ctx->mrs_cap) {
+        uint32_t cap = ctx->mrs_cap ? 2 * ctx->mrs_cap : 16;
+        struct sim_mr **mrs = realloc(ctx->mrs, cap * sizeof *mrs);
+        if (!mrs) return ENOMEM;
+        ctx->mrs = mrs;
+        ctx->mrs_cap = cap;
+    }
+    if (ctx->next_key == UINT32_MAX) return ENOMEM;
+    mr->base.lkey = mr->base.rkey = ++ctx->next_key;
+    ctx->mrs[ctx->nmrs++] = mr;
+    return 0;
+}
+
 /* A key is index and generation, as on hardware: 8 bits of it tell a key from its predecessors. */
 static int mr_add(struct sim_context *ctx, struct sim_mr *mr) {
     uint32_t i = 0;
@@ -230,7 +259,7 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t len, int acce
     mr->base = (struct ibv_mr){.context = pd->context, .pd = pd, .addr = addr, .length = len};
     mr->access = access;
     pthread_mutex_lock(&ctx->lock);
-    rc = mr_add(ctx, mr);
+    rc = ctx->tcp ? mr_add_last(ctx, mr) : mr_add(ctx, mr);
     pthread_mutex_unlock(&ctx->lock);
     if (!rc) return &mr->base;
     free(mr);
@@ -241,14 +270,19 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t len, int acce
 static int dereg_mr(struct ibv_mr *mr) {
     struct sim_context *ctx = sim_of(mr->context);
     pthread_mutex_lock(&ctx->lock);
-    ctx->mrs[(mr->lkey >> 8) - 1] = NULL;
+    if (ctx->tcp) {
+        uint32_t i = mr_place(ctx, mr->lkey);
+        memmove(ctx->mrs + i, ctx->mrs + i + 1, (--ctx->nmrs - i) * sizeof *ctx->mrs);
+    } else {
+        ctx->mrs[(mr->lkey >> 8) - 1] = NULL;
+    }
     pthread_mutex_unlock(&ctx->lock);
     free(mr);
     return 0;
 }
 
 int sim_mr_allows(struct sim_context *ctx, struct ibv_pd *pd, uint32_t key, uint64_t addr, uint64_t len, int access) {
-    uint32_t i = (key >> 8) - 1;
+    uint32_t i = ctx->tcp ? mr_place(ctx, key) : (key >> 8) - 1;
     struct sim_mr *mr = i < ctx->nmrs ? ctx->mrs[i] : NULL;
     if (!mr || mr->base.lkey != key || mr->base.pd != pd || (mr->access & access) != access) return 0;
     uint64_t offset = addr - (uintptr_t)mr->base.addr; /* wraps to something huge when addr lies before it */
@@ -256,13 +290,19 @@ int sim_mr_allows(struct sim_context *ctx, struct ibv_pd *pd, uint32_t key, uint
 }
 
 #ifdef __SANITIZE_THREAD__
-__attribute__((no_sanitize("thread"))) void sim_dma(void *to, const void *from, size_t len) {
+__attribute__((no_sanitize("thread"))) int sim_dma(struct sim_context *ctx, void *to, const void *from, size_t len) {
     volatile uint8_t *out = to;
     const volatile uint8_t *in = from;
+    (void)ctx;
     while (len--) *out++ = *in++;
+    return 1;
 }
 #else
-void sim_dma(void *to, const void *from, size_t len) { memcpy(to, from, len); }
+int sim_dma(struct sim_context *ctx, void *to, const void *from, size_t len) {
+    if (ctx->tcp) return sim_touch(to, from, len);
+    memcpy(to, from, len);
+    return 1;
+}
 #endif
 
 /* Visits the pieces of [offset, offset+len) in a list of segments. */
@@ -278,7 +318,9 @@ static int pieces(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t 
         if (!sim_mr_allows(sim_of(qp->base.context), qp->base.pd, sge[i].lkey, at, part,
                            in ? IBV_ACCESS_LOCAL_WRITE : 0))
             return 0;
-        sim_dma(in ? (void *)(uintptr_t)at : bytes, in ? bytes : (const void *)(uintptr_t)at, part);
+        if (!sim_dma(sim_of(qp->base.context), in ? (void *)(uintptr_t)at : bytes,
+                     in ? bytes : (const void *)(uintptr_t)at, part))
+            return 0;
         bytes += part;
         len -= part;
         offset = 0;
@@ -300,6 +342,7 @@ static struct ibv_context *open_device(struct ibv_device *dev) {
     struct sim_context *ctx = calloc(1, sizeof *ctx);
     if (!ctx) return NULL;
     ctx->base.device = dev;
+    ctx->tcp = dev == &devices[2];
     ctx->base.num_comp_vectors = 1;
     ctx->base.ops.poll_cq = poll_cq;
     ctx->base.ops.req_notify_cq = req_notify_cq;
@@ -317,6 +360,8 @@ static struct ibv_context *open_device(struct ibv_device *dev) {
     free(ctx);
     return NULL;
 }
+
+struct ibv_context *hr_verbs_sim_tcp(void) { return open_device(&devices[2]); }
 
 static int close_device(struct ibv_context *base) {
     struct sim_context *ctx = sim_of(base);

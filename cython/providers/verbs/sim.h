@@ -6,7 +6,8 @@
  * Two devices on every machine: for tests, and to try a job against failing queue pairs without RDMA. "sim" has one
  * port with one GID; "sim2" has two ports, each with a link-local, an IPv4 and an IPv6 GID. Every opened context is a
  * node of its own, whose GIDs name a Unix socket in the abstract name space; packets of at most 4096 bytes go between
- * the nodes of one host, within a process and across, and are gone with the process.
+ * the nodes of one host, within a process and across, and are gone with the process. A third one, "tcp", is in no list
+ * of devices: its packets go over sockets that its queue pairs are given. It is the spare rail of rails.md.
  *
  *   sim.c       contexts, completion queues, memory regions: what has no protocol
  *   sim_qp.c    states of a queue pair, posting, completing, flushing
@@ -14,6 +15,7 @@
  *   sim_req.c   the requester: packets out, acknowledgements in
  *   sim_resp.c  the responder: requests in, order, access, answers out
  *   sim_wire.c  sockets, the device's thread
+ *   sim_stream.c  device "tcp"
  *
  * Reliable connections as InfiniBand has them: a packet sequence number (PSN) per packet, per response packet for
  * reads; the responder executes in order and answers out-of-order packets once with a sequence NAK; without a posted
@@ -55,7 +57,8 @@ struct sim_packet { /* payload follows */
     uint64_t addr; /* CONNECT: queue pair that is called. OLD: the value before */
     uint64_t len;  /* of the message */
     uint64_t operand, compare;
-    union ibv_gid gid; /* CONNECT: of the caller */
+    union ibv_gid gid;    /* CONNECT: of the caller */
+    uint32_t bytes, zero; /* on a stream: of the payload */
 };
 
 struct sim_mr {
@@ -106,11 +109,13 @@ struct sim_answer {
 };
 enum { SIM_ANSWERS = 64, SIM_ASYNC = 16 };
 
+struct sim_stream;
 struct sim_qp {
     struct ibv_qp base;
     struct ibv_qp_attr attr;
     struct ibv_qp_cap cap;
     int sig_all;
+    struct sim_stream *stream; /* of device "tcp": `out` and `in` are its socket */
 
     /* requester */
     int out, out_waits; /* socket; waits for room in it */
@@ -150,6 +155,7 @@ struct sim_context {
     pthread_mutex_t lock;
     pthread_t thread;
     int stop;
+    int tcp;
     int ports, ngids;
     union ibv_gid gids[SIM_PORTS][SIM_GIDS]; /* of port + 1 */
     unsigned down;                           /* ports, as bits */
@@ -160,7 +166,7 @@ struct sim_context {
     int armed;      /* completion queues whose owner may be asleep */
     struct sim_mr **mrs;
     uint8_t *mr_generation;
-    uint32_t nmrs;
+    uint32_t nmrs, mrs_cap, next_key; /* these two: of device "tcp" */
     struct sim_qp *qps[SIM_MAX_QP];
     uint16_t generation[SIM_MAX_QP];
     int nqps, waiting; /* waiting: queue pairs that pause or could not connect, callers that could not be taken */
@@ -181,11 +187,17 @@ void sim_cq_push(struct sim_cq *cq, const struct ibv_wc *wc);
 /* Whether a region of this protection domain covers the range and allows that access. */
 int sim_mr_allows(struct sim_context *ctx, struct ibv_pd *pd, uint32_t key, uint64_t addr, uint64_t len, int access);
 /* As hardware copies: while the owner of the memory may be looking. That is the nature of one-sided access and no race
- * of the program's, so the thread sanitizer is not shown it. */
-void sim_dma(void *to, const void *from, size_t len);
+ * of the program's, so the thread sanitizer is not shown it. 0: there is no such memory. */
+int sim_dma(struct sim_context *ctx, void *to, const void *from, size_t len);
 /* Copies n bytes at offset of a list of segments; 0 when a key or a length is wrong. */
 int sim_gather(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, void *to, size_t len);
 int sim_scatter(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, const void *from, size_t len);
+
+/* Device "tcp", opened; NULL: errno. */
+struct ibv_context *hr_verbs_sim_tcp(void);
+/* The connection that this queue pair's packets go over from now on; it is RTS, and so is its peer, or will be. The
+ * descriptor stays the caller's. Returns an errno. */
+int hr_verbs_sim_attach(struct ibv_qp *qp, int fd);
 
 /* A cable that is pulled, or plugged in: an event, and what is under way on the port comes to nothing. */
 void hr_verbs_sim_port(struct ibv_context *ctx, int port, int up);
@@ -238,5 +250,15 @@ void sim_hang_up(struct sim_qp *qp);
 void sim_look_again(struct sim_context *ctx);
 /* 1 sent, 0 no room (will be called again), -1 the socket has ended. */
 int sim_wire_send(struct sim_qp *qp, int out, const struct sim_packet *packet, const void *payload, size_t len);
+/* The socket of a stream is listened to; and asked for room. -1: errno. */
+int sim_watch_stream(struct sim_qp *qp, int for_room);
+
+/* sim_stream.c */
+int sim_stream_send(struct sim_qp *qp, const struct sim_packet *packet, const void *payload, size_t len);
+void sim_stream_writable(struct sim_qp *qp);
+void sim_stream_receive(struct sim_qp *qp);
+void sim_stream_free(struct sim_qp *qp);
+/* Copies within this process; 0: some of it is not there. */
+int sim_touch(void *to, const void *from, size_t len);
 
 #endif

@@ -42,8 +42,7 @@ static int next_data(struct sim_qp *qp, struct sim_answer *a, struct sim_packet 
     *len_p = left < SIM_MTU ? (size_t)left : SIM_MTU;
     p->psn = (a->psn + (uint32_t)(a->sent / SIM_MTU)) & SIM_PSN;
     if (*len_p && !allowed(qp, a->rkey, a->addr + a->sent, *len_p, IBV_ACCESS_REMOTE_READ)) return 0;
-    sim_dma(payload, (const void *)(uintptr_t)(a->addr + a->sent), *len_p);
-    return 1;
+    return sim_dma(sim_of(qp->base.context), payload, (const void *)(uintptr_t)(a->addr + a->sent), *len_p);
 }
 
 void sim_answer_pump(struct sim_qp *qp) {
@@ -122,7 +121,10 @@ static void on_write(struct sim_qp *qp, const struct sim_packet *p, const void *
         return;
     }
     if (p->flags & SIM_IMM && !posted(qp, p->psn)) return;
-    if (len) sim_dma((void *)(uintptr_t)(qp->address + qp->offset), payload, len);
+    if (len && !sim_dma(sim_of(qp->base.context), (void *)(uintptr_t)(qp->address + qp->offset), payload, len)) {
+        refuse_for_good(qp, SIM_NAK_ACCESS, p->psn);
+        return;
+    }
     qp->offset += len;
     accept_packet(qp, 1);
     if (!(p->flags & SIM_LAST)) return;

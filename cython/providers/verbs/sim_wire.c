@@ -58,6 +58,8 @@ static void drop(struct sim_context *ctx, int *fd) {
 void sim_hang_up(struct sim_qp *qp) {
     struct sim_context *ctx = sim_of(qp->base.context);
     drop(ctx, &qp->out);
+    if (qp->stream) qp->in = -1; /* it was the same */
+    sim_stream_free(qp);
     drop(ctx, &qp->in);
     qp->out_waits = qp->in_waits = 0;
     qp->resume = 0;
@@ -70,6 +72,7 @@ int sim_wire_send(struct sim_qp *qp, int out, const struct sim_packet *packet, c
     struct msghdr msg = {.msg_iov = iov, .msg_iovlen = len ? 2 : 1};
     int fd = out ? qp->out : qp->in, *waits = out ? &qp->out_waits : &qp->in_waits;
     ssize_t n;
+    if (qp->stream) return sim_stream_send(qp, packet, payload, len);
     do n = sendmsg(fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (n < 0 && errno == EINTR);
     if (n >= 0) return 1;
@@ -77,6 +80,13 @@ int sim_wire_send(struct sim_qp *qp, int out, const struct sim_packet *packet, c
     *waits = 1;
     watch(ctx, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLOUT, event_name(out ? AT_OUT : AT_IN, qp->base.qp_num));
     return 0;
+}
+
+int sim_watch_stream(struct sim_qp *qp, int for_room) {
+    struct sim_context *ctx = sim_of(qp->base.context);
+    uint64_t name = event_name(AT_OUT, qp->base.qp_num);
+    if (watch(ctx, EPOLL_CTL_MOD, qp->out, EPOLLIN | (for_room ? EPOLLOUT : 0), name) == 0) return 0;
+    return watch(ctx, EPOLL_CTL_ADD, qp->out, EPOLLIN | (for_room ? EPOLLOUT : 0), name);
 }
 
 void sim_look_again(struct sim_context *ctx) {
@@ -109,6 +119,7 @@ void sim_dial(struct sim_qp *qp) {
     hello.gid = ctx->gids[qp->attr.port_num - 1][qp->attr.ah_attr.grh.sgid_index];
     struct sockaddr_un name;
     socklen_t len = port_name(&qp->attr.ah_attr.grh.dgid, &name);
+    if (ctx->tcp) return; /* it is given a socket */
     if (ctx->down >> qp->attr.port_num & 1) {
         not_yet(qp);
         return;
@@ -225,6 +236,10 @@ static void receive(struct sim_context *ctx, uint32_t qpn, int out) {
         struct sim_qp *qp = sim_qp_find(ctx, qpn);
         int fd = !qp ? -1 : out ? qp->out : qp->in;
         if (fd < 0) return;
+        if (qp->stream) {
+            sim_stream_receive(qp);
+            return;
+        }
         ssize_t n = next_packet(ctx, fd, &resets);
         if (n == 0) return;
         if (n < 0) {
@@ -244,6 +259,10 @@ static void writable(struct sim_context *ctx, uint32_t qpn, int out) {
     struct sim_qp *qp = sim_qp_find(ctx, qpn);
     int fd = !qp ? -1 : out ? qp->out : qp->in;
     if (fd < 0) return;
+    if (qp->stream) {
+        sim_stream_writable(qp);
+        return;
+    }
     *(out ? &qp->out_waits : &qp->in_waits) = 0;
     watch(ctx, EPOLL_CTL_MOD, fd, EPOLLIN, event_name(out ? AT_OUT : AT_IN, qpn));
     if (out)
@@ -348,15 +367,18 @@ static int bind_node(struct sim_context *ctx) {
     return -1;
 }
 
+static int listens(struct sim_context *ctx) {
+    return ctx->listener >= 0 && bind_node(ctx) == 0 && listen(ctx->listener, MAX_CALLERS) == 0 &&
+           watch(ctx, EPOLL_CTL_ADD, ctx->listener, EPOLLIN, event_name(AT_LISTENER, 0)) == 0;
+}
+
 int sim_port_open(struct sim_context *ctx) {
     sigset_t all, old;
     int error;
-    ctx->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    ctx->listener = ctx->tcp ? -1 : socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     ctx->epfd = epoll_create1(EPOLL_CLOEXEC);
     ctx->kick = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (ctx->listener >= 0 && ctx->epfd >= 0 && ctx->kick >= 0 && bind_node(ctx) == 0 &&
-        listen(ctx->listener, MAX_CALLERS) == 0 &&
-        watch(ctx, EPOLL_CTL_ADD, ctx->listener, EPOLLIN, event_name(AT_LISTENER, 0)) == 0) {
+    if (ctx->epfd >= 0 && ctx->kick >= 0 && (ctx->tcp ? make_gids(ctx) == 0 : listens(ctx))) {
         sigfillset(&all); /* signals are for the threads of the program */
         pthread_sigmask(SIG_SETMASK, &all, &old);
         error = pthread_create(&ctx->thread, NULL, run, ctx);

@@ -111,7 +111,15 @@ void hr_verbs_try(struct hr_verbs_call *call) {
 
 /* ---- greetings ---- */
 
+static void judge(struct hr_verbs_call *call);
+
+/* Device "tcp" has the socket on which this is said: that carries packets. It is given to it at the end. */
 void hr_verbs_try_greet(struct hr_verbs_call *call) {
+    if (call->ready == 2 && hr_verbs_domain_of(&call->ep->base)->is_tcp) {
+        call->greeted = call->acked = call->heard = GREETINGS;
+        judge(call);
+        return;
+    }
     while (call->ready == 2 && call->greeted < GREETINGS)
         if (hr_verbs_send_hello(call->ep, call->greeted ? packet_bytes(call) : 0))
             call->greeted++;

@@ -35,12 +35,19 @@ static hr_status parse_option(struct hr_verbs_options *options, const char *key,
         options->pin = (uint64_t)size;
         return HR_OK;
     }
-    if (strcmp(key, "gid") == 0 || strcmp(key, "pin") == 0)
+    if (strcmp(key, "fallback") == 0 && (strcmp(value, "tcp") == 0 || strcmp(value, "none") == 0)) {
+        options->fallback = *value == 't';
+        return HR_OK;
+    }
+    if (strcmp(key, "fallback") == 0)
+        snprintf(detail, 256, "verbs option fallback=%.100s: tcp or none", value);
+    else if (strcmp(key, "gid") == 0 || strcmp(key, "pin") == 0)
         snprintf(detail, 256, "verbs option %s=%.100s: %s", key, value,
                  *key == 'g' ? "an index of the port's GID table, 0 to 255" : "a size in bytes such as 64M");
     else
         snprintf(detail, 256,
-                 "verbs has no option '%.60s'; it has gid, pin, wc_error, wc_status, errno, reg_errno, deaf, narrow, "
+                 "verbs has no option '%.60s'; it has gid, pin, fallback, wc_error, wc_status, errno, reg_errno, deaf, "
+                 "narrow, "
                  "fault_seed, fault_budget",
                  key);
     return HR_ERR_INVALID;
@@ -117,6 +124,8 @@ hr_status hr_verbs_domain_open(const struct hr_provider *self, const struct hr_d
     d->attr = found->attr;
     d->paths = found->paths;
     d->is_sim = found->is_sim;
+    d->is_tcp = found->is_tcp;
+    memcpy(d->behind, found->behind, sizeof d->behind);
     memcpy(d->reason, found->reason, sizeof d->reason);
     d->wish = found->wish;
     d->addresses = addresses;
@@ -161,7 +170,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     hr_status status = parse_options(&options, params->options, detail);
     if (!status) status = hr_verbs_devices_find(&options.wish, params->device, found, &n, detail);
     if (status) return status;
-    if (n > 1) return hr_bond_open(params, &options, found, n, domain_p, detail);
+    if (n > 1 || options.fallback) return hr_bond_open(params, &options, found, n, domain_p, detail);
     status = hr_verbs_domain_open(self, params, &options, found, HR_VERBS_ADDRESSES, &d, detail);
     if (status == HR_OK) *domain_p = &d->base;
     return status;

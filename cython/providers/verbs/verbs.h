@@ -11,7 +11,7 @@
  * post.c      work requests out, and their ends             send.c      messages and credits
  * rma.c       reads, writes, atomics                        recv.c      what arrives
  * progress.c  polling, timers, sleeping                     inject.c    faults, between here and the device
- * lib.c       libibverbs                                    sim*.c      the simulated device
+ * lib.c       libibverbs                                    sim*.c      the simulated device, and the spare one
  * bond*.c     several devices as one domain: bond.h
  *
  * Callbacks run in progress() alone. What happens elsewhere and must be told is noted in the endpoint, which is put on
@@ -232,10 +232,11 @@ struct hr_verbs_domain {
     struct hr_verbs_path used;   /* by the connection that was made last; port 0: none was */
     char reason[80];             /* why this device */
     char fallback[180];          /* the last pair that did not do, and why; "": all did */
-    int is_sim;
-    int addresses;          /* at most so many to be called at */
-    uint32_t registrations; /* so far: names them to peers */
-    uint64_t pin, pinned;   /* bytes outside arenas: option, now */
+    int is_sim, is_tcp;
+    char behind[HR_VERBS_RAILS][IF_NAMESIZE]; /* is_tcp: interfaces to be called at when no other is left */
+    int addresses;                            /* at most so many to be called at */
+    uint32_t registrations;                   /* so far: names them to peers */
+    uint64_t pin, pinned;                     /* bytes outside arenas: option, now */
 
     struct hr_iface *ifaces; /* addresses of this host */
     int nifaces;
@@ -263,6 +264,7 @@ struct hr_verbs_options {
     struct hr_verbs_wish wish;
     uint64_t pin;
     struct hr_verbs_inject inject;
+    int fallback; /* to tcp, when no device is left */
 };
 
 static inline struct hr_verbs_domain *hr_verbs_domain_of(struct hr_ep *ep) {
@@ -284,10 +286,12 @@ void hr_verbs_device_close(struct hr_verbs_domain *d);
 /* Where this domain is called: addresses of the device's network, at most n. */
 int hr_verbs_call_addresses(struct hr_verbs_domain *d, union hr_sockaddr *list, int n);
 size_t hr_verbs_address_write(const struct hr_verbs_domain *d, void *bytes);
-/* Of the first rail, where there are several. */
+/* Of the first rail, where there are several. NULL among rails: no such number. */
 int hr_verbs_address_read(const void *bytes, size_t len, union hr_sockaddr *list);
 size_t hr_verbs_addresses_write(struct hr_verbs_domain *const *rails, int n, void *bytes);
-/* That of one rail, or NULL. */
+/* How many numbers of rails it has; 0: it is that of one device. */
+int hr_verbs_address_rails(const void *bytes, size_t len);
+/* That of one rail, or NULL: there is none of that number. */
 const void *hr_verbs_address_rail(const void *bytes, size_t len, int rail, size_t *len_p);
 
 /* call.c */
