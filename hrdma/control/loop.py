@@ -81,6 +81,7 @@ class Loop:
         self._watched: dict[int, Callable[[], None]] = {}
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
         self._posted: collections.deque[Callable[[], None]] = collections.deque()
+        self._last: collections.deque[Callable[[], None]] = collections.deque()
         self._lock = threading.Lock()
         self._waker: Waker | None = Waker()
         self._poller.register(self._waker.descriptor, zmq.POLLIN)
@@ -138,6 +139,10 @@ class Loop:
     def at(self, name: str, when: float, call: Callable[[], None]) -> None:
         """Sets the timer of this name, replacing it; `when` is on the monotonic clock."""
         self._timers[name] = (when, call)
+
+    def last(self, call: Callable[[], None]) -> None:
+        """Runs a call at the end of this turn, when all that had come has been heard, and what that asks for after it."""
+        self._last.append(call)
 
     def cancel(self, name: str) -> None:
         self._timers.pop(name, None)
@@ -221,6 +226,8 @@ class Loop:
             if when <= now and self._timers.get(name) == (when, call):
                 del self._timers[name]
                 call()
+        while self._last:
+            self._last.popleft()()
 
     def _serve_listener(self) -> None:
         listener, gate = self.listener, self.gate

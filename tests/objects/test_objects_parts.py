@@ -241,7 +241,7 @@ def test_a_question_that_was_withdrawn_is_not_answered(shard):
     owner, directory = shard
     directory.heard(2, {"verb": "locate", "id": "x", "n": 1})
     directory.heard(2, {"verb": "forget", "id": "x", "question": 1})
-    directory.heard(3, {"verb": "put", "id": "x", "n": 5, "gen": "g", "meta": META, "inline": "AA=="})
+    directory.heard(3, {"verb": "put", "id": "x", "n": 5, "gen": "g", "meta": META, "inline": b"\0"})
     assert owner.answers(2) == []
 
 
