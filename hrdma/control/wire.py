@@ -22,6 +22,7 @@ __all__ = ["PROTOCOL", "FrameError", "Kind", "ProtocolError", "decode", "encode"
 MAGIC = b"HRCP"
 PROTOCOL = 1
 HEADER = struct.Struct(">4sBBHI")
+_DECODER = json.JSONDecoder()
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
@@ -110,7 +111,7 @@ def decode(frame: bytes, *, limit: int) -> tuple[Kind, dict[str, Any]]:
         raise FrameError("length does not match")
     try:
         kind = Kind(code)
-        body = json.loads(str(frame[HEADER.size : end], "utf-8"))
+        body = _DECODER.decode(str(frame[HEADER.size : end], "utf-8"))
     except (ValueError, RecursionError) as error:
         raise FrameError(f"malformed: {type(error).__name__}") from None
     if not isinstance(body, dict):

@@ -287,9 +287,13 @@ class Client(Connection):
             raise
         return request if async_op else request.wait()
 
-    def ref(self, id: str) -> ObjectRef:
-        """The reference of an object by its name, whether or not it exists yet."""
-        return ObjectRef(self.job, check_id(id))
+    def ref(self, id: str | None = None) -> ObjectRef:
+        """The reference of an object by its name, whether or not it exists yet; without a name that of a new one.
+
+        What others put under a new one, ``put(value, id=ref.id)``, is kept by this host's node: a small object comes here
+        with its put, and a get or reduction of it here needs no network.
+        """
+        return self._named(id)
 
     def info(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The node of this host: its store, the nodes it knows, what it sent and received, measured latency and bandwidth."""
