@@ -243,7 +243,7 @@ class Loop:
         links: list[Link] = [dialog.call for dialog in self._dialogs]
         if self.listener is not None:
             links.append(self.listener)
-        return any([link.look() for link in links])
+        return any(link.look() for link in links)
 
     def _serve_listener(self) -> None:
         listener, gate = self.listener, self.gate

@@ -106,9 +106,7 @@ class Client(Connection):
             if offset < data.nbytes:
                 self._say({"verb": "progress", "id": ref.id, "progress": offset})
 
-    def get(
-        self, ref: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, async_op: bool = False
-    ) -> Any:
+    def get(self, ref: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, async_op: bool = False) -> Any:
         """The object, as soon as it exists and is here.
 
         Parameters

@@ -278,7 +278,9 @@ def test_questions_are_asked_again_when_the_keeper_changes():
 
 
 def test_messages_share_frames_and_contents_follow_them():
-    messages = [{"verb": "put", "inline": bytes([i]) * i, "n": i} for i in range(50)] + [{"verb": "get", "inline": None}]
+    messages = [{"verb": "put", "inline": bytes([i]) * i, "n": i} for i in range(50)] + [
+        {"verb": "get", "inline": None}
+    ]
     for limit, count in ((LIMIT, 1), (1000, None)):
         frames = pack(messages, limit=limit, e=7)
         assert len(frames) == count or (count is None and len(frames) > 2)
@@ -307,7 +309,9 @@ def test_what_one_turn_says_leaves_in_one_frame_each(rig, client, monkeypatch):
         clients[i % 3].put(np.full(8, i, "float32"), id=ref.id)
     cluster, sent = rig.nodes["a"].node.cluster, []
     say = cluster._say
-    monkeypatch.setattr(cluster, "_say", lambda dialog, bodies: (sent.append((dialog.rank, bodies)), say(dialog, bodies)))
+    monkeypatch.setattr(
+        cluster, "_say", lambda dialog, bodies: (sent.append((dialog.rank, bodies)), say(dialog, bodies))
+    )
     assert [int(each[0]) for each in client.get(refs)] == list(range(8))
     assert not sent, "all of it was here"
     total = client.reduce(refs)
