@@ -20,7 +20,7 @@ from typing import Any
 __all__ = ["PROTOCOL", "FrameError", "Kind", "ProtocolError", "decode", "encode", "frame_limit", "job_key", "proof"]
 
 MAGIC = b"HRCP"
-PROTOCOL = 1
+PROTOCOL = 2
 HEADER = struct.Struct(">4sBBHI")
 _DECODER = json.JSONDecoder()
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
