@@ -106,12 +106,18 @@ class Client(Connection):
             if offset < data.nbytes:
                 self._say({"verb": "progress", "id": ref.id, "progress": offset})
 
-    def get(self, ref: ObjectRef | Sequence[ObjectRef], *, timeout: float | None = None, async_op: bool = False) -> Any:
+    def get(
+        self,
+        ref: ObjectRef | list[ObjectRef] | tuple[ObjectRef, ...],
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
         """The object, as soon as it exists and is here.
 
         Parameters
         ----------
-        ref : ObjectRef or sequence of ObjectRef
+        ref : ObjectRef, or list or tuple of ObjectRef
             Several are asked for at once, which takes less time than one after the other.
 
         Returns
@@ -132,7 +138,7 @@ class Client(Connection):
         Copies nothing where the host has it: the array lies in shared memory, which stays as long as the array or a view of it
         does, and cannot be evicted meanwhile.
         """
-        refs = [ref] if isinstance(ref, ObjectRef) else ref
+        refs = ref if isinstance(ref, (list, tuple)) else [ref]
         requests = self._ask([("get", {"id": self._id(each)}, self._value) for each in refs], self._seconds(timeout))
         if not async_op:
             try:
@@ -143,7 +149,7 @@ class Client(Connection):
                 raise
         else:
             found = requests
-        return found[0] if isinstance(ref, ObjectRef) else found
+        return found if refs is ref else found[0]
 
     def _value(self, answer: Body, descriptor: int | None) -> Any:
         meta = answer["meta"]

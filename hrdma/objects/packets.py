@@ -13,17 +13,20 @@ from typing import Any
 from hrdma.control.wire import Kind, encode
 from hrdma.objects.asker import Body
 
-__all__ = ["pack", "unpack"]
+__all__ = ["MOST", "pack", "unpack"]
+
+MOST = 1 << 17  # bytes of a frame with several messages: a packet of a Unix socket has to fit into its buffer
 
 
 def pack(messages: Sequence[Body], *, limit: int, **more: Any) -> list[bytes]:
-    """Frames of these messages, in order: one, or as many as it takes so that none is longer than `limit` bytes.
+    """Frames of these messages, in order: one, or as many as it takes so that those of several have at most `MOST` bytes.
 
     Parameters
     ----------
     messages : sequence of dict
         "inline" of each, where it is there and not None, is bytes.
     limit : int
+        Bytes that one message alone may take.
     more
         What all of them share.
 
@@ -32,6 +35,8 @@ def pack(messages: Sequence[Body], *, limit: int, **more: Any) -> list[bytes]:
     ValueError
         One message alone is too long.
     """
+    if not messages:
+        return []
     heads, contents = [], []
     for message in messages:
         content = message.get("inline")
@@ -39,10 +44,12 @@ def pack(messages: Sequence[Body], *, limit: int, **more: Any) -> list[bytes]:
             contents.append(content)
             message = {**message, "inline": len(content)}
         heads.append(message)
+    several = len(messages) > 1
     try:
-        return [encode(Kind.OBJECT, {"all": heads, **more}, limit=limit, tail=b"".join(contents))]
+        most = min(limit, MOST) if several else limit
+        return [encode(Kind.OBJECT, {"all": heads, **more}, limit=most, tail=b"".join(contents))]
     except ValueError:
-        if len(messages) < 2:
+        if not several:
             raise
     half = len(messages) // 2
     return [*pack(messages[:half], limit=limit, **more), *pack(messages[half:], limit=limit, **more)]

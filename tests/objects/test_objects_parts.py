@@ -17,7 +17,8 @@ from hrdma.errors import HrdmaError, ObjectLost
 from hrdma.objects import streams
 from hrdma.objects.asker import Asker, keepers
 from hrdma.objects.directory import Directory
-from hrdma.objects.packets import pack, unpack
+from hrdma.objects.packets import MOST, pack, unpack
+from hrdma.objects.ref import INLINE
 from hrdma.objects.sessions import LIMIT, local_name
 from hrdma.objects.store import Segment, Store
 
@@ -287,6 +288,8 @@ def test_messages_share_frames_and_contents_follow_them():
         bodies = [decode(frame, limit=limit)[1] for frame in frames]
         assert [message for body in bodies for message in unpack(body)] == messages
         assert {body["e"] for body in bodies} == {7}
+    frames = pack([{"inline": bytes(MOST)}, {"n": 1}, {"n": 2}], limit=LIMIT)
+    assert [len(unpack(decode(frame, limit=LIMIT)[1])) for frame in frames] == [1, 2], "alone it may be longer"
     with pytest.raises(ValueError, match="above the limit"):
         pack([{"inline": b""}, {"inline": bytes(1000)}], limit=1000)
     for wrong in (
@@ -319,6 +322,15 @@ def test_what_one_turn_says_leaves_in_one_frame_each(rig, client, monkeypatch):
     told = [[body["verb"] for body in bodies] for _, bodies in sent]
     assert told in ([["facts", "facts"]], [["facts"], ["facts"]]), told
     assert clients[1].get(total)[0] == 28
+
+
+def test_more_than_one_packet_can_take(client):
+    refs = [client.put(np.full(INLINE, i, "uint8")) for i in range(12)]
+    assert [int(each[-1]) for each in client.get(refs)] == list(range(12))
+    many = refs * 500
+    assert client.wait(many, len(many), timeout=20) == (many, [])
+    with pytest.raises(TypeError, match="expected an ObjectRef, not int"):
+        client.get(5)
 
 
 def test_one_of_several_that_is_lost(client):
