@@ -58,14 +58,17 @@ class Objects:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{there} of {size} nodes have come within {SECONDS:g} s")
             time.sleep(0.05)
+        if rank == 0:  # as a driver owns what its tasks return: names from here are kept here
+            self.client.put(self.client.ref().id.encode(), id="names")
+        self.names = bytes(self.client.get(self.client.ref("names"))).decode()
 
     def prepare(self, operation: str, key: str, mine: np.ndarray, staggered: bool) -> None:
         self.late = staggered and operation != "broadcast"
         if not self.late and (operation != "broadcast" or self.rank == 0):
-            self.client.put(mine, id=f"{key}.{self.rank}")
+            self.client.put(mine, id=f"{self.names}.{key}.{self.rank}")
 
     def run(self, operation: str, key: str, mine: np.ndarray, start: float, mine_at: float) -> list[np.ndarray]:
-        client = self.client
+        client, key = self.client, f"{self.names}.{key}"
         refs = [client.ref(f"{key}.{rank}") for rank in range(self.size)]
         if operation == "broadcast":
             until(mine_at)
@@ -74,8 +77,7 @@ class Objects:
             threading.Thread(target=lambda: (until(mine_at), client.put(mine, id=refs[self.rank].id))).start()
         until(start)
         if self.rank == 0 and operation == "gather":
-            requests = [client.get(ref, async_op=True) for ref in refs]
-            return [request.wait() for request in requests]
+            return client.get(refs)
         name = f"{key}.total"
         if operation == "reduce" and self.rank == 0:
             self.total = client.reduce(refs)
@@ -87,7 +89,7 @@ class Objects:
     def clean(self, key: str) -> None:
         if self.rank == 0:
             for name in [*range(self.size), "total"]:
-                self.client.delete(self.client.ref(f"{key}.{name}"))
+                self.client.delete(self.client.ref(f"{self.names}.{key}.{name}"))
             if self.total is not None:
                 self.client.delete(self.total)
                 self.total = None

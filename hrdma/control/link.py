@@ -26,12 +26,13 @@ __all__ = ["Call", "Link", "Listener", "Received", "Waker", "listen", "resolve",
 _EVENTS = (
     zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 )
+_POLLIN = int(zmq.POLLIN)
 _MONITORS = itertools.count()
 _BATCH = 256  # messages taken in one turn, so that timers and hang-ups get their turn too
 
 
 class Received(NamedTuple):
-    """A message at the listener."""
+    """A message at the listener; the address only of peers that stand for no rank yet."""
 
     identity: bytes
     frame: bytes
@@ -100,7 +101,17 @@ class Link:
         self.monitor: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self.monitor.setsockopt(zmq.LINGER, 0)
         self.monitor.connect(name)
-        self.sockets = (self.socket, self.monitor)  #: what is polled: when either is readable, both are served
+        #: readable when something has happened to either socket since it was last used: then both are served
+        self.signals = (int(self.socket.getsockopt(zmq.FD)), int(self.monitor.getsockopt(zmq.FD)))
+        self.pending = False  #: messages are there of which nothing is signalled
+        self._used = True
+        _readable(self.monitor)  # what comes is signalled only once it was found to have nothing
+
+    def look(self) -> bool:
+        """Sets `pending`, and returns it: to be asked before one waits for the signals."""
+        if self._used:
+            self.pending, self._used = _readable(self.socket), False
+        return self.pending
 
     def events(self) -> list[tuple[int, int]]:
         """What happened to connections since the last call, in order: (event, descriptor)."""
@@ -144,16 +155,24 @@ class Listener(Link):
     def receive(self) -> list[Received]:
         """Messages that have arrived. Those that are not one frame of a peer whose address is known are left out."""
         found: list[Received] = []
+        self._used = True
         with contextlib.suppress(zmq.Again):
             while len(found) < _BATCH and _readable(self.socket):
-                parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                origin = _origin(parts[-1])
-                if len(parts) == 2 and origin is not None:
-                    found.append(Received(parts[0].bytes, parts[1].bytes, *origin))
+                identity = self.socket.recv(zmq.NOBLOCK)
+                if identity in self._rank:  # who it is was found out once
+                    parts = self.socket.recv_multipart(zmq.NOBLOCK)
+                    if len(parts) == 1:
+                        found.append(Received(identity, parts[0], self._descriptor[identity], ""))
+                    continue
+                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                origin = _origin(frames[0])
+                if len(frames) == 1 and origin is not None:
+                    found.append(Received(identity, frames[0].bytes, *origin))
         return found
 
     def send(self, identity: bytes, frame: bytes) -> None:
         """Sends to a peer; nothing happens when it has gone, its hang-up is on the way."""
+        self._used = True
         with contextlib.suppress(zmq.ZMQError):
             self.socket.send_multipart([identity, frame], zmq.NOBLOCK)
 
@@ -198,7 +217,7 @@ class Listener(Link):
 
 def _readable(sock: zmq.Socket[bytes]) -> bool:
     """Whether there is something to receive: an exception that says there is nothing costs ten times as much."""
-    return bool(int(sock.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    return bool(int(sock.getsockopt(zmq.EVENTS)) & _POLLIN)
 
 
 def _origin(frame: zmq.Frame) -> tuple[int, str] | None:
@@ -230,6 +249,7 @@ class Call(Link):
 
     def receive(self) -> list[bytes]:
         found: list[bytes] = []
+        self._used = True
         with contextlib.suppress(zmq.Again):
             while len(found) < _BATCH and _readable(self.socket):
                 parts = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -238,6 +258,7 @@ class Call(Link):
         return found
 
     def send(self, frame: bytes) -> None:
+        self._used = True
         with contextlib.suppress(zmq.ZMQError):
             self.socket.send(frame, zmq.NOBLOCK)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import functools
 import os
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -76,14 +77,17 @@ class Loop:
         self.gate: Gate | None = None
         self._context = zmq.Context(io_threads=1)
         self._context.setsockopt(zmq.MAX_SOCKETS, max(1024, 8 * size))
-        self._poller = zmq.Poller()
+        # An epoll on what sockets of libzmq signal with: asking each of them what it has, as zmq.Poller does, takes longer
+        # than most messages. What they signal is only that something has happened since they were last used.
+        self._epoll = select.epoll()
         self._dialogs: dict[Dialog, None] = {}
         self._watched: dict[int, Callable[[], None]] = {}
         self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
         self._posted: collections.deque[Callable[[], None]] = collections.deque()
+        self._last: collections.deque[Callable[[], None]] = collections.deque()
         self._lock = threading.Lock()
         self._waker: Waker | None = Waker()
-        self._poller.register(self._waker.descriptor, zmq.POLLIN)
+        self._epoll.register(self._waker.descriptor, select.EPOLLIN)
         self._stopping = False
         self._linger = 0.0
         self._thread = threading.Thread(target=self._run, name="hrdma-control", daemon=True)
@@ -150,42 +154,51 @@ class Loop:
         """Sets the timer of this name, replacing it; `when` is on the monotonic clock."""
         self._timers[name] = (when, call)
 
+    def last(self, call: Callable[[], None]) -> None:
+        """Runs a call at the end of this turn, when all that had come has been heard, and what that asks for after it."""
+        self._last.append(call)
+
     def cancel(self, name: str) -> None:
         self._timers.pop(name, None)
 
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
         """Runs a call whenever this descriptor is readable, until `unwatch`."""
         self._watched[descriptor] = call
-        self._poller.register(descriptor, zmq.POLLIN)
+        self._epoll.register(descriptor, select.EPOLLIN)
 
     def unwatch(self, descriptor: int) -> None:
         if self._watched.pop(descriptor, None) is not None:
-            self._poller.unregister(descriptor)
+            self._epoll.unregister(descriptor)
 
     def open(self, sock: Any) -> Listener:
         """Begins to listen on a socket that listens already."""
         listener = Listener(self._context, sock, self.size, self.heartbeat)
         self.listener = listener
         self.gate = Gate(self.key, self.limit, self.size, open_to_all=self.open_to_all, send=listener.send)
-        self._poller.register(listener.socket, zmq.POLLIN)
-        self._poller.register(listener.monitor, zmq.POLLIN)
+        self._attend(listener)
         return listener
+
+    def _attend(self, link: Link) -> None:
+        for signal in link.signals:
+            self._epoll.register(signal, select.EPOLLIN)
+
+    def _neglect(self, link: Link) -> None:
+        for signal in link.signals:
+            self._epoll.unregister(signal)
 
     def dial(self, rank: int, endpoint: str, hello: dict[str, Any], private: dict[str, Any]) -> Dialog:
         """Calls a rank and begins the handshake; `private` is told it once it has proved the token."""
         caller = Caller(self.key, self.limit, hello, private)
         dialog = Dialog(rank, Call(self._context, endpoint, self.size, self.heartbeat), caller)
         self._dialogs[dialog] = None
-        self._poller.register(dialog.call.socket, zmq.POLLIN)
-        self._poller.register(dialog.call.monitor, zmq.POLLIN)
+        self._attend(dialog.call)
         return dialog
 
     def hang_up(self, dialog: Dialog, linger: float = 0.0) -> None:
         """Ends a call; the phase is not told."""
         if dialog in self._dialogs:
             del self._dialogs[dialog]
-            self._poller.unregister(dialog.call.socket)
-            self._poller.unregister(dialog.call.monitor)
+            self._neglect(dialog.call)
             dialog.call.close(linger)
 
     def frame(self, kind: Kind, body: dict[str, Any]) -> bytes:
@@ -207,31 +220,41 @@ class Loop:
             self._close()
 
     def _turn(self) -> None:
-        now = time.monotonic()
         wait = None
-        if self._timers:
-            wait = max(0.0, min(when for when, _ in self._timers.values()) - now) * 1000
-        ready = dict(self._poller.poll(None if wait is None else int(wait) + 1))
+        if self._pending():
+            wait = 0.0
+        elif self._timers:
+            wait = max(0.0, min(when for when, _ in self._timers.values()) - time.monotonic())
+        ready = {descriptor for descriptor, _ in self._epoll.poll(wait)}
         waker = self._waker
         if waker is not None and waker.descriptor in ready:
             waker.clear()
         for _ in range(len(self._posted)):
             self._posted.popleft()()
         for descriptor in ready:
-            if isinstance(descriptor, int) and descriptor in self._watched:
+            if descriptor in self._watched:
                 self._watched[descriptor]()
-        # To ask a socket that has nothing costs as much as a message: of many peers few have said something.
-        if self.listener is not None and not ready.keys().isdisjoint(self.listener.sockets):
+        listener = self.listener
+        if listener is not None and (listener.pending or not ready.isdisjoint(listener.signals)):
             self._serve_listener()
         for dialog in list(self._dialogs):
             # Serving another may have ended this one.
-            if dialog in self._dialogs and not ready.keys().isdisjoint(dialog.call.sockets):
+            if dialog in self._dialogs and (dialog.call.pending or not ready.isdisjoint(dialog.call.signals)):
                 self._serve_dialog(dialog)
         now = time.monotonic()
         for name, (when, call) in list(self._timers.items()):
             if when <= now and self._timers.get(name) == (when, call):
                 del self._timers[name]
                 call()
+        while self._last:
+            self._last.popleft()()
+
+    def _pending(self) -> bool:
+        """Whether messages wait of which nothing is signalled, since they came while the socket was used."""
+        links: list[Link] = [dialog.call for dialog in self._dialogs]
+        if self.listener is not None:
+            links.append(self.listener)
+        return any(link.look() for link in links)
 
     def _serve_listener(self) -> None:
         listener, gate = self.listener, self.gate
@@ -295,9 +318,11 @@ class Loop:
         for dialog in list(self._dialogs):
             self.hang_up(dialog, self._linger)
         if self.listener is not None:
+            self._neglect(self.listener)
             self.listener.close(self._linger)
             self.listener = None
         self._posted.clear()
+        self._epoll.close()
         self._context.term()
         if waker is not None:
             waker.close()

@@ -1,8 +1,8 @@
 """Frames of the control plane: encoding, strict decoding, and the proofs of the job token.
 
 A frame is ``magic "HRCP" | protocol u8 | kind u8 | zero u16 | length u32`` (big endian) and then that many bytes of
-JSON, an object. Anything else is refused: another magic, kind or length, a body that is not an object, trailing bytes.
-There is no pickle, so a frame can at worst carry wrong values, and those are checked where they are read.
+JSON, an object; only behind an OBJECT more bytes may follow. Anything else is refused: another magic, kind or length, a
+body that is not an object, trailing bytes. There is no pickle, so a frame can at worst carry wrong values, and those are checked where they are read.
 
 The proofs authenticate a connection, not each frame, and nothing is encrypted: the token keeps strangers out of a job,
 it does not hide the job from somebody who can read or rewrite its traffic.
@@ -20,8 +20,9 @@ from typing import Any
 __all__ = ["PROTOCOL", "FrameError", "Kind", "ProtocolError", "decode", "encode", "frame_limit", "job_key", "proof"]
 
 MAGIC = b"HRCP"
-PROTOCOL = 1
+PROTOCOL = 2
 HEADER = struct.Struct(">4sBBHI")
+_DECODER = json.JSONDecoder()
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
@@ -73,8 +74,8 @@ def frame_limit(size: int) -> int:
     return (1 << 20) + (size << 13)
 
 
-def encode(kind: Kind, body: dict[str, Any], *, limit: int) -> bytes:
-    """Makes a frame.
+def encode(kind: Kind, body: dict[str, Any], *, limit: int, tail: bytes = b"") -> bytes:
+    """Makes a frame. Only an OBJECT may have a tail.
 
     Raises
     ------
@@ -82,13 +83,14 @@ def encode(kind: Kind, body: dict[str, Any], *, limit: int) -> bytes:
         The body does not fit into `limit` bytes, or JSON cannot express it.
     """
     data = _ENCODER.encode(body).encode()
-    if HEADER.size + len(data) > limit:
-        raise ValueError(f"control message of {len(data)} bytes is above the limit of {limit - HEADER.size}")
-    return HEADER.pack(MAGIC, PROTOCOL, kind, 0, len(data)) + data
+    if HEADER.size + len(data) + len(tail) > limit:
+        length = len(data) + len(tail)
+        raise ValueError(f"control message of {length} bytes is above the limit of {limit - HEADER.size}")
+    return HEADER.pack(MAGIC, PROTOCOL, kind, 0, len(data)) + data + tail
 
 
 def decode(frame: bytes, *, limit: int) -> tuple[Kind, dict[str, Any]]:
-    """Reads a frame.
+    """Reads a frame. The body of an OBJECT has its tail under "tail".
 
     Raises
     ------
@@ -104,15 +106,18 @@ def decode(frame: bytes, *, limit: int) -> tuple[Kind, dict[str, Any]]:
         raise FrameError("not a control frame")
     if version != PROTOCOL:
         raise ProtocolError(version)
-    if zero or length != len(frame) - HEADER.size:
+    end = HEADER.size + length
+    if zero or end > len(frame) or (end < len(frame) and code != Kind.OBJECT):
         raise FrameError("length does not match")
     try:
         kind = Kind(code)
-        body = json.loads(str(frame[HEADER.size :], "utf-8"))
+        body = _DECODER.decode(str(frame[HEADER.size : end], "utf-8"))
     except (ValueError, RecursionError) as error:
         raise FrameError(f"malformed: {type(error).__name__}") from None
     if not isinstance(body, dict):
         raise FrameError("body is not an object")
+    if kind is Kind.OBJECT:
+        body["tail"] = frame[end:]
     return kind, body
 
 

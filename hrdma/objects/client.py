@@ -7,7 +7,6 @@ copies nothing. How questions reach the node and answers come back: `connection.
 
 from __future__ import annotations
 
-import base64
 import mmap
 import os
 import secrets
@@ -86,7 +85,7 @@ class Client(Connection):
         deadline = time.monotonic() + timeout
         body = {"id": ref.id, "meta": meta, "own": self._owner}
         if meta["nbytes"] <= INLINE:
-            body["inline"] = base64.b64encode(data).decode()
+            body["inline"] = bytes(data)
         answer, descriptor = self._call("put", body, timeout, lambda answer, descriptor: (answer, descriptor)).wait()
         if "exists" in answer:
             there = self.get(ref, timeout=max(0.0, deadline - time.monotonic()))
@@ -107,12 +106,23 @@ class Client(Connection):
             if offset < data.nbytes:
                 self._say({"verb": "progress", "id": ref.id, "progress": offset})
 
-    def get(self, ref: ObjectRef, *, timeout: float | None = None, async_op: bool = False) -> Any:
+    def get(
+        self,
+        ref: ObjectRef | list[ObjectRef] | tuple[ObjectRef, ...],
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
         """The object, as soon as it exists and is here.
+
+        Parameters
+        ----------
+        ref : ObjectRef, or list or tuple of ObjectRef
+            Several are asked for at once, which takes less time than one after the other.
 
         Returns
         -------
-        numpy.ndarray (read-only), or bytes-like; or a Request of that
+        numpy.ndarray (read-only), or bytes-like; or a Request of that; of several references a list
 
         Raises
         ------
@@ -128,13 +138,23 @@ class Client(Connection):
         Copies nothing where the host has it: the array lies in shared memory, which stays as long as the array or a view of it
         does, and cannot be evicted meanwhile.
         """
-        request = self._call("get", {"id": self._id(ref)}, self._seconds(timeout), self._value)
-        return request if async_op else request.wait()
+        refs = ref if isinstance(ref, (list, tuple)) else [ref]
+        requests = self._ask([("get", {"id": self._id(each)}, self._value) for each in refs], self._seconds(timeout))
+        if not async_op:
+            try:
+                found = [request.wait() for request in requests]
+            except BaseException:
+                for request in requests:
+                    request.cancel()
+                raise
+        else:
+            found = requests
+        return found if refs is ref else found[0]
 
     def _value(self, answer: Body, descriptor: int | None) -> Any:
         meta = answer["meta"]
         if "inline" in answer:
-            return rebuild(meta, base64.b64decode(answer["inline"]))
+            return rebuild(meta, answer["inline"])
         assert descriptor is not None
         try:
             view = mmap.mmap(descriptor, meta["nbytes"], mmap.MAP_SHARED, mmap.PROT_READ)
@@ -165,7 +185,7 @@ class Client(Connection):
             raise ValueError(f"count {count} of {len(refs)} references: between 1 and {len(refs)} work")
         seconds = self._seconds(timeout)
         enough = threading.Semaphore(0)
-        requests = [self._call("watch", {"id": self._id(ref)}, seconds + 1.0, nothing) for ref in refs]
+        requests = self._ask([("watch", {"id": self._id(ref)}, nothing) for ref in refs], seconds + 1.0)
         for request in requests:
             request.then(lambda: enough.release())
         deadline = time.monotonic() + seconds
@@ -226,14 +246,15 @@ class Client(Connection):
         ----------
         Zhuang et al., "Hoplite", SIGCOMM 2021.
         """
-        result, asked = self._reduce(refs, op, count, id, timeout)
+        result, question = self._reduction(refs, op, count, id)
+        asked = self._call(*question, self._seconds(timeout), nothing)
         if id is not None:
             asked.wait()
         return result
 
-    def _reduce(
-        self, refs: Iterable[ObjectRef], op: str, count: int | None, id: str | None, timeout: float | None
-    ) -> tuple[ObjectRef, Request]:
+    def _reduction(
+        self, refs: Iterable[ObjectRef], op: str, count: int | None, id: str | None
+    ) -> tuple[ObjectRef, tuple[str, Body]]:
         names = [self._id(ref) for ref in refs]
         number = len(names) if count is None else count
         if not 0 < number <= len(names):
@@ -245,7 +266,7 @@ class Client(Connection):
         result = self._named(id)
         # A name means that others may have asked for the same: it is nobody's own.
         body = {"id": result.id, "op": op, "refs": names, "count": number, "own": self._owner and id is None}
-        return result, self._call("reduce", body, self._seconds(timeout), nothing)
+        return result, ("reduce", body)
 
     def contributors(self, ref: ObjectRef, *, timeout: float | None = None) -> list[ObjectRef]:
         """The objects that are in the result of a reduction, once it is complete."""
@@ -260,8 +281,9 @@ class Client(Connection):
 
         The result is sent on while it is still being made.
         """
-        result, asked = self._reduce(refs, op, count, id, timeout)
-        request: Request = self.get(result, timeout=timeout, async_op=True)
+        result, question = self._reduction(refs, op, count, id)
+        questions = [(*question, nothing), ("get", {"id": result.id}, self._value)]
+        asked, request = self._ask(questions, self._seconds(timeout))
         try:
             asked.wait()
         except BaseException:
@@ -269,9 +291,13 @@ class Client(Connection):
             raise
         return request if async_op else request.wait()
 
-    def ref(self, id: str) -> ObjectRef:
-        """The reference of an object by its name, whether or not it exists yet."""
-        return ObjectRef(self.job, check_id(id))
+    def ref(self, id: str | None = None) -> ObjectRef:
+        """The reference of an object by its name, whether or not it exists yet; without a name that of a new one.
+
+        What others put under a new one, ``put(value, id=ref.id)``, is kept by this host's node: a small object comes here
+        with its put, and a get or reduction of it here needs no network.
+        """
+        return self._named(id)
 
     def info(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The node of this host: its store, the nodes it knows, what it sent and received, measured latency and bandwidth."""

@@ -27,6 +27,7 @@ from hrdma.control.wire import Kind, ProtocolError
 from hrdma.errors import HrdmaError, PeerError
 from hrdma.log import logger
 from hrdma.objects.asker import Body
+from hrdma.objects.packets import pack, unpack
 
 __all__ = ["Cluster", "Member", "address_of", "address_towards"]
 
@@ -65,8 +66,9 @@ class Cluster:
         self._member = member
         self._data_port = data_port
         self._dialogs: dict[int, Dialog] = {}
+        self._out: dict[int, list[Body]] = {}  # of this turn
         self._unsent: dict[int, list[Body]] = {}
-        self._later: list[tuple[int, Body]] = []
+        self._later: list[tuple[int, int, Body]] = []
         self._down: set[int] = set()
         self._seeds: list[tuple[str, int]] = []
         self._deadline = 0.0
@@ -142,36 +144,56 @@ class Cluster:
         return next(iter(self.nodes), self.me)
 
     def send(self, node: int, body: Body) -> None:
-        """To a node of the view, in order; nothing happens when it is not there any more."""
-        if node not in self.nodes:
-            return
-        body = {**body, "e": self.epoch}
-        if node == self.me:
-            self._loop.post(lambda: self._heard(node, body))
-            return
-        dialog = self._dialogs.get(node)
-        if dialog is not None and dialog.welcome:
-            self._loop.say(dialog, Kind.OBJECT, body)
-        else:
-            self._unsent.setdefault(node, []).append(body)
+        """To a node of the view, in order, at the end of this turn; nothing happens when it is not there any more."""
+        if node in self.nodes:
+            if not self._out:
+                self._loop.last(self._flush)
+            self._out.setdefault(node, []).append(body)
+
+    def _flush(self) -> None:
+        """What this node says to itself first: it may lead to more for others."""
+        while mine := self._out.pop(self.me, None):
+            epoch = self.epoch
+            for body in mine:
+                self._deliver(self.me, epoch, body)
+        out, self._out = self._out, {}
+        for node, bodies in out.items():
+            dialog = self._dialogs.get(node)
+            if dialog is not None and dialog.welcome:
+                self._say(dialog, bodies)
+            else:
+                self._unsent.setdefault(node, []).extend(bodies)
+
+    def _say(self, dialog: Dialog, bodies: list[Body]) -> None:
+        for frame in pack(bodies, limit=self._loop.limit, e=self.epoch):
+            dialog.call.send(frame)
 
     def heard(self, rank: int, kind: Kind, body: Body) -> None:
-        """Of `Phase`: a message of a node that called us."""
+        """Of `Phase`: messages of a node that called us."""
         if kind is Kind.OBJECT:
             try:
-                self._heard(rank, body)
-            except (KeyError, TypeError, ValueError) as error:
-                logger.warning("objects: node %x sent a malformed message: %r", rank, error, exc_info=True)
+                epoch, messages = body["e"], unpack(body)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                logger.warning("objects: node %x sent a malformed frame: %r", rank, error)
+                return
+            for message in messages:
+                self._deliver(rank, epoch, message)
 
-    def _heard(self, node: int, body: Body) -> None:
+    def _deliver(self, node: int, epoch: int, body: Body) -> None:
+        try:
+            self._heard(node, epoch, body)
+        except (KeyError, TypeError, ValueError) as error:
+            logger.warning("objects: node %x sent a malformed message: %r", node, error, exc_info=True)
+
+    def _heard(self, node: int, epoch: int, body: Body) -> None:
         verb = body["verb"]
         if verb == "view":
             self._view(body)
         elif verb == "suspect":
             self._suspect(body["accuser"], body["node"])
-        elif body["e"] > self.epoch:
-            self._later.append((node, body))
-        elif body["e"] == self.epoch and node in self.nodes:
+        elif epoch > self.epoch:
+            self._later.append((node, epoch, body))
+        elif epoch == self.epoch and node in self.nodes:
             self._member.heard_from(node, body)
 
     # views
@@ -193,6 +215,7 @@ class Cluster:
             if node not in nodes:
                 self._loop.hang_up(dialog)
                 del self._dialogs[node]
+        self._out.clear()
         self._unsent.clear()
         self._asked.clear()
         if self._joining is not None and self._joining.rank in nodes:
@@ -205,15 +228,15 @@ class Cluster:
                 self._dialogs[node].rank = node
         self._member.viewed(tuple(nodes))
         later, self._later = self._later, []
-        for node, body in later:
-            self._heard(node, body)
+        for node, when, body in later:
+            self._deliver(node, when, body)
 
     def _publish(self, nodes: dict[int, Card]) -> None:
         body = {"verb": "view", "epoch": self.epoch + 1, "nodes": list(nodes.items()), "job": self.job}
         for node in self.nodes:
             dialog = self._dialogs.get(node)
             if node != self.me and dialog is not None and dialog.welcome:
-                self._loop.say(dialog, Kind.OBJECT, body)
+                self._say(dialog, [body])
         logger.info("objects: view %d has %d nodes", self.epoch + 1, len(nodes))
         self._install(self.epoch + 1, nodes)
         for node, dialog in self._dialogs.items():
@@ -258,8 +281,9 @@ class Cluster:
         elif kind is Kind.WELCOME and dialog in self._probes:
             self._probed(dialog, body)
         elif kind is Kind.WELCOME:
-            for message in self._unsent.pop(dialog.rank, []):
-                self._loop.say(dialog, Kind.OBJECT, message)
+            unsent = self._unsent.pop(dialog.rank, [])
+            if unsent:
+                self._say(dialog, unsent)
 
     def refused(self, dialog: Dialog, error: TokenError | ProtocolError) -> None:
         """Of `Phase`: it does not hold our token."""

@@ -12,6 +12,7 @@ when the list has the result. What a waiter leaves undone in that way the thread
 from __future__ import annotations
 
 import errno
+import functools
 import math
 import os
 import select
@@ -21,14 +22,15 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any, TypeVar
 
 from hrdma.control.trust import Caller, TokenError
-from hrdma.control.wire import FrameError, Kind, decode, encode
+from hrdma.control.wire import FrameError, Kind, decode
 from hrdma.errors import ObjectLost, ObjectStoreFull, PeerError, RequestError
 from hrdma.objects.asker import Body
+from hrdma.objects.packets import pack, unpack
 from hrdma.objects.request import Request
 from hrdma.objects.sessions import LIMIT
 
@@ -82,7 +84,7 @@ class Connection:
         self._lock = threading.Lock()
         self._role = threading.RLock()  # a signal handler or callback of whoever has it may wait too
         self._driver: int | None = None  # the thread that has it to wait
-        self._inbox: list[tuple[bytes, list[Any], int, Any]] = []  # packets; of whoever has the role
+        self._inbox: list[tuple[Any, ...]] = []  # packets and answers; of whoever has the role
         self._gone: str | None = None
         self.job, self.capacity, self._home = self._shake_hands(key, deadline)
         self._wake, self._nudge = self._event(), self._event()
@@ -147,17 +149,26 @@ class Connection:
     # sending
 
     def _call(self, verb: str, body: Body, timeout: float, finish: Finish) -> Request:
+        return self._ask([(verb, body, finish)], timeout)[0]
+
+    def _ask(self, questions: Iterable[tuple[str, Body, Finish]], timeout: float) -> list[Request]:
+        """Asks all in one packet."""
         if os.getpid() != self._pid:
             raise ValueError("used after fork: call hrdma.objects.connect() in the child")
-        number = next(self._numbers)
-        request = Request(f"{verb} {body.get('id', '')}".strip(), timeout, lambda: self._withdraw(number), self._drive)
-        self._pending[number] = (request, finish)
-        if self._gone is not None:
-            self._pending.pop(number, None)
-            raise PeerError(self._gone, operation=verb)
-        self._give_back()
-        self._say({"verb": verb, "n": number, **body})
-        return request
+        messages = self._given_back()
+        requests = []
+        for verb, body, finish in questions:
+            number = next(self._numbers)
+            withdraw = functools.partial(self._withdraw, number)
+            request = Request(f"{verb} {body.get('id', '')}".strip(), timeout, withdraw, self._drive)
+            self._pending[number] = (request, finish)
+            if self._gone is not None:
+                self._pending.pop(number, None)
+                raise PeerError(self._gone, operation=verb)
+            messages.append({"verb": verb, "n": number, **body})
+            requests.append(request)
+        self._say(*messages)
+        return requests
 
     def _release(self, pin: int) -> None:
         # Called wherever the last reference goes, so it takes no lock and sends nothing itself.
@@ -165,30 +176,31 @@ class Connection:
         if self._gone is None and os.getpid() == self._pid:
             os.eventfd_write(self._wake, 1)
 
-    def _give_back(self) -> None:
+    def _given_back(self) -> list[Body]:
         """Says which views are gone: before the next request, which may need the room."""
-        while True:
+        messages: list[Body] = []
+        while self._released:
             try:
-                pin = self._released.popleft()
-            except IndexError:
-                return
-            self._say({"verb": "release", "pin": pin})
+                messages.append({"verb": "release", "pin": self._released.popleft()})
+            except IndexError:  # another thread was quicker
+                break
+        return messages
 
     def _withdraw(self, number: int) -> None:
         if self._pending.pop(number, None) is not None and self._gone is None:
             os.eventfd_write(self._nudge, 1)  # another thread may be waiting for it
             self._say({"verb": "cancel", "question": number})
 
-    def _say(self, body: Body) -> None:
-        frame = encode(Kind.OBJECT, body, limit=LIMIT)
-        try:
-            self._sock.send(frame)
-        except OSError as error:
-            if error.errno == errno.EMSGSIZE:
-                raise ValueError(
-                    f"a request of {len(frame)} bytes is too long: give fewer references at once"
-                ) from None
-            self._end(GONE)
+    def _say(self, *messages: Body) -> None:
+        for frame in pack(messages, limit=LIMIT):
+            try:
+                self._sock.send(frame)
+            except OSError as error:
+                if error.errno == errno.EMSGSIZE:
+                    raise ValueError(
+                        f"a request of {len(frame)} bytes is too long: give fewer references at once"
+                    ) from None
+                self._end(GONE)
 
     # receiving
 
@@ -203,7 +215,6 @@ class Connection:
             if not held[0] or self._gone is not None:
                 return  # another has the role, and will settle this request too
             self._driver = threading.get_ident()
-            _clear(self._nudge)  # what was cancelled before this is done already
             try:
                 self._epoll.modify(self._sock, 0)
                 self._receive_for(request, deadline)
@@ -222,8 +233,10 @@ class Connection:
         waiter.register(self._nudge, select.POLLIN)
         while not request.done and self._gone is None:
             left = deadline - time.monotonic()
-            if self._inbox or waiter.poll(math.ceil(min(max(0.0, left * 1000), LONGEST))):
+            ready = () if self._inbox else waiter.poll(math.ceil(min(max(0.0, left * 1000), LONGEST)))
+            if any(descriptor == self._nudge for descriptor, _ in ready):
                 _clear(self._nudge)
+            if self._inbox or ready:
                 self._take()
             if left <= 0:
                 return
@@ -232,7 +245,8 @@ class Connection:
         while self._gone is None:
             self._epoll.poll()
             _clear(self._wake)
-            self._give_back()
+            if released := self._given_back():
+                self._say(*released)
             if self._role.acquire(blocking=False):
                 try:
                     self._take()
@@ -247,7 +261,7 @@ class Connection:
             self._epoll.close()
 
     def _take(self) -> None:
-        """One packet, where there is one, and what another left. By whoever has the role."""
+        """What another left, and one packet, where there is one. By whoever has the role."""
         try:
             # socket.recv_fds would ignore the flags.
             self._inbox.extend(map(self._sock.recvmsg, (LIMIT,), (socket.CMSG_LEN(4),), (DONTWAIT,)))
@@ -259,13 +273,16 @@ class Connection:
             self._settle_first()
 
     def _settle_first(self) -> None:
-        packet, beside, _, _ = self._inbox[0]
-        if not packet:
-            self._end(GONE)
-            del self._inbox[0]
+        first = self._inbox[0]
+        if len(first) == 4:  # a packet: its answers take its place
+            packet, beside, _, _ = first
+            if not packet:
+                self._end(GONE)
+            descriptor = struct.unpack("i", beside[0][2])[0] if beside else None
+            answers = unpack(decode(packet, limit=LIMIT)[1]) if packet else []
+            self._inbox[:1] = [(answer, descriptor) for answer in answers]
             return
-        answer = decode(packet, limit=LIMIT)[1]
-        descriptor = struct.unpack("i", beside[0][2])[0] if beside else None
+        answer, descriptor = first
         request, finish = self._pending.get(answer["n"], (None, nothing))
         del self._inbox[0]  # so far all could be done again; from here on it is done once
         if request is None:  # it was withdrawn: what came with the answer goes back

@@ -60,7 +60,7 @@ class Entry:
     gen: str = ""  #: fact
     owner: int | None = None  #: fact: the node of the client with which it goes
     committed: bool = False  #: fact: all of it existed once
-    inline: str | None = None  #: fact: content of a small object, base64
+    inline: bytes | None = None  #: fact: content of a small object
     deleted: bool = False  #: fact
     spec: Body | None = None  #: fact: op, refs, count, node of a reduction whose result this is
     parts: list[str] | None = None  #: fact: the objects in that result
@@ -69,10 +69,12 @@ class Entry:
     waiting: list[tuple[int, Body]] = field(default_factory=list)
     reducing: Reducing | None = None
 
-    FACTS = ("version", "meta", "gen", "owner", "committed", "inline", "deleted", "spec", "parts", "error")
+    FACTS = ("version", "meta", "gen", "owner", "committed", "deleted", "spec", "parts", "error")
 
     def facts(self) -> Body:
-        return {name: getattr(self, name) for name in self.FACTS}
+        """A message with them."""
+        facts = {name: getattr(self, name) for name in self.FACTS}
+        return {"verb": "facts", "id": self.id, "facts": facts, "inline": self.inline}
 
     @property
     def lost(self) -> bool:
@@ -114,7 +116,7 @@ class Directory:
             if entry.version:
                 for node in keep:
                     if node != me:
-                        self._owner.send(node, {"verb": "facts", "id": name, "facts": entry.facts()})
+                        self._owner.send(node, entry.facts())
             if entry.reducing is not None and keep[:1] != (me,):
                 entry.reducing.stop()
                 entry.reducing = None
@@ -200,7 +202,7 @@ class Directory:
         else:
             if then is not None:
                 self._acks[entry.id, entry.version] = then
-            self._owner.send(keep[1], {"verb": "facts", "id": entry.id, "facts": entry.facts()})
+            self._owner.send(keep[1], {**entry.facts(), "ack": then is not None})
         self._wake(entry)
 
     def _facts(self, src: int, body: Body) -> None:
@@ -209,7 +211,9 @@ class Directory:
         if facts["version"] > entry.version:
             for name in Entry.FACTS:
                 setattr(entry, name, facts[name])
-        self._owner.send(src, {"verb": "acked", "id": body["id"], "version": facts["version"]})
+            entry.inline = body["inline"]
+        if body.get("ack"):
+            self._owner.send(src, {"verb": "acked", "id": body["id"], "version": facts["version"]})
 
     def _acked(self, src: int, body: Body) -> None:
         then = self._acks.pop((body["id"], body["version"]), None)
@@ -307,7 +311,7 @@ class Directory:
     def _watch(self, entry: Entry, src: int, body: Body) -> bool:
         """Answered when all of it exists; a patient watcher waits for a lost object to be made again."""
         if entry.inline is not None:
-            inline = entry.inline if body.get("content") else ""
+            inline = entry.inline if body.get("content") else b""
             return self._answer(src, body, meta=entry.meta, inline=inline)
         if entry.copies.complete:
             return self._answer(src, body, meta=entry.meta, node=entry.copies.complete[0])

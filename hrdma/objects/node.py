@@ -307,7 +307,7 @@ class Node:
     # objects: what sessions ask for
 
     def put(
-        self, name: str, meta: Body, gen: str, inline: str | None, own: bool, then: Callable[[Body, Segment | None], None]
+        self, name: str, meta: Body, gen: str, inline: bytes | None, own: bool, then: Callable[[Body, Segment | None], None]
     ) -> None:  # fmt: skip
         """Begins a put. `then` gets the answer and, for a large object, the segment to write."""
         what = {"meta": meta, "gen": gen, "own": own}

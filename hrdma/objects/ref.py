@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ def rebuild(meta: dict[str, Any], data: Any) -> Any:
     if meta["kind"] == "bytes":
         return memoryview(data).toreadonly() if not isinstance(data, bytes) else data
     shape: Sequence[int] = meta["shape"]
-    array = np.frombuffer(data, _dtype(meta["dtype"]), count=int(np.prod(shape, dtype=np.int64))).reshape(shape)
+    array = np.frombuffer(data, _dtype(meta["dtype"]), count=math.prod(shape)).reshape(shape)
     array.flags.writeable = False
     return array
 

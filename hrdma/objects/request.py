@@ -26,7 +26,8 @@ class Request:
         self._deadline = time.monotonic() + timeout
         self._withdraw = withdraw or (lambda: None)
         self._drive = drive  # receives in the thread that waits, for so many seconds at most
-        self._settled = threading.Event()
+        self._settled = False
+        self._ended: threading.Event | None = None  # for those who wait without receiving themselves
         self._lock = threading.Lock()
         self._value: Any = None
         self._error: BaseException | None = None
@@ -39,10 +40,12 @@ class Request:
     def settle(self, value: Any = None, error: BaseException | None = None) -> bool:
         """Ends it, once: False when it had ended before."""
         with self._lock:
-            if self._settled.is_set():
+            if self._settled:
                 return False
             self._value, self._error = value, error
-            self._settled.set()
+            self._settled = True
+            if self._ended is not None:
+                self._ended.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
@@ -51,7 +54,7 @@ class Request:
     def then(self, call: Callable[[], None]) -> None:
         """Runs a call when it has ended, in the thread that ends it; at once when it has."""
         with self._lock:
-            if not self._settled.is_set():
+            if not self._settled:
                 self._callbacks.append(call)
                 return
         call()
@@ -64,7 +67,7 @@ class Request:
     @property
     def done(self) -> bool:
         """Whether it has ended, well or not."""
-        return self._settled.is_set()
+        return self._settled
 
     def wait(self, timeout: float | None = None) -> Any:
         """Blocks until it is done and returns the result.
@@ -75,15 +78,23 @@ class Request:
             Seconds. When they have passed, TimeoutError is raised and the operation goes on. None: until its own deadline.
         """
         until = self._deadline if timeout is None else min(self._deadline, time.monotonic() + timeout)
-        if self._drive is not None and not self.done:
+        if self._drive is not None and not self._settled:
             self._drive(self, max(0.0, until - time.monotonic()))
-        if not self._settled.wait(max(0.0, until - time.monotonic())):
+        if not self._settled and not self._event().wait(max(0.0, until - time.monotonic())):
             if time.monotonic() < self._deadline:
                 raise TimeoutError(f"{self._operation} is not done after {timeout} s; it goes on")
             self._expire()
         if self._error is not None:
             raise self._error
         return self._value
+
+    def _event(self) -> threading.Event:
+        with self._lock:
+            if self._ended is None:
+                self._ended = threading.Event()
+                if self._settled:
+                    self._ended.set()
+            return self._ended
 
     def result(self) -> Any:
         """As :meth:`wait` without a timeout of its own."""

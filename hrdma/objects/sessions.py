@@ -3,7 +3,7 @@
 Packets are control frames; a descriptor travels beside the frame that it belongs to. The socket has an abstract name, so that
 nothing is left in the file system. A client proves the job token as nodes do; without a token it must be of the same user.
 
-    request   {"n", "verb", ...}             any number at a time
+    request   {"n", "verb", ...}             any number at a time, also in one packet
     answer    {"n", ...} or {"n", "error"}   once each, when it is known; "cancel" ends the wait for one
 """
 
@@ -25,6 +25,7 @@ from hrdma.control.wire import FrameError, Kind, decode, encode, frame_limit
 from hrdma.log import logger
 from hrdma.objects.asker import Body
 from hrdma.objects.node import Node
+from hrdma.objects.packets import pack, unpack
 from hrdma.objects.store import Segment
 
 __all__ = ["LIMIT", "Sessions", "local_name"]
@@ -149,6 +150,7 @@ class _Session:
         self._writing: dict[str, Segment] = {}
         self._owned: dict[str, str | None] = {}  # the making of each that is this client's; None: a reduction
         self._cancels: dict[int, Callable[[], None]] = {}
+        self._answers: list[Body] = []  # of this turn
         self._unsent: deque[tuple[bytes, int | None]] = deque()
 
     def views(self) -> str:
@@ -170,7 +172,7 @@ class _Session:
                 return
             try:
                 self._take(frame)
-            except (FrameError, KeyError, TypeError, ValueError) as error:
+            except (FrameError, AttributeError, KeyError, TypeError, ValueError) as error:
                 logger.warning("objects: process %d sent a malformed request: %r", self._pid, error)
                 self.end()
             if self._over:
@@ -184,10 +186,10 @@ class _Session:
                 self._welcome(peer)
             return
         kind, body = decode(frame, limit=LIMIT)
-        if kind is Kind.OBJECT:
-            if body["verb"] not in VERBS:
-                raise ValueError(f"unknown verb {body['verb']!r}")
-            getattr(self, "_on_" + body["verb"])(body)
+        for request in unpack(body) if kind is Kind.OBJECT else ():
+            if request["verb"] not in VERBS:
+                raise ValueError(f"unknown verb {request['verb']!r}")
+            getattr(self, "_on_" + request["verb"])(request)
 
     def _welcome(self, peer: Admission) -> None:
         self._known = True
@@ -228,10 +230,20 @@ class _Session:
 
     def _answer(self, n: int, body: Body, descriptor: int | None = None) -> None:
         self._cancels.pop(n, None)
-        body = {key: value for key, value in body.items() if key not in ("verb", "e")} | {"n": n}
-        if body.get("error", [""])[0] == "full" and (text := self._owner.holders()):
+        body = {**body, "n": n}
+        if "error" in body and body["error"][0] == "full" and (text := self._owner.holders()):
             body["error"] = ["full", f"{body['error'][1]}; {text}"]
-        self.push(encode(Kind.OBJECT, body, limit=LIMIT), descriptor)
+        if descriptor is not None:
+            self.push(pack([body], limit=LIMIT)[0], descriptor)
+            return
+        if not self._answers:
+            self._node.loop.last(self._push_answers)
+        self._answers.append(body)
+
+    def _push_answers(self) -> None:
+        answers, self._answers = self._answers, []
+        for frame in pack(answers, limit=LIMIT):
+            self.push(frame)
 
     def end(self) -> None:
         """The client is gone: gives up what it wrote, waited for and viewed, and frees what it owned."""

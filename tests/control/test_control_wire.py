@@ -31,7 +31,19 @@ def frame(body: bytes = b"{}", magic=MAGIC, version=PROTOCOL, kind=1, zero=0, le
 
 def test_round_trip():
     for kind in Kind:
-        assert decode(encode(kind, {"a": [1, "ä"]}, limit=LIMIT), limit=LIMIT) == (kind, {"a": [1, "ä"]})
+        body = {"a": [1, "ä"]} | ({"tail": b""} if kind is Kind.OBJECT else {})
+        assert decode(encode(kind, {"a": [1, "ä"]}, limit=LIMIT), limit=LIMIT) == (kind, body)
+
+
+def test_only_an_object_has_a_tail():
+    frame = encode(Kind.OBJECT, {"tail": 5}, limit=LIMIT, tail=b"\0xy")
+    assert decode(frame, limit=LIMIT) == (Kind.OBJECT, {"tail": b"\0xy"})
+    with pytest.raises(FrameError, match="length"):
+        decode(encode(Kind.LEAVE, {}, limit=LIMIT, tail=b"x"), limit=LIMIT)
+    with pytest.raises(FrameError, match="length"):
+        decode(encode(Kind.OBJECT, {"a": 1}, limit=LIMIT)[:-1], limit=LIMIT)
+    with pytest.raises(ValueError, match="above the limit"):
+        encode(Kind.OBJECT, {}, limit=LIMIT, tail=bytes(LIMIT))
 
 
 @pytest.mark.parametrize(
@@ -172,4 +184,4 @@ def test_each_reason_is_logged_once(caplog):
         door.give(encode(Kind.HELLO, {"rank": "1", "nonce": "x"}, limit=LIMIT))
     assert len(caplog.records) == 4
     kinds = {decode(data, limit=LIMIT)[1]["text"] for _, data in door.sent}
-    assert kinds == {"version mismatch: rank speaks control protocol 7, not 1"}
+    assert kinds == {"version mismatch: rank speaks control protocol 7, not 2"}

@@ -13,10 +13,12 @@ import pytest
 from rig import eventually
 
 from hrdma.control.wire import Kind, decode, encode, job_key
-from hrdma.errors import HrdmaError
+from hrdma.errors import HrdmaError, ObjectLost
 from hrdma.objects import streams
 from hrdma.objects.asker import Asker, keepers
 from hrdma.objects.directory import Directory
+from hrdma.objects.packets import MOST, pack, unpack
+from hrdma.objects.ref import INLINE
 from hrdma.objects.sessions import LIMIT, local_name
 from hrdma.objects.store import Segment, Store
 
@@ -241,7 +243,7 @@ def test_a_question_that_was_withdrawn_is_not_answered(shard):
     owner, directory = shard
     directory.heard(2, {"verb": "locate", "id": "x", "n": 1})
     directory.heard(2, {"verb": "forget", "id": "x", "question": 1})
-    directory.heard(3, {"verb": "put", "id": "x", "n": 5, "gen": "g", "meta": META, "inline": "AA=="})
+    directory.heard(3, {"verb": "put", "id": "x", "n": 5, "gen": "g", "meta": META, "inline": b"\0"})
     assert owner.answers(2) == []
 
 
@@ -274,6 +276,74 @@ def test_questions_are_asked_again_when_the_keeper_changes():
     assert len(answers) == 1
     asker.view((1, 2, 3))
     assert len(sent) == 2
+
+
+def test_messages_share_frames_and_contents_follow_them():
+    messages = [{"verb": "put", "inline": bytes([i]) * i, "n": i} for i in range(50)] + [
+        {"verb": "get", "inline": None}
+    ]
+    for limit, count in ((LIMIT, 1), (1000, None)):
+        frames = pack(messages, limit=limit, e=7)
+        assert len(frames) == count or (count is None and len(frames) > 2)
+        bodies = [decode(frame, limit=limit)[1] for frame in frames]
+        assert [message for body in bodies for message in unpack(body)] == messages
+        assert {body["e"] for body in bodies} == {7}
+    frames = pack([{"inline": bytes(MOST)}, {"n": 1}, {"n": 2}], limit=LIMIT)
+    assert [len(unpack(decode(frame, limit=LIMIT)[1])) for frame in frames] == [1, 2], "alone it may be longer"
+    with pytest.raises(ValueError, match="above the limit"):
+        pack([{"inline": b""}, {"inline": bytes(1000)}], limit=1000)
+    for wrong in (
+        {"all": [{"inline": 3}], "tail": b"xy"},
+        {"all": [{"inline": -1}], "tail": b""},
+        {"all": [{"inline": "1"}], "tail": b"x"},
+        {"all": [{"n": 1}], "tail": b"x"},
+    ):
+        with pytest.raises(ValueError, match="bytes"):
+            unpack(wrong)
+
+
+def test_what_one_turn_says_leaves_in_one_frame_each(rig, client, monkeypatch):
+    """A reduction of objects whose names come from here: its inputs are here, and others hear of it once."""
+    rig.grow("b", "c")
+    rig.settle()
+    refs = [client.ref() for _ in range(8)]
+    clients = [rig.client(name) for name in "abc"]
+    for i, ref in enumerate(refs):
+        clients[i % 3].put(np.full(8, i, "float32"), id=ref.id)
+    cluster, sent = rig.nodes["a"].node.cluster, []
+    say = cluster._say
+    monkeypatch.setattr(
+        cluster, "_say", lambda dialog, bodies: (sent.append((dialog.rank, bodies)), say(dialog, bodies))
+    )
+    assert [int(each[0]) for each in client.get(refs)] == list(range(8))
+    assert not sent, "all of it was here"
+    total = client.reduce(refs)
+    assert client.get(total)[0] == 28
+    told = [[body["verb"] for body in bodies] for _, bodies in sent]
+    assert told in ([["facts", "facts"]], [["facts"], ["facts"]]), told
+    assert clients[1].get(total)[0] == 28
+
+
+def test_more_than_one_packet_can_take(client):
+    refs = [client.put(np.full(INLINE, i, "uint8")) for i in range(12)]
+    assert [int(each[-1]) for each in client.get(refs)] == list(range(12))
+    many = refs * 500
+    assert client.wait(many, len(many), timeout=20) == (many, [])
+    with pytest.raises(TypeError, match="expected an ObjectRef, not int"):
+        client.get(5)
+
+
+def test_one_of_several_that_is_lost(client):
+    refs = [client.put(b"x"), client.put(b"y"), client.ref()]
+    client.delete(refs[1])
+    with pytest.raises(ObjectLost):
+        client.get(refs, timeout=5)
+    assert not client._pending, "the others are not waited for"
+    assert [bytes(each) for each in client.get([refs[0], refs[0]])] == [b"x", b"x"]
+    requests = client.get([refs[0], refs[2]], async_op=True, timeout=5)
+    client.put(b"z", id=refs[2].id)
+    assert [bytes(request.wait()) for request in requests] == [b"x", b"z"]
+    assert client.get([]) == []
 
 
 def test_a_put_that_timed_out_gives_its_name_back(client):
