@@ -99,6 +99,8 @@ def _names(value: str) -> tuple[str, ...]:
 def _options(value: str) -> str:
     if not all(re.fullmatch(r"[a-z_]+=[^,=\s]+", part) for part in value.split(",")):
         raise ValueError("expected key=value pairs with commas between")
+    if value.startswith("fallback=") or ",fallback=" in value:
+        raise ValueError("fallback= is not set here but by HRDMA_FALLBACK, which HRDMA_REQUIRE=verbs overrides")
     return value
 
 

@@ -16,24 +16,24 @@ class Remarks:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._descriptor = -1  # what is watched
-        self._say()
 
     def watch(self) -> None:
         """From now on, until `close`; the engine is the last one."""
         runtime = self._runtime
-        self._say()
+        self.say()
         if runtime.control is not None:
             self._descriptor = runtime.engine.remarks_fd()
-            runtime.control.watch(self._descriptor, self._say)
+            runtime.control.watch(self._descriptor, self.say)
 
     def close(self) -> None:
         """To be called before the engine is closed. Idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0 and self._runtime.control is not None:
             self._runtime.control.unwatch(descriptor)
-            self._say()
+            self.say()
 
-    def _say(self) -> None:
+    def say(self) -> None:
+        """Those that there are."""
         if not self._runtime.engine.closed:
             for text in self._runtime.engine.remarks():
                 self._runtime.log.warning("%s", text)

@@ -71,6 +71,7 @@ class Runtime:
         self.engine = self._open(world)
         self.remarks = Remarks(self)
         try:
+            self.remarks.say()
             self._join(world)
             if config.fabric == DISCOVER:
                 self._discover(world)

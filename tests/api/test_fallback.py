@@ -49,6 +49,7 @@ def there_and_back(comm):
     """Until the connection was over tcp and is over RDMA again, at both ends; what both saw of it."""
     lines = Lines()
     peer = 1 - comm.rank
+    first = comm.stats()["peers"][peer]["fallbacks"]  # in init, perhaps
     seen = set()
     until = time.monotonic() + 40
     for i in range(100_000):
@@ -60,15 +61,20 @@ def there_and_back(comm):
         if over[0]:
             break
         assert time.monotonic() < until, (seen, lines.texts, comm.info()["domains"]["verbs"])
-    return sorted(seen), comm.stats()["peers"][peer]["fallbacks"], lines.texts, comm.info()["domains"]["verbs"]
+    while True:  # the control thread may have to log yet what the last calls met with
+        times, domain = comm.stats()["peers"][peer]["fallbacks"], comm.info()["domains"]["verbs"]
+        said = sum("goes on over tcp" in text for text in lines.texts)
+        if (said >= times - first and f"({times} times)" in domain) or time.monotonic() > until + 10:
+            return sorted(seen), first, times, lines.texts, domain
+        time.sleep(0.05)
 
 
 def test_the_connection_goes_on_over_tcp_and_back_and_each_is_said_once():
-    for rank, (seen, times, texts, domain) in enumerate(harness.ranks(there_and_back, 2, env=ALLOWED | FAILS)):
+    for rank, (seen, first, times, texts, domain) in enumerate(harness.ranks(there_and_back, 2, env=ALLOWED | FAILS)):
         assert seen == ["tcp", "verbs"] or (seen == ["verbs"] and times)
         fell = [text for text in texts if re.fullmatch(FELL.format(1 - rank), text)]
         back = [text for text in texts if re.fullmatch(BACK.format(1 - rank), text)]
-        assert len(fell) == times and 0 <= len(fell) - len(back) <= 1, texts
+        assert times - first <= len(fell) <= times and -1 <= len(fell) - len(back) <= 1, texts
         assert len(fell) + len(back) == len(texts), texts
         assert re.match(
             rf"1 rail \(\d+ times lost, \d+ used again\), tcp \w+( \w+)? \({times} times\): sim2", domain
@@ -145,3 +151,5 @@ def test_what_to_fall_back_on_is_checked():
         Config.load({"HRDMA_FALLBACK": "pigeons"})
     assert Config.load({"HRDMA_FALLBACK": "tcp", "HRDMA_VERBS": "pin=1M"}).options("verbs") == ("pin=1M,fallback=tcp")
     assert Config.load({"HRDMA_FALLBACK": "tcp", "HRDMA_REQUIRE": "verbs"}).options("verbs") == ""
+    with pytest.raises(ValueError, match=r"HRDMA_VERBS.*HRDMA_FALLBACK"):
+        Config.load({"HRDMA_VERBS": "pin=1M,fallback=tcp"})
