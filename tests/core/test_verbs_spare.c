@@ -1,8 +1,11 @@
 /* test_verbs_spare.c - the rail over tcp: used while no other is left, left when one is back; rails that do not open.
  */
 
+#include <arpa/inet.h>
+#include <linux/filter.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 #include "bond_rig.h"
 
@@ -90,8 +93,12 @@ TEST(two_rails_are_lost_and_come_back) { storm("sim2,sim2", 5, 3); }
 TEST(three_rails_and_the_spare_one) { storm("sim2,sim2,sim2", 6, 2); }
 
 TEST(it_is_said_which_rail_was_lost_and_why) {
-    struct bond_rig rig;
+    struct bond_rig rig = {0};
     char text[256];
+    REQUIRE(bond_side_open(&rig, 0, "sim2", allowed, text) == HR_OK);
+    rig.side[0].domain->ops->domain_describe(rig.side[0].domain, text, sizeof text);
+    CHECK(strstr(text, "1 rail, tcp allowed (0 times): sim2"));
+    rig.side[0].domain->ops->domain_close(rig.side[0].domain);
     bond_open(&rig, "sim2", allowed);
     const struct hr_provider *ops = rig.side[0].domain->ops;
     ops->domain_describe(rig.side[0].domain, text, sizeof text);
@@ -175,6 +182,31 @@ TEST(where_it_is_not_allowed_the_peer_is_lost) {
     }
 }
 
+/* An error each, and no crash. */
+static void use_after_abort(struct bond_side *side) {
+    static uint8_t memory[64];
+    const struct hr_provider *ops = side->domain->ops;
+    uint64_t hdr = 0, before;
+    struct hr_rmem remote = {.addr = (uintptr_t)memory, .len = sizeof memory};
+    struct hr_msg msg = {.hdr = &hdr, .hdr_len = sizeof hdr};
+    struct hr_rma rma = {.local = memory, .len = 8, .remote = &remote};
+    struct hr_atomic add = {.op = HR_ATOMIC_FETCH_ADD, .result = &before, .remote = &remote};
+    struct hr_mem mem;
+    struct hr_desc desc = {0};
+    REQUIRE(ops->mem_register(side->domain, memory, sizeof memory, HR_ACCESS_REMOTE_WRITE, &mem) == HR_OK);
+    for (int aborted = side->ups ? 1 : 0; aborted < 2; aborted++) {
+        if (aborted) ops->ep_abort(side->ep);
+        CHECK(hr_is_error(ops->post_send(side->ep, &msg)));
+        CHECK(hr_is_error(ops->post_write(side->ep, &rma)));
+        CHECK(hr_is_error(ops->post_read(side->ep, &rma)));
+        CHECK(hr_is_error(ops->post_atomic(side->ep, &add)));
+        ops->cancel(side->ep, &rma);
+        ops->mem_quiet(side->ep, &mem);
+        ops->mem_export(side->ep, &mem, memory, sizeof memory, &desc);
+    }
+    ops->mem_deregister(side->domain, &mem);
+}
+
 TEST(a_peer_that_is_no_bond) {
     for (int who = 0; who < 2; who++) {
         struct bond_rig rig = {0};
@@ -184,9 +216,29 @@ TEST(a_peer_that_is_no_bond) {
         bond_connect(&rig);
         for (int i = 0; i < 100; i++) UNTIL(&rig, send_told(&rig.side[i % 2], (size_t)i, -1) == HR_OK);
         UNTIL(&rig, quiet(&rig));
+        for (int i = 0; i < 2; i++) use_after_abort(&rig.side[i]);
         for (int i = 0; i < 2; i++) rig.side[i].domain->ops->ep_destroy(rig.side[i].ep);
         for (int i = 0; i < 2; i++) rig.side[i].domain->ops->domain_close(rig.side[i].domain);
     }
+}
+
+/* Nor one that can be reached. */
+TEST(a_peer_with_no_rail_of_ours) {
+    struct bond_rig rig = {0};
+    uint8_t addr[HR_MAX_ADDR];
+    char detail[256];
+    REQUIRE(bond_side_open(&rig, 0, "sim2", allowed, detail) == HR_OK);
+    REQUIRE(bond_side_open(&rig, 1, "sim2", NULL, detail) == HR_OK);
+    struct bond_side *a = &rig.side[0];
+    struct hr_verbs_domain *rail = bond_of(a)->rails[0];
+    size_t len = rig.side[1].domain->ops->domain_address(rig.side[1].domain, addr);
+    REQUIRE(a->domain->ops->ep_create(a->domain, 2, a, &a->ep) == HR_OK);
+    bond_of(a)->rails[0] = NULL; /* its device is gone */
+    CHECK_EQ(a->domain->ops->ep_connect(a->ep, addr, len, 1), HR_ERR_UNREACHABLE);
+    use_after_abort(a);
+    bond_of(a)->rails[0] = rail;
+    a->domain->ops->ep_destroy(a->ep);
+    for (int i = 0; i < 2; i++) rig.side[i].domain->ops->domain_close(rig.side[i].domain);
 }
 
 /* No pair of GIDs carries anything: the connection begins over tcp. */
@@ -314,7 +366,149 @@ TEST(pages_that_are_gone_are_no_crash) {
     munmap(gone, 4096);
 }
 
+/* Nothing gets through any more, in either direction, and nobody is told. */
+static void silence(struct bond_rig *rig) {
+    struct sock_filter drop = {.code = BPF_RET | BPF_K};
+    struct sock_fprog all = {1, &drop};
+    for (int i = 0; i < 2; i++) {
+        int fd = bond_ep_of(&rig->side[i])->lanes[HR_BOND_SPARE].ep->source.fd;
+        REQUIRE(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &all, sizeof all) == 0);
+    }
+}
+
+static void onto_tcp(struct bond_rig *rig) {
+    bond_open(rig, "sim2", allowed);
+    ports(rig, 0, 0);
+    UNTIL(rig, (send_told(&rig->side[0], 10, -1), on_spare(rig) && rig->side[0].falls && rig->side[1].falls));
+    UNTIL(rig, quiet(rig));
+}
+
+/* Messages are on their way over tcp as that falls silent: they arrive by the rail, once. */
+TEST(a_path_that_falls_silent_is_left) {
+    struct bond_rig rig;
+    onto_tcp(&rig);
+    silence(&rig);
+    for (int i = 0; i < 20; i++)
+        for (int side = 0; side < 2; side++) UNTIL(&rig, send_told(&rig.side[side], 3000, -1) == HR_OK);
+    start_job(&rig, 0, SLOT, 0, 1);
+    CHECK(!quiet(&rig));
+    ports(&rig, 0, 1);
+    UNTIL(&rig, (hurry(&rig), rail_is_up(&rig)));
+    CHECK(!quiet(&rig));
+    UNTIL(&rig, (hurry(&rig), off_spare(&rig)));
+    settle(&rig);
+    CHECK(carried(&rig));
+    UNTIL(&rig, (hurry(&rig), all_up(&rig))); /* tcp as well, by another connection */
+    bond_close(&rig);
+}
+
+/* With no rail to go to, the peer is lost, whichever end has something under way. */
+TEST(a_path_that_falls_silent_is_the_end_without_a_rail) {
+    struct bond_rig rig;
+    onto_tcp(&rig);
+    silence(&rig);
+    UNTIL(&rig, send_told(&rig.side[0], 3000, -1) == HR_OK);
+    UNTIL(&rig, rig.side[0].losses && rig.side[1].losses);
+    CHECK(hr_is_peer_error(rig.side[0].loss) && hr_is_peer_error(rig.side[1].loss));
+    bond_close(&rig);
+}
+
+/* The peer's device takes what comes over tcp, and nobody looks at it there. */
+TEST(a_peer_that_does_not_answer_over_tcp_is_left) {
+    struct bond_rig rig;
+    onto_tcp(&rig);
+    struct hr_verbs_domain **rail = &bond_of(&rig.side[1])->rails[HR_BOND_SPARE], *deaf = *rail;
+    *rail = NULL;
+    for (int i = 0; i < 20; i++) UNTIL(&rig, send_told(&rig.side[0], 3000, -1) == HR_OK);
+    ports(&rig, 0, 1);
+    UNTIL(&rig, (hurry(&rig), bond_ep_of(&rig.side[0])->first == 0));
+    *rail = deaf;
+    UNTIL(&rig, (hurry(&rig), off_spare(&rig)));
+    settle(&rig);
+    UNTIL(&rig, (hurry(&rig), all_up(&rig)));
+    CHECK(carried(&rig));
+    bond_close(&rig);
+}
+
+TEST(an_atomic_on_a_page_that_is_gone_is_no_crash) {
+    struct bond_rig rig;
+    onto_tcp(&rig);
+    struct bond_side *a = &rig.side[0], *b = &rig.side[1];
+    const struct hr_provider *ops = b->domain->ops;
+    uint8_t *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(page != MAP_FAILED);
+    struct hr_mem mem;
+    struct hr_desc desc;
+    struct hr_rmem remote;
+    REQUIRE(ops->mem_register(b->domain, page, 4096, HR_ACCESS_REMOTE_ATOMIC, &mem) == HR_OK);
+    REQUIRE(ops->mem_export(b->ep, &mem, page, 4096, &desc) == HR_OK);
+    REQUIRE(ops->mem_import(a->ep, &desc, &remote) == HR_OK);
+    munmap(page, 4096);
+    uint64_t before;
+    struct hr_atomic add = {
+        .op = HR_ATOMIC_FETCH_ADD, .result = &before, .remote = &remote, .operand = 1, .cookie = &rig.jobs[0]};
+    rig.jobs[0] = (struct job){.open = 1, .slot = -1};
+    CHECK_EQ(a->domain->ops->post_atomic(a->ep, &add), HR_INPROGRESS);
+    UNTIL(&rig, a->losses && b->losses);
+    ops->mem_deregister(b->domain, &mem);
+    bond_close(&rig);
+}
+
 /* ---- rails that do not open ---- */
+
+/* Bridges inside this host, which no device is behind, do not take all the places. */
+TEST(where_the_spare_rail_is_called) {
+    static struct hr_verbs_domain d = {.is_tcp = 1};
+    static const char *const names[] = {"eth0", "br0", "br1", "br2", "eth1", "lo"};
+    struct hr_iface ifaces[6];
+    union hr_sockaddr list[HR_BOND_ADDRESSES];
+    for (int i = 0; i < 6; i++) {
+        ifaces[i] = (struct hr_iface){.prefix = 24, .loopback = i == 5};
+        snprintf(ifaces[i].name, sizeof ifaces[i].name, "%s", names[i]);
+        ifaces[i].at.v4.sin_family = AF_INET;
+        ifaces[i].at.v4.sin_addr.s_addr = htonl(0x0a000001u + ((unsigned)i << 8));
+    }
+    strcpy(d.behind[0], "eth1");
+    strcpy(d.behind[HR_VERBS_PATHS], "eth0");
+    d.ifaces = ifaces;
+    static const struct {
+        int first, n, expected[3], count;
+    } cases[] = {
+        {0, 6, {1, 2, 0}, 3},                                          /* one of those that share a device's fate */
+        {0, 2, {1, 0}, 2},    {4, 2, {4, 5}, 2}, {1, 3, {1, 2, 3}, 3}, /* there is none */
+        {3, 3, {3, 4, 5}, 3},
+    };
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        d.ifaces = ifaces + cases[k].first;
+        d.nifaces = cases[k].n;
+        CHECK_EQ(hr_verbs_call_addresses(&d, list, HR_BOND_ADDRESSES), cases[k].count);
+        for (int i = 0; i < cases[k].count; i++) CHECK(hr_sockaddr_same(&list[i], &ifaces[cases[k].expected[i]].at));
+    }
+}
+
+/* An interface that is not there: the devices are used, and it is said why tcp is not. */
+TEST(a_spare_rail_that_does_not_open_is_left) {
+    struct bond_rig rig = {0};
+    char detail[256];
+    for (int i = 0; i < 2; i++) {
+        struct bond_side *side = &rig.side[i];
+        side->rig = &rig;
+        hr_auth_init(&side->auth, "secret", 6, 0, 0);
+        struct hr_domain_params params = {.self_id = (uint64_t)i + 1, .device = "sim2", .auth = &side->auth};
+        params.sink = &bond_sink;
+        params.options = allowed;
+        params.ifname = i ? "nowhere*" : NULL;
+        REQUIRE(hr_provider_verbs.domain_open(&hr_provider_verbs, &params, &side->domain, detail) == HR_OK);
+    }
+    CHECK(!*rig.side[0].domain->left);
+    CHECK(strstr(rig.side[1].domain->left, "tcp is not used: "));
+    CHECK(strstr(rig.side[1].domain->left, "nowhere"));
+    bond_connect(&rig);
+    CHECK_EQ(lanes_up(&rig.side[0]), 1);
+    CHECK(carried(&rig));
+    for (int i = 0; i < 2; i++) rig.side[i].domain->ops->ep_destroy(rig.side[i].ep);
+    for (int i = 0; i < 2; i++) rig.side[i].domain->ops->domain_close(rig.side[i].domain);
+}
 
 /* With fewer files than two devices need, one of them is done without. */
 TEST(a_device_that_does_not_open_is_left) {

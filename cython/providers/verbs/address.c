@@ -25,16 +25,26 @@ static int add(union hr_sockaddr *list, int have, int most, const union hr_socka
     return have;
 }
 
-/* Of a rail that stands in for devices: first those that do not share their fate. */
+/* Whether a device that the rail stands in for may take the interface with it. */
+static int shares_fate(const struct hr_verbs_domain *d, const struct hr_iface *iface) {
+    for (int k = 0; k < HR_VERBS_BEHIND; k++)
+        if (strcmp(iface->name, d->behind[k]) == 0) return 1;
+    return 0;
+}
+
+/* Of a rail that stands in for devices: first those that do not share their fate, but not these alone, as bridges
+ * inside this host are among them; loopback where there is room. */
 static int spare_addresses(struct hr_verbs_domain *d, union hr_sockaddr *list, int most) {
     char ignored[256];
-    int n = 0;
+    int n = 0, sharing = 0;
     if (hr_ifaces_choose(d->ifaces, d->nifaces, d->wish.ifname, ignored) != HR_OK) return 0;
-    for (int last = 0; last < 2; last++)
+    for (int i = 0; i < d->nifaces; i++)
+        sharing |= d->ifaces[i].chosen && !d->ifaces[i].loopback && shares_fate(d, &d->ifaces[i]);
+    for (int rank = 0; rank < 3; rank++)
         for (int i = 0; i < d->nifaces; i++) {
-            int shares = d->ifaces[i].loopback;
-            for (int k = 0; k < HR_VERBS_RAILS; k++) shares |= strcmp(d->ifaces[i].name, d->behind[k]) == 0;
-            if (d->ifaces[i].chosen && shares == last) n = add(list, n, most, &d->ifaces[i].at);
+            const struct hr_iface *iface = &d->ifaces[i];
+            int its = iface->loopback ? 2 : shares_fate(d, iface);
+            if (iface->chosen && its == rank) n = add(list, n, most - (!rank && sharing), &iface->at);
         }
     return n;
 }

@@ -13,6 +13,9 @@
 #define TICK (100 * HR_VERBS_MS)
 enum { LOOK_EVERY = 32 };
 
+/* Count, and per rail length, version, count, and addresses of family, port and 16 bytes: see address.c. */
+_Static_assert(2 + HR_BOND_RAILS * (1 + 2 + HR_BOND_ADDRESSES * (1 + 2 + 16)) <= HR_MAX_ADDR, "fit into an address");
+
 /* ---- what the rails tell ---- */
 
 static struct hr_bond_lane *lane_of(const struct hr_ep *ep) { return ep->ctx; }
@@ -168,13 +171,18 @@ static size_t domain_address(struct hr_domain *domain, void *addr) {
 
 static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
     struct hr_bond *bond = (struct hr_bond *)domain;
-    int rails = bond->opened, shown = 0;
+    int rails = bond->opened, shown = 0, ready = 0;
+    for (struct hr_link *l = bond->eps.next; l != &bond->eps; l = l->next)
+        ready |= hr_bond_lane_up(hr_container(l, struct hr_bond_ep, link), HR_BOND_SPARE);
     size_t at = (size_t)snprintf(text, size, "%d rail%s", rails, rails == 1 ? "" : "s");
     if (bond->counts.lost && at < size)
         at += (size_t)snprintf(text + at, size - at, " (%llu times lost, %llu used again)",
                                (unsigned long long)bond->counts.lost, (unsigned long long)bond->counts.back);
     if (bond->n > HR_BOND_SPARE && at < size)
-        at += (size_t)snprintf(text + at, size - at, ", tcp %s (%llu times)", bond->on_spare ? "instead" : "stands by",
+        at += (size_t)snprintf(text + at, size - at, ", tcp %s (%llu times)",
+                               bond->on_spare ? "instead"
+                               : ready        ? "stands by"
+                                              : "allowed",
                                (unsigned long long)bond->counts.fell);
     for (int i = 0; i < HR_VERBS_RAILS && at < size; i++) {
         char one[256];
@@ -231,6 +239,13 @@ static hr_status open_rail(struct hr_bond *bond, int i, const struct hr_domain_p
     return HR_OK;
 }
 
+/* It is done without, and this is the reason. */
+static void leave(struct hr_bond *bond, const char *name, const char *why) {
+    char *text = bond->base.left;
+    size_t at = strlen(text), size = sizeof bond->base.left;
+    if (at + 40 < size) snprintf(text + at, size - at, "%s%s is not used: %.140s", at ? "; " : "", name, why);
+}
+
 /* Those that do not open are left, and keep their number: the peer's rail of the same number has no other to meet. */
 static hr_status open_rails(struct hr_bond *bond, const struct hr_domain_params *params,
                             const struct hr_verbs_options *options, const struct hr_verbs_found *found, int n,
@@ -238,6 +253,7 @@ static hr_status open_rails(struct hr_bond *bond, const struct hr_domain_params 
     struct hr_domain_params inner = *params;
     struct hr_verbs_options one = *options;
     struct hr_verbs_found spare;
+    char without[256] = "";
     hr_status worst = HR_ERR_NO_DEVICE;
     inner.sink = &rail_sink;
     inner.owner = bond;
@@ -251,12 +267,14 @@ static hr_status open_rails(struct hr_bond *bond, const struct hr_domain_params 
         if (status == HR_OK) continue;
         worst = status;
         snprintf(detail, 256, "%s", why);
-        if (!*bond->base.left) snprintf(bond->base.left, sizeof bond->base.left, "%s is not used: %.140s", name, why);
+        if (!*bond->base.left) leave(bond, name, why);
     }
     if (!bond->n || !options->fallback) return bond->n ? HR_OK : worst;
     one.inject = (struct hr_verbs_inject){.budget = 0};
-    hr_status status = hr_verbs_device_spare(&options->wish, found, n, &spare, detail);
-    return status == HR_OK ? open_rail(bond, HR_BOND_SPARE, &inner, &one, &spare, detail) : status;
+    hr_status status = hr_verbs_device_spare(&options->wish, found, n, &spare, without);
+    if (status == HR_OK) status = open_rail(bond, HR_BOND_SPARE, &inner, &one, &spare, without);
+    if (status != HR_OK) leave(bond, "tcp", without);
+    return HR_OK;
 }
 
 hr_status hr_bond_open(const struct hr_domain_params *params, const struct hr_verbs_options *options,

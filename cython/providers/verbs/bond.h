@@ -124,6 +124,7 @@ struct hr_bond_ep {
     unsigned owing;         /* lanes that messages went by and that are not handed over: none leaves until they are */
     int word;               /* the peer must hear of our lanes */
     int asked;              /* the peer for a word, behind the last message on the spare lane */
+    int64_t leave_by;       /* the spare lane is being left, and is given up then; 0: it is not */
     int64_t open_by;        /* a rail is up: the engine hears of it when the spare lane is, or then; 0: none is yet */
     int fell, last;         /* the engine knows that we are on the spare lane; the lane that was lost last */
     uint64_t logged, sent;  /* messages so far; of them those that were posted on `first` or landed */
@@ -222,6 +223,10 @@ int hr_bond_spare_is_late(struct hr_bond_ep *ep, int64_t now);
 int hr_bond_leaving(const struct hr_bond_ep *ep);
 /* Sees to it. */
 void hr_bond_leave_spare(struct hr_bond_ep *ep);
+/* Looked at from time to time while it is being left; 1: it has taken so long that the lane is to be given up. */
+int hr_bond_leave_is_late(struct hr_bond_ep *ep, int64_t now);
+/* Something that was posted on the lane has ended: if it is being left, that makes headway. */
+void hr_bond_leave_goes_on(struct hr_bond_lane *lane);
 /* The engine hears what carries the endpoint now, where that has changed. */
 void hr_bond_tell_carrier(struct hr_bond_ep *ep);
 

@@ -117,6 +117,7 @@ void hr_bond_break(struct hr_bond_lane *lane) {
 
 static void lost(struct hr_bond_lane *lane) {
     hr_bond_of(&lane->bond->base)->counts.lost += lane->stage == HR_BOND_UP && lane->index != HR_BOND_SPARE;
+    if (lane->bond->last < 0 && lane->index != HR_BOND_SPARE) lane->bond->last = lane->index;
     lane->stage = HR_BOND_LOST;
     hr_bond_pending(lane->bond);
 }
@@ -251,6 +252,7 @@ int hr_bond_run(struct hr_bond_ep *ep, int budget) {
 int hr_bond_tick(struct hr_bond_ep *ep, int64_t now) {
     int more = 0;
     if (ep->plain || ep->state != HR_BOND_OPEN) return ep->open_by && hr_bond_spare_is_late(ep, now);
+    if (ep->leave_by && hr_bond_leave_is_late(ep, now)) lost(&ep->lanes[HR_BOND_SPARE]);
     for (int i = 0; i < ep->n; i++) {
         struct hr_bond_lane *lane = &ep->lanes[i];
         struct hr_verbs_domain *rail = hr_bond_of(&ep->base)->rails[i];
@@ -262,7 +264,7 @@ int hr_bond_tick(struct hr_bond_ep *ep, int64_t now) {
         }
         more |= lane->stage == HR_BOND_REST || (lane->stage == HR_BOND_CALLING && ep->active);
     }
-    return more;
+    return more || ep->leave_by;
 }
 
 /* ---- slots of the vtable ---- */
@@ -308,6 +310,7 @@ static int pair_up(struct hr_bond_ep *ep) {
         else
             found++, ep->n = i + 1;
     }
+    if (!found) ep->plain = 0; /* there is no endpoint of a rail that could take its place */
     if (ep->plain) hr_bond_set_first(ep, ep->n - 1);
     return found;
 }
@@ -339,6 +342,8 @@ hr_status hr_bond_ep_connect(struct hr_ep *base, const void *addr, size_t addr_l
     }
     if (opened || hr_bond_call_spare(ep)) return HR_OK;
     ep->state = HR_BOND_NEW;
+    ep->plain = 0;
+    hr_bond_set_first(ep, -1);
     hr_list_remove(&ep->pending);
     return status;
 }
@@ -349,7 +354,7 @@ void hr_bond_ep_abort(struct hr_ep *base) {
     for (int i = 0; i < ep->n; i++)
         if (ep->lanes[i].ep) hr_verbs_ep_abort(&ep->lanes[i].ep->base);
     hr_bond_ops_drop(ep);
-    hr_bond_set_first(ep, -1);
+    if (!ep->plain) hr_bond_set_first(ep, -1);
     hr_list_remove(&ep->pending);
     ep->state = HR_BOND_CLOSED;
 }

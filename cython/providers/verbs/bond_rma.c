@@ -250,6 +250,7 @@ void hr_bond_on_done(struct hr_bond_lane *lane, struct hr_bond_stripe *stripe, h
     struct hr_bond_ep *ep = lane->bond;
     struct hr_bond_op *op = stripe->op;
     hr_bond_lane_moved(lane, stripe->len);
+    hr_bond_leave_goes_on(lane);
     stripe->part = HR_BOND_ENDED;
     if (status != HR_OK) op->status = status;
     hr_bond_room_again(ep);

@@ -6,7 +6,7 @@
  * is that it has no stripes, and no messages, while a rail is up. When one is back, each end moves its messages to that
  * by itself: it posts nothing until the peer has said, behind the last of them, that it has heard all. What else was
  * posted on the spare lane ends there, so an atomic does not fail because a rail was mended, and the lane stands by
- * again from the first moment.
+ * again from the first moment. A lane on which no answer comes is given up: the rail takes over as it would for any.
  *
  * The engine hears of it when the peer has answered on the spare lane: one that died is not said to be carried by tcp.
  */
@@ -16,12 +16,14 @@
 #include "providers/verbs/bond.h"
 
 #define PATIENCE (2000 * HR_VERBS_MS) /* then it is open without a lane that stands by: that may come later */
+#define SILENCE (5000 * HR_VERBS_MS)  /* a lane that is being left, and on which nothing ends, is given up */
 
 void hr_bond_set_first(struct hr_bond_ep *ep, int first) {
     struct hr_bond *bond = hr_bond_of(&ep->base);
     bond->on_spare += (first == HR_BOND_SPARE) - (ep->first == HR_BOND_SPARE);
     ep->first = first;
     ep->asked = 0;
+    ep->leave_by = 0;
 }
 
 int hr_bond_rail_up(const struct hr_bond_ep *ep) {
@@ -57,6 +59,8 @@ int hr_bond_leaving(const struct hr_bond_ep *ep) {
 }
 
 void hr_bond_leave_spare(struct hr_bond_ep *ep) {
+    if (!ep->leave_by) ep->leave_by = hr_now() + SILENCE;
+    hr_bond_tick_start(hr_bond_of(&ep->base));
     if (ep->owing || ep->sent != ep->logged) return; /* those that have to be sent again go by it first */
     if (ep->landed != ep->logged) {
         if (!ep->asked) ep->asked = hr_bond_ask_for_word(ep);
@@ -65,6 +69,15 @@ void hr_bond_leave_spare(struct hr_bond_ep *ep) {
     hr_bond_choose_first(ep);
     hr_bond_tell_carrier(ep);
     hr_bond_room_again(ep);
+}
+
+int hr_bond_leave_is_late(struct hr_bond_ep *ep, int64_t now) {
+    if (!hr_bond_leaving(ep)) ep->leave_by = 0; /* the rail was lost again */
+    return ep->leave_by && now >= ep->leave_by;
+}
+
+void hr_bond_leave_goes_on(struct hr_bond_lane *lane) {
+    if (lane->bond->leave_by && lane->index == HR_BOND_SPARE) lane->bond->leave_by = hr_now() + SILENCE;
 }
 
 void hr_bond_tell_carrier(struct hr_bond_ep *ep) {

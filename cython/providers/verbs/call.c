@@ -264,6 +264,7 @@ hr_status hr_verbs_listen(struct hr_verbs_domain *d, char detail[256]) {
     door->changed = changed;
     snprintf(detail, 256,
              "verbs: the device's network has no address of this host: ip address add ... to its interface");
+    if (d->is_tcp && !n) hr_ifaces_choose(d->ifaces, d->nifaces, d->wish.ifname, detail);
     for (int i = 0; i < n; i++)
         if (hr_door_listen(door, &list[i], "", n))
             snprintf(detail, 256, "verbs: cannot listen on %s: %s", hr_sockaddr_text(&list[i], text), strerror(errno));

@@ -249,7 +249,9 @@ hr_status hr_verbs_device_spare(const struct hr_verbs_wish *wish, const struct h
     found->wish.ifname = wish->ifname;
     found->verbs->query_device(found->ctx, &found->attr);
     snprintf(found->reason, sizeof found->reason, "to fall back on");
-    for (int i = 0; i < n; i++) memcpy(found->behind[i], rails[i].paths.list[0].ndev, sizeof found->behind[i]);
+    for (int i = 0, at = 0; i < n; i++)
+        for (int k = 0; k < rails[i].paths.n; k++)
+            memcpy(found->behind[at++], rails[i].paths.list[k].ndev, sizeof found->behind[0]);
     hr_status status = hr_verbs_paths_scan(&found->wish, found->verbs, found->ctx, 1, &found->paths, detail);
     if (status != HR_OK) give_up(found);
     return status;

@@ -10,7 +10,8 @@
 enum {
     HR_VERBS_PATHS = 8,
     HR_VERBS_PAIRS = 16,
-    HR_VERBS_RAILS = 3 /* devices of a domain: a descriptor has room for so many keys */
+    HR_VERBS_RAILS = 3,                               /* devices of a domain: a descriptor has room for so many keys */
+    HR_VERBS_BEHIND = HR_VERBS_RAILS * HR_VERBS_PATHS /* interfaces behind them, at most */
 };
 
 /* What of a device was asked for. */
@@ -42,8 +43,8 @@ struct hr_verbs_found {
     struct hr_verbs_wish wish;
     struct hr_verbs_paths paths;
     int is_sim, is_tcp, software, distance;
-    char reason[80];                          /* why this one */
-    char behind[HR_VERBS_RAILS][IF_NAMESIZE]; /* of device "tcp": interfaces of the devices that it stands in for */
+    char reason[80];                           /* why this one */
+    char behind[HR_VERBS_BEHIND][IF_NAMESIZE]; /* of device "tcp": interfaces of the devices that it stands in for */
 };
 
 /* The same as the peer hears of it. */

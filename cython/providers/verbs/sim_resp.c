@@ -142,15 +142,17 @@ static void on_read(struct sim_qp *qp, const struct sim_packet *p) {
 }
 
 static void on_atomic(struct sim_qp *qp, const struct sim_packet *p) {
-    uint64_t before = p->compare, *at = (uint64_t *)(uintptr_t)p->addr;
+    struct sim_context *ctx = sim_of(qp->base.context);
+    uint64_t before, *at = (uint64_t *)(uintptr_t)p->addr;
     if (p->addr % 8) {
         refuse_for_good(qp, SIM_NAK_INVALID, p->psn);
         return;
     }
-    if (!allowed(qp, p->rkey, p->addr, 8, IBV_ACCESS_REMOTE_ATOMIC)) {
+    if (!allowed(qp, p->rkey, p->addr, 8, IBV_ACCESS_REMOTE_ATOMIC) || (ctx->tcp && !sim_touch(&before, at, 8))) {
         refuse_for_good(qp, SIM_NAK_ACCESS, p->psn);
         return;
     }
+    before = p->compare;
     if (p->op == SIM_ADD)
         before = __atomic_fetch_add(at, p->operand, __ATOMIC_SEQ_CST);
     else /* leaves in `before` what it found */

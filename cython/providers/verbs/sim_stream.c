@@ -27,7 +27,8 @@ enum {
     IN_BYTES = 64 << 10, /* read at a time: many packets */
     ROUNDS = 4,          /* of reading for one queue pair before others have their turn */
     KEEP_IDLE = 2,       /* seconds: a connection that stands by must not be found dead when it is needed */
-    KEEP_COUNT = 2
+    KEEP_COUNT = 2,
+    SILENT_MS = 5000 /* as long as what was sent may stay without an answer; probes end then as well */
 };
 
 struct sim_stream {
@@ -153,17 +154,18 @@ int hr_verbs_sim_attach(struct ibv_qp *base, int fd) {
     struct sim_context *ctx = sim_of(base->context);
     struct sim_qp *qp = (struct sim_qp *)base;
     struct sim_stream *s = calloc(1, sizeof *s);
-    int one = 1, idle = KEEP_IDLE, every = 1, count = KEEP_COUNT, rc = 0;
+    int one = 1, idle = KEEP_IDLE, every = 1, count = KEEP_COUNT, silent = SILENT_MS, rc = 0;
     if (!s) return ENOMEM;
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof every);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silent, sizeof silent);
     pthread_mutex_lock(&ctx->lock);
     classify(fd, &qp->attr.ah_attr);
     s->fd = base->state == IBV_QPS_RTS && !qp->stream ? copy_of(fd) : -1;
     if (s->fd < 0) {
-        rc = base->state == IBV_QPS_RTS ? errno : EINVAL;
+        rc = base->state != IBV_QPS_RTS ? EINVAL : qp->stream ? EBUSY : errno;
         free(s);
     } else {
         qp->stream = s;

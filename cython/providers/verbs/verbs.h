@@ -233,10 +233,10 @@ struct hr_verbs_domain {
     char reason[80];             /* why this device */
     char fallback[180];          /* the last pair that did not do, and why; "": all did */
     int is_sim, is_tcp;
-    char behind[HR_VERBS_RAILS][IF_NAMESIZE]; /* is_tcp: interfaces to be called at when no other is left */
-    int addresses;                            /* at most so many to be called at */
-    uint32_t registrations;                   /* so far: names them to peers */
-    uint64_t pin, pinned;                     /* bytes outside arenas: option, now */
+    char behind[HR_VERBS_BEHIND][IF_NAMESIZE]; /* is_tcp: interfaces to be called at when no other is left */
+    int addresses;                             /* at most so many to be called at */
+    uint32_t registrations;                    /* so far: names them to peers */
+    uint64_t pin, pinned;                      /* bytes outside arenas: option, now */
 
     struct hr_iface *ifaces; /* addresses of this host */
     int nifaces;
