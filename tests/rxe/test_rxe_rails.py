@@ -31,7 +31,7 @@ with hrdma.init(timeout=60, fallback="tcp") as comm:
         comm.allreduce(x, timeout=60)
         assert (x == np.arange(n) * 4 + 1 + 2 * i).all(), i
         text = comm.info()["domains"]["verbs"]
-        found = re.match("2 rails(?: .([0-9]+) times lost, ([0-9]+) used again.)?, tcp stands by .0 times.: rxe0", text)
+        found = re.match("2 rails(?: .([0-9]+) times lost, ([0-9]+) used again.)?, tcp (?:stands by|allowed) .0 times.: rxe0", text)
         print("lost" if found[1] else "whole", flush=True)
         back[0] = int(found[2] or 0)
         comm.allreduce(back, op="min", timeout=60)
