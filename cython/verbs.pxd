@@ -1,4 +1,5 @@
 # verbs.pxd - what hrdma.verbs uses of provider verbs: the table of a backend and the structs of the verbs.
+from hr cimport hr_status
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 
@@ -70,7 +71,7 @@ cdef extern from "providers/verbs/backend.h" nogil:
     struct ibv_device:
         char name[64]
     struct ibv_context:
-        pass
+        ibv_device *device
     struct ibv_pd:
         pass
     struct ibv_mr:
@@ -216,3 +217,26 @@ cdef extern from "providers/verbs/backend.h" nogil:
     int ibv_post_srq_recv(ibv_srq *srq, ibv_recv_wr *wr, ibv_recv_wr **bad_wr) noexcept
     int ibv_poll_cq(ibv_cq *cq, int n, ibv_wc *wc) noexcept
     int ibv_req_notify_cq(ibv_cq *cq, int solicited_only) noexcept
+
+
+cdef extern from "providers/verbs/paths.h" nogil:
+    enum:
+        HR_VERBS_PATHS
+        HR_VERBS_RAILS
+
+    struct hr_verbs_wish:
+        int port
+        int gid
+        const char *ifname
+    struct hr_verbs_path:
+        uint8_t port
+        uint8_t index
+    struct hr_verbs_paths:
+        hr_verbs_path list[HR_VERBS_PATHS]
+    struct hr_verbs_found:
+        const hr_verbs_backend *verbs
+        ibv_context *ctx
+        hr_verbs_paths paths
+
+    hr_status hr_verbs_devices_find(const hr_verbs_wish *wish, const char *device, hr_verbs_found *found, int *n_p,
+                                    char *detail) noexcept

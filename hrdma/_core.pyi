@@ -352,6 +352,9 @@ class Resource:
 
 def verbs_devices() -> list[str]: ...
 def verbs_library() -> str: ...
+def verbs_choose(
+    names: str = "", *, ifname: str = "", gid_index: int | None = None
+) -> list[tuple[str, int, int]]: ...
 
 class Device(Resource):
     name: str

@@ -29,6 +29,7 @@ from hrdma._core import (
     QueuePairAddress,
     SharedReceiveQueue,
 )
+from hrdma._core import verbs_choose as choose
 from hrdma._core import verbs_devices as devices
 from hrdma._core import verbs_library as library
 
@@ -42,6 +43,7 @@ __all__ = [
     "QueuePair",
     "QueuePairAddress",
     "SharedReceiveQueue",
+    "choose",
     "devices",
     "library",
 ]

@@ -62,7 +62,9 @@ RULES = {
         f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.calibration hrdma.control hrdma.nics hrdma.providers hrdma.remarks "
         "hrdma.traffic"
     ),
-    "hrdma.objects": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.control", "numpy ml_dtypes"),
+    "hrdma.objects": Rule(
+        f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.control hrdma.providers hrdma.verbs", "numpy ml_dtypes"
+    ),
     "hrdma.verbs": Rule("hrdma._core"),
     "hrdma.places": Rule(),
     "hrdma.launch": Rule(f"{BASE} {SETTINGS} hrdma.places", "click rich"),

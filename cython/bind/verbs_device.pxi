@@ -114,7 +114,7 @@ cdef class Resource:
 
 
 cdef const hr_verbs_backend *backend_of(str name, const char **why_p) noexcept:
-    return &hr_verbs_sim if name == "sim" else hr_verbs_lib(why_p)
+    return &hr_verbs_sim if name in ("sim", "sim2") else hr_verbs_lib(why_p)
 
 
 def verbs_devices():
@@ -144,6 +144,57 @@ def verbs_library():
     """Why libibverbs cannot be used, and what mends that; empty where it can."""
     cdef const char *why = NULL
     return "" if hr_verbs_lib(&why) != NULL else text_of(why)
+
+
+def verbs_choose(str names="", *, str ifname="", gid_index=None):
+    """Which devices a communicator would use, and what of them: chosen as provider verbs does.
+
+    Parameters
+    ----------
+    names : str
+        As HRDMA_DEVICES: ``"mlx5_0,mlx5_*:1"``, best first; empty: the real ones; ``"*"``: software, if there is no other.
+    ifname : str
+        As HRDMA_IFNAME: interfaces, or networks, that GIDs may be of.
+    gid_index : int, optional
+        That GID alone.
+
+    Returns
+    -------
+    list of tuple of (str, int, int)
+        Name, port and GID index: the arguments of `Device`. At least one, at most three.
+
+    Raises
+    ------
+    DeviceError
+        None will do; the message says why.
+    ValueError
+        `ifname` is wrong.
+
+    Notes
+    -----
+    Opens every device that comes into question for a moment.
+    """
+    cdef hr_verbs_wish wish
+    cdef hr_verbs_found found[HR_VERBS_RAILS + 1]
+    cdef char detail[256]
+    cdef int n = 0, i
+    cdef hr_status status
+    cdef bytes device = names.encode(), interfaces = ifname.encode()
+    memset(&wish, 0, sizeof(wish))
+    wish.gid = -1 if gid_index is None else gid_index
+    wish.ifname = <const char *> interfaces if interfaces else NULL
+    detail[0] = 0
+    status = hr_verbs_devices_find(&wish, <const char *> device, found, &n, detail)
+    if status == HR_ERR_INVALID:
+        raise ValueError(text_of(detail))
+    if status != HR_OK:
+        raise DeviceError(text_of(detail))
+    chosen = []
+    for i in range(n):
+        chosen.append((text_of(found[i].ctx.device.name), <int> found[i].paths.list[0].port,
+                       <int> found[i].paths.list[0].index))
+        found[i].verbs.close_device(found[i].ctx)
+    return chosen
 
 
 cdef class Device(Resource):

@@ -15,13 +15,13 @@ from typing import Protocol
 
 from hrdma.errors import HrdmaError, ObjectStoreFull
 from hrdma.objects.asker import Asker, Body
+from hrdma.objects.carriers import Stream
+from hrdma.objects.memory import Memory
 from hrdma.objects.store import Segment
-from hrdma.objects.streams import Stream
 
 __all__ = ["Fetch"]
 
 AGAIN = 0.02  # seconds before the directory is asked again
-PIECE = 1 << 20  # bytes read at most at a time
 
 
 class Host(Protocol):
@@ -34,7 +34,7 @@ class Host(Protocol):
     def make_segment(
         self, name: str, meta: Body, gen: str, then: Callable[[Segment | None, ObjectStoreFull | None], None]
     ) -> None: ...
-    def stream(self, node: int, request: Body) -> Stream: ...
+    def stream(self, node: int, request: Body, target: Memory) -> Stream: ...
     def measured(self, nbytes: int, seconds: float) -> None: ...
     def fetched(self, name: str, answer: Body) -> None: ...
     def discard(self, segment: Segment) -> None: ...
@@ -124,7 +124,7 @@ class Fetch:
         first = segment.progress
         try:
             request = {"id": self.name, "gen": segment.gen, "offset": first}
-            stream = self._host.stream(sender, request)
+            stream = self._host.stream(sender, request, segment)
             opened = time.monotonic()
         except (OSError, HrdmaError):
             self._host.post(lambda: self._ended(pull, sender))
@@ -136,7 +136,7 @@ class Fetch:
             stream.close()
             return
         while segment.progress < segment.nbytes and not self._over and not segment.aborted:
-            got = stream.read_into(segment.view[segment.progress : segment.progress + PIECE])
+            got = stream.read(segment.progress, segment.nbytes)
             if not got:
                 break
             segment.advance(segment.progress + got)

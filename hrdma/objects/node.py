@@ -25,14 +25,16 @@ from hrdma.control.wire import job_key
 from hrdma.errors import HrdmaError, ObjectStoreFull
 from hrdma.log import logger
 from hrdma.objects.asker import Asker, Body
+from hrdma.objects.carriers import Carriers, Source, Stream
 from hrdma.objects.cluster import Cluster
 from hrdma.objects.directory import Directory, Entry
 from hrdma.objects.fetch import Fetch
+from hrdma.objects.memory import Memory
 from hrdma.objects.plan import Child
 from hrdma.objects.reduction import Reduction
 from hrdma.objects.shape import ROOT
 from hrdma.objects.store import Segment, Store
-from hrdma.objects.streams import Feeder, Source, Stream, open_stream
+from hrdma.objects.streams import Feeder, open_stream
 from hrdma.objects.sums import Sum, order_of
 
 __all__ = ["Node"]
@@ -64,7 +66,8 @@ class Node:
         open_to_all = bool(config.token) or config.insecure
         self.loop = Loop(1, self.key, config.heartbeat, open_to_all=open_to_all, crashed=self.failed)
         host = address[0] if is_loopback(address[0]) else "::" if ":" in address[0] else "0.0.0.0"
-        self.feeder = Feeder(self.key, self._find, host=host, open_to_all=open_to_all)
+        self.carriers = Carriers(config)
+        self.feeder = Feeder(self.key, self._find, self.carriers, host=host, open_to_all=open_to_all)
         self.cluster = Cluster(self.loop, self, self.feeder.port)
         self.store = Store(capacity)
         self.asker = Asker(self.send)
@@ -110,6 +113,7 @@ class Node:
         self.loop.post(self._stop)
         self.loop.join(5.0)
         self.feeder.close()
+        self.carriers.close()
         self._makers.shutdown(wait=False)
 
     def post(self, call: Callable[[], None]) -> bool:
@@ -144,14 +148,15 @@ class Node:
         with self._listed:
             self._listed.notify_all()
 
-    def stream(self, node: int, request: Body) -> Stream:
+    def stream(self, node: int, request: Body, target: Memory) -> Stream:
         card = self.cluster.nodes.get(node)
         if card is None:
             raise HrdmaError(f"node {node:x} is gone")
-        return open_stream(self.key, card["host"], card["data"], request)
+        place = (node, card["host"], card["data"])
+        return open_stream(self.key, self.carriers, place, request, self.cluster.me, target)
 
-    def sum_stream(self, child: Child, request: Body) -> Stream:
-        return self.stream(child.node, request)
+    def sum_stream(self, child: Child, request: Body, target: Memory) -> Stream:
+        return self.stream(child.node, request, target)
 
     def local_sum(self, name: str, child: Child) -> Segment | None:
         found = self._sums.get((name, child.position))
@@ -209,6 +214,8 @@ class Node:
             fetch.cut_off(gone)
         for sum_ in self._sums.values():
             sum_.cut_off(gone)
+        self.feeder.cut_off(gone)
+        self.carriers.forget(gone)
         self.directory.view(self.cluster.me, nodes)
         self.asker.view(nodes)
         if not nodes:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 
 from hrdma.errors import ObjectStoreFull
 from hrdma.objects.asker import Body
+from hrdma.objects.memory import Memory
 
 __all__ = ["Segment", "Store", "usual_capacity"]
 
@@ -32,7 +33,7 @@ def usual_capacity() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 10
 
 
-class Segment:
+class Segment(Memory):
     """The bytes of one object, or of a sum on its way.
 
     `progress` says how many bytes are there; whoever adds some calls `advance`, whoever needs some `wait_for`. Threads.
@@ -40,8 +41,9 @@ class Segment:
 
     def __init__(self, name: str, meta: Body, gen: str, *, by_client: bool = False) -> None:
         self.name, self.meta, self.gen = name, meta, gen
-        self.nbytes: int = meta["nbytes"]
+        nbytes: int = meta["nbytes"]
         self.progress = 0
+        self.fixed = not by_client  #: nobody but this process can write there any more
         self.complete = False  #: it counts: the directory knows it as complete
         self.producing = False
         self.aborted = False
@@ -53,18 +55,18 @@ class Segment:
         self._closed = False
         self.writer = os.memfd_create("hrdma-object", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(self.writer, self.nbytes)
-            os.posix_fallocate(self.writer, 0, self.nbytes)
+            os.ftruncate(self.writer, nbytes)
+            os.posix_fallocate(self.writer, 0, nbytes)
             self.reader = os.open(f"/proc/self/fd/{self.writer}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             os.close(self.writer)
             raise
         if by_client:
-            self.map = mmap.mmap(self.reader, self.nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
+            self.map = mmap.mmap(self.reader, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
         else:
-            self.map = mmap.mmap(self.writer, self.nbytes)
+            self.map = mmap.mmap(self.writer, nbytes)
             fcntl.fcntl(self.writer, F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW | SEAL_FUTURE_WRITE)
-        self.view = memoryview(self.map)
+        super().__init__(memoryview(self.map))
 
     def seal(self) -> None:
         """Ends all writing, also by whoever holds the writable descriptor.
@@ -75,6 +77,9 @@ class Segment:
             Somebody has it mapped writable.
         """
         fcntl.fcntl(self.writer, F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW | SEAL_WRITE)
+        with self._changed:
+            self.fixed = True
+            self._changed.notify_all()
 
     def advance(self, progress: int) -> None:
         with self._changed:
@@ -92,6 +97,11 @@ class Segment:
         with self._changed:
             self._changed.wait_for(lambda: self.progress > nbytes or self.aborted, timeout)
             return -1 if self.aborted else self.progress
+
+    def wait_fixed(self, timeout: float) -> bool:
+        """Waits until nobody but this process can write there, or will; False when the time is over."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.fixed or self.aborted, timeout)
 
     def pin(self) -> bool:
         """It stays until `unpin`; False when it has gone. From any thread."""
@@ -111,6 +121,7 @@ class Segment:
                 return False
             self._closed = self.aborted = True
             self._changed.notify_all()
+        self.deregister()
         for descriptor in (self.reader, self.writer):
             os.close(descriptor)
         self.reader = self.writer = -1

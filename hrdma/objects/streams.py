@@ -1,18 +1,16 @@
-"""Bytes of objects and sums from node to node: a stream each, over TCP, from any offset.
+"""Bytes of objects and sums from node to node: a stream each, from any offset.
 
-    puller                               feeder
-                                  <-     CHALLENGE  nonce
-    PROOF   what, HMAC("C", nonce, what) ->
-                                  <-     WELCOME    HMAC("S", nonce, what), or ABORT
-                                  <-     bytes from the offset on, as they come to be there
+    puller                                      feeder
+                                             <- CHALLENGE  nonce
+    PROOF   what, HMAC("C", nonce, what)     ->
+                                             <- WELCOME    HMAC("S", nonce, what and how), how; or ABORT
+                                             <- bytes from the offset on, or where they can be read, as they come to be there
 
-A feeder sends what is there while the rest is still arriving, so that a chain of nodes moves an object in the time of one
-hop plus a block per node. A stream that ends early is no error here: the puller asks the directory, or tries again, from the
-byte that it has. Reading has no time limit of its own, since waiting for a slow source is right; whoever owns the stream
-cancels it when the view says that the other node is gone.
-
-This is the one place that knows sockets: an endpoint of the core that two processes can open and close at any time would
-take its place with the same two calls, `Feeder` and `open_stream`.
+What is asked for says how the bytes might go (`carriers.py`): which way, and the puller's address on it. The feeder says its
+own, or that they come over this socket. A feeder sends what is there while the rest is still arriving, so that a chain of
+nodes moves an object in the time of one hop plus a block per node. A stream that ends early is no error here: the puller asks
+the directory, or tries again, from the byte that it has. Reading has no time limit of its own, since waiting for a slow source
+is right; whoever owns the stream cancels it when the view says that the other node is gone. Feeding ends likewise.
 """
 
 from __future__ import annotations
@@ -23,28 +21,21 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from hrdma.control.link import is_loopback
 from hrdma.control.wire import HEADER, Kind, decode, encode, proof
 from hrdma.errors import HrdmaError
+from hrdma.log import logger
+from hrdma.objects.carriers import BLOCK, Carriers, Line, Source, Stream
+from hrdma.objects.memory import Memory
 
-__all__ = ["BLOCK", "Feeder", "Source", "Stream", "block_of", "open_stream"]
+__all__ = ["Feeder", "block_of", "open_stream"]
 
-BLOCK = 1 << 18  # bytes moved at a time, at most
 LEAST_BLOCK = 1 << 14
 HOP = 2e-3  # seconds that a block may take: what each hop of a chain adds to the time of the whole
 LIMIT = 1 << 14  # bytes of a handshake frame
 HANDSHAKE = 5.0  # seconds
-
-
-class Source(Protocol):
-    """Bytes that grow: a segment."""
-
-    nbytes: int
-    view: memoryview
-
-    def wait_for(self, nbytes: int, timeout: float | None = None) -> int: ...
 
 
 def _send(sock: socket.socket, kind: Kind, body: dict[str, Any]) -> None:
@@ -70,15 +61,14 @@ class Feeder:
     """Serves streams. `find` gives the source that a request means, and what to call when it was served, or None."""
 
     def __init__(
-        self, key: bytes, find: Callable[[dict[str, Any]], tuple[Source, Callable[[], None]] | None],
+        self, key: bytes, find: Callable[[dict[str, Any]], tuple[Source, Callable[[], None]] | None], carriers: Carriers,
         *, host: str, open_to_all: bool,
     ) -> None:  # fmt: skip
-        self._key, self._find, self._open = key, find, open_to_all
+        self._key, self._find, self._carriers, self._open = key, find, carriers, open_to_all
         self._listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
-        self._socks: set[socket.socket] = set()
-        self.sent = 0
+        self._socks: dict[socket.socket, int] = {}  # and who asks there; 0: it did not say yet
         self._thread = threading.Thread(target=self._accept, name="hrdma-feeder", daemon=True)
         self._thread.start()
 
@@ -86,10 +76,18 @@ class Feeder:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._shut(lambda node: True)
+
+    def cut_off(self, nodes: set[int]) -> None:
+        """These nodes are gone, though a frozen one would not say so: nothing is kept for them any more."""
+        self._shut(nodes.__contains__)
+
+    def _shut(self, whom: Callable[[int], bool]) -> None:
         with self._lock:
-            for sock in self._socks:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+            for sock, node in self._socks.items():
+                if whom(node):
+                    with contextlib.suppress(OSError):
+                        sock.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         while True:
@@ -101,7 +99,7 @@ class Feeder:
                 sock.close()
                 continue
             with self._lock:
-                self._socks.add(sock)
+                self._socks[sock] = 0
             threading.Thread(target=self._serve, args=(sock,), name="hrdma-feed", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
@@ -118,33 +116,51 @@ class Feeder:
             request = body["request"]
             if what != _text(request):
                 return
+            with self._lock:
+                self._socks[sock] = request["node"]
             found = self._find(request)
             if found is None:
                 _send(sock, Kind.ABORT, {"text": "not here"})
                 return
             source, served = found
             try:
-                _send(sock, Kind.WELCOME, {"proof": proof(self._key, "S", nonce.encode(), what.encode())})
-                self._feed(sock, source, request["offset"])
+                self._answer(sock, source, request, nonce, what)
             finally:
                 served()
+        except HrdmaError as error:
+            with contextlib.suppress(OSError):
+                _send(sock, Kind.ABORT, {"text": str(error)})
         except (OSError, ValueError, KeyError, TypeError):
             return
         finally:
             with self._lock:
-                self._socks.discard(sock)
+                self._socks.pop(sock, None)
             sock.close()
 
-    def _feed(self, sock: socket.socket, source: Source, offset: int) -> None:
-        sock.settimeout(None)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while offset < source.nbytes:
-            there = source.wait_for(offset)
-            if there < 0:
-                return
-            n = sock.send(source.view[offset : min(there, offset + BLOCK)])
-            offset += n
-            self.sent += n
+    def _answer(self, sock: socket.socket, source: Source, request: dict[str, Any], nonce: str, what: str) -> None:
+        line = self._line(request)
+        try:
+            how = str(line.address)
+            welcome = {"proof": proof(self._key, "S", nonce.encode(), f"{what};{how}".encode()), "address": line.address}
+            _send(sock, Kind.WELCOME, welcome)
+            sock.settimeout(None)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            line.feed(sock, source, request["offset"])
+        finally:
+            line.close()
+
+    def _line(self, request: dict[str, Any]) -> Line:
+        """How they go: the way that is offered, or the last resort."""
+        node, name, address = request["node"], request["way"], request["address"]
+        if address is not None:
+            try:
+                line = (carrier := self._carriers.named(name)).line(lambda why: self._carriers.leave(name, node, why))
+                if carrier.name == name:
+                    line.meet(address)
+                return line
+            except HrdmaError as error:
+                logger.warning("objects: node %x cannot have bytes over %s: %s", node, name, error)
+        return self._carriers.named(None).line(lambda why: None)
 
 
 def _text(request: dict[str, Any]) -> str:
@@ -156,60 +172,70 @@ def block_of(bandwidth: float) -> int:
     return max(LEAST_BLOCK, min(BLOCK, int(bandwidth * HOP) & ~(LEAST_BLOCK - 1)))
 
 
-class Stream:
-    """An open stream: `read_into` until it ends, `cancel` from any thread."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-
-    def read_into(self, view: memoryview) -> int:
-        """Some bytes, at least one; 0 when the stream ended or was cancelled."""
-        try:
-            return self._sock.recv_into(view)
-        except OSError:
-            return 0
-
-    def cancel(self) -> None:
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._sock.close()
-
-
-def open_stream(key: bytes, host: str, port: int, request: dict[str, Any]) -> Stream:
+def open_stream(
+    key: bytes, carriers: Carriers, place: tuple[int, str, int], request: dict[str, Any], me: int, target: Memory
+) -> Stream:
     """Opens a stream from a node.
 
     Parameters
     ----------
     key : bytes
         Of the job token.
-    host, port : str, int
-        The node's feeder.
+    carriers : Carriers
+        The ways of this node.
+    place : tuple of (int, str, int)
+        The node, and host and port of its feeder.
     request : dict
         ``id``, ``gen``, ``offset``; for a sum also ``position`` and ``attempt``.
+    me : int
+        This node.
+    target : Memory
+        Where the bytes come.
 
     Raises
     ------
     OSError
         It cannot be reached, or hung up.
     HrdmaError
-        It has not got what was asked for, or does not hold the token.
+        It has not got what was asked for, or does not hold the token, or there is no way for the bytes.
     """
-    sock = socket.create_connection((host, port), timeout=HANDSHAKE)
-    try:
+    node, host, port = place
+    carrier = carriers.offer(node)
+
+    def failed(why: str) -> None:
+        carriers.leave(carrier.name, node, why)
+
+    with contextlib.ExitStack() as undo:
+        try:
+            line = carrier.line(failed)
+        except HrdmaError as error:
+            failed(str(error))
+            raise
+        undo.callback(line.close)
+        sock = undo.enter_context(socket.create_connection((host, port), timeout=HANDSHAKE))
         kind, body = _receive(sock)
         if kind is not Kind.CHALLENGE:
             raise HrdmaError(f"{host}:{port} is no node")
+        request = {**request, "node": me, "way": carrier.name, "address": line.address}
         nonce, what = str(body["nonce"]).encode(), _text(request)
         _send(sock, Kind.PROOF, {"proof": proof(key, "C", nonce, what.encode()), "what": what, "request": request})
         kind, body = _receive(sock)
         if kind is not Kind.WELCOME:
             raise HrdmaError(f"{host}:{port}: {body.get('text')}")
-        if not secrets.compare_digest(proof(key, "S", nonce, what.encode()), str(body.get("proof"))):
+        how = body.get("address")
+        if not secrets.compare_digest(proof(key, "S", nonce, f"{what};{how}".encode()), str(body.get("proof"))):
             raise HrdmaError(f"{host}:{port} does not hold our job token")
         sock.settimeout(None)
-        return Stream(sock)
-    except BaseException:
-        sock.close()
-        raise
+        if line.address is not None and how is None:
+            failed("that node does not use it")
+            line.close()
+            line = carriers.named(None).line(failed)
+        try:
+            if how is not None:
+                line.meet(how)
+            stream = line.pull(sock, target, request["offset"])
+        except HrdmaError as error:
+            failed(str(error))
+            raise
+        undo.pop_all()
+        return stream

@@ -25,10 +25,12 @@ from typing import Any, Protocol
 from hrdma.errors import HrdmaError
 from hrdma.objects import kernels
 from hrdma.objects.asker import Body
+from hrdma.objects.carriers import BLOCK, Stream
+from hrdma.objects.memory import Memory
 from hrdma.objects.plan import Child, Order
 from hrdma.objects.shape import ROOT
 from hrdma.objects.store import Segment
-from hrdma.objects.streams import BLOCK, Stream, block_of
+from hrdma.objects.streams import block_of
 
 __all__ = ["Sum", "order_of"]
 
@@ -40,7 +42,7 @@ class Host(Protocol):
 
     bandwidth: float
 
-    def sum_stream(self, child: Child, request: Body) -> Stream: ...
+    def sum_stream(self, child: Child, request: Body, target: Memory) -> Stream: ...
     def local_sum(self, name: str, child: Child) -> Segment | None: ...
     def absorbed(self, nbytes: int, seconds: float) -> None: ...
 
@@ -156,7 +158,7 @@ class Sum:
         out, nbytes, done = self.out.view, self.out.nbytes, 0
         source = _Source(self, child)
         most = min(block_of(self._host.bandwidth), nbytes)
-        staging = memoryview(bytearray(most))
+        staging = Memory(memoryview(bytearray(most)))
         while done < nbytes:
             block = source.next(done, min(most, nbytes - done), staging)
             if block is None:
@@ -193,12 +195,12 @@ class Sum:
         if self.order.position == ROOT:
             self._tell("summed", None)
 
-    def open(self, child: Child, offset: int) -> Stream | None:
+    def open(self, child: Child, offset: int, target: Memory) -> Stream | None:
         """A stream of a child's sum; None when this sum was aborted first."""
         request = {"id": self.name, "gen": self.making, "position": child.position, "attempt": child.attempt}
         while not self.aborted:
             try:
-                stream = self._host.sum_stream(child, {**request, "offset": offset})
+                stream = self._host.sum_stream(child, {**request, "offset": offset}, target)
             except (OSError, HrdmaError):
                 with self._changed:
                     self._changed.wait_for(lambda: self.aborted, AGAIN)
@@ -233,7 +235,7 @@ class _Source:
         self._segment = owner.local(child)
         self.opened: float | None = None  #: when its first stream was
 
-    def next(self, offset: int, want: int, staging: memoryview) -> memoryview | None:
+    def next(self, offset: int, want: int, staging: Memory) -> memoryview | None:
         """The bytes from an offset on, all that are wanted; None when the sum was aborted."""
         if self._segment is not None:
             while not self._owner.aborted:
@@ -246,15 +248,15 @@ class _Source:
         have = 0
         while have < want:
             if self._stream is None:
-                self._stream = self._owner.open(self._child, offset + have)
+                self._stream = self._owner.open(self._child, offset + have, staging)
                 if self._stream is None:
                     return None
                 self.opened = self.opened or time.monotonic()
-            got = self._stream.read_into(staging[have:want])
+            got = self._stream.read(have, want)
             have += got
             if not got:
                 self.close()
-        return staging[:want]
+        return staging.view[:want]
 
     def close(self) -> None:
         if self._stream is not None:

@@ -33,6 +33,15 @@ def rig(rig_of):
     return rig_of()
 
 
+VERBS = {"devices": "sim", "require": "verbs"}  # settings of nodes that have no other way
+
+
+@pytest.fixture(params=["tcp", "verbs"])
+def way(request):
+    """Settings of nodes whose bytes go that way, and no other."""
+    return VERBS if request.param == "verbs" else {"transport": "tcp"}
+
+
 @pytest.fixture
 def client(rig):
     rig.grow("a")

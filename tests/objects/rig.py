@@ -33,8 +33,8 @@ def eventually(check: Callable[[], bool], seconds: float = 10.0, what: str = "it
 class Inside:
     """A node in this process."""
 
-    def __init__(self, name: str, seeds: list[tuple[str, int]], capacity: int, heartbeat: float) -> None:
-        config = Config.load({}, token="secret", timeout=TIMEOUT, heartbeat=heartbeat)
+    def __init__(self, name: str, seeds: list[tuple[str, int]], capacity: int, settings: dict[str, str]) -> None:
+        config = Config.load({}, token="secret", timeout=TIMEOUT, **settings)
         self.node = Node(config, ("127.0.0.1", 0), seeds, capacity)
         self.node.start(TIMEOUT)
         self.sessions = Sessions(self.node, local_name(job_key("secret"), "", name), linger=None)
@@ -108,10 +108,11 @@ class Outside:
 
     zygote: Zygote
 
-    def __init__(self, name: str, seeds: list[tuple[str, int]], capacity: int, heartbeat: float) -> None:
+    def __init__(self, name: str, seeds: list[tuple[str, int]], capacity: int, settings: dict[str, str]) -> None:
         arguments = [f"--node={name}", f"--capacity={capacity}"]
         arguments += [f"--join=tcp://{host}:{port}" for host, port in seeds]
-        environment = {"HRDMA_TOKEN": "secret", "HRDMA_HEARTBEAT": str(heartbeat), "HRDMA_TIMEOUT": str(TIMEOUT)}
+        environment = {"HRDMA_TOKEN": "secret", "HRDMA_TIMEOUT": str(TIMEOUT)}
+        environment |= {f"HRDMA_{name.upper()}": value for name, value in settings.items()}
         self.pid = self.zygote.fork(arguments, environment)
         self._port = 0
 
@@ -136,18 +137,22 @@ class Outside:
 
 
 class Rig:
-    """Nodes by name and clients of them; all end with `close`."""
+    """Nodes by name and clients of them; all end with `close`. More settings are the nodes'."""
 
-    def __init__(self, kind: type = Inside, *, capacity: int = CAPACITY, heartbeat: float = 2.0) -> None:
-        self._kind, self._capacity, self._heartbeat = kind, capacity, heartbeat
+    def __init__(
+        self, kind: type = Inside, *, capacity: int = CAPACITY, heartbeat: float = 2.0, **settings: str
+    ) -> None:
+        self._kind, self._capacity = kind, capacity
+        self.settings = {"heartbeat": str(heartbeat), **settings}
         self._prefix = f"{os.getpid()}.{id(self)}."
         self.nodes: dict[str, Inside | Outside] = {}
         self.clients: list[Client] = []
 
-    def grow(self, *names: str, capacity: int | None = None) -> None:
+    def grow(self, *names: str, capacity: int | None = None, **settings: str) -> None:
         for name in names:
             seeds = [("127.0.0.1", node.port) for node in self.nodes.values()]
-            self.nodes[name] = self._kind(self._prefix + name, seeds, capacity or self._capacity, self._heartbeat)
+            its = {**self.settings, **settings}
+            self.nodes[name] = self._kind(self._prefix + name, seeds, capacity or self._capacity, its)
             if len(self.nodes) == 1:
                 _ = self.nodes[name].port
         for node in self.nodes.values():

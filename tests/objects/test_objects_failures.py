@@ -21,8 +21,8 @@ HEARTBEAT = 1.0  # where a node stands still; else so long that nobody is lost f
 
 
 @pytest.fixture
-def three(rig_of, zygote, request):
-    rig = rig_of(Outside, heartbeat=getattr(request, "param", 5.0))
+def three(rig_of, zygote, way, request):
+    rig = rig_of(Outside, heartbeat=getattr(request, "param", 5.0), **way)
     rig.grow("a", "b", "c")
     rig.settle()
     return rig, {name: rig.client(name) for name in "abc"}

@@ -10,8 +10,9 @@ from machine import took
 from rig import Rig, eventually
 from windows import one_good
 
-from hrdma.objects import ObjectLost, ObjectStoreFull, shape, streams
+from hrdma.objects import ObjectLost, ObjectStoreFull, shape
 from hrdma.objects.asker import keepers
+from hrdma.objects.node import Node
 
 BIG = 1 << 18
 
@@ -21,7 +22,8 @@ def numbers(rank: int = 0, size: int = 1, n: int = BIG) -> np.ndarray:
 
 
 @pytest.fixture
-def four(rig):
+def four(rig_of, way):
+    rig = rig_of(**way)
     rig.grow("a", "b", "c", "d")
     rig.settle()
     return rig, {name: rig.client(name) for name in "abcd"}
@@ -30,20 +32,23 @@ def four(rig):
 @pytest.fixture
 def slow(monkeypatch):
     """Streams take about a third of a second for an object of `numbers`, so that something can happen meanwhile."""
-    feed = streams.Feeder._feed
+    find = Node._find
 
     class Slow:
         def __init__(self, source):
             self.nbytes, self.view, self._source = source.nbytes, source.view, source
+            self.wait_fixed, self.region = source.wait_fixed, source.region
 
         def wait_for(self, nbytes, timeout=None):
             there = self._source.wait_for(nbytes, timeout)
             time.sleep(0.012)
             return there if there < 0 else min(there, nbytes + (1 << 17))
 
-    monkeypatch.setattr(
-        streams.Feeder, "_feed", lambda self, sock, source, offset: feed(self, sock, Slow(source), offset)
-    )
+    def slowly(self, request):
+        found = find(self, request)
+        return None if found is None else (Slow(found[0]), found[1])
+
+    monkeypatch.setattr(Node, "_find", slowly)
 
 
 def test_broadcast(four):
@@ -55,6 +60,10 @@ def test_broadcast(four):
     assert all(client.get(small) == b"small" for client in clients.values())
     infos = [client.info() for client in clients.values()]
     assert sum(info["sent"] for info in infos) == 3 * 8 * BIG, "each byte went to each of the others once"
+    for info in infos:
+        (name,) = info["ways"]
+        assert name == ("verbs" if "sim" in info["ways"][name]["text"] else "tcp")
+        assert info["ways"][name]["sent"] == info["sent"]
 
 
 def test_receivers_forward_before_they_are_complete(four, slow):
@@ -74,8 +83,10 @@ def test_receivers_forward_before_they_are_complete(four, slow):
     one_good(measure, lambda found: found[0] <= 2 * 8 * BIG and found[1] < 0.85)
 
 
-def test_a_fetch_begins_before_the_put_is_done(four):
-    _, clients = four
+def test_a_fetch_begins_before_the_put_is_done(rig):
+    rig.grow("a", "b")
+    rig.settle()
+    clients = {name: rig.client(name) for name in "ab"}
     meta = {"kind": "bytes", "dtype": "uint8", "shape": [1 << 20], "nbytes": 1 << 20}
     import os
 
