@@ -23,9 +23,10 @@ from hrdma.log import logger
 from hrdma.objects.memory import Memory
 from hrdma.providers import chosen
 
-__all__ = ["BLOCK", "Carrier", "Carriers", "Counts", "Line", "Socket", "Source", "Stream", "hung_up"]
+__all__ = ["BLOCK", "LOOK", "Carrier", "Carriers", "Counts", "Line", "Socket", "Source", "Stream", "hung_up"]
 
 BLOCK = 1 << 18  # bytes moved at a time, at most
+LOOK = 0.1  # seconds between two looks whether the other end of a stream is there
 PIECE = 1 << 20  # bytes taken from a socket at a time, at most
 LEFT = 10.0  # seconds that a way to a node on which a stream failed is left for the next best
 
@@ -133,9 +134,11 @@ class _SocketLine:
 
     def feed(self, sock: socket.socket, source: Source, offset: int) -> None:
         while offset < source.nbytes:
-            there = source.wait_for(offset)
-            if there < 0:
+            there = source.wait_for(offset, LOOK)
+            if there < 0 or (there <= offset and hung_up(sock)):
                 return
+            if there <= offset:
+                continue
             n = sock.send(source.view[offset : min(there, offset + BLOCK)])
             offset += n
             self._counts.add("sent", n)
@@ -247,7 +250,7 @@ class Carriers:
             self._left[name, node] = time.monotonic() + LEFT
         if not known:
             instead = "nothing stands in, as HRDMA_REQUIRE says" if self.required else "tcp stands in"
-            logger.warning("objects: no bytes from node %x over %s: %s; %s", node, name, why, instead)
+            logger.warning("objects: no bytes between this node and %x over %s: %s; %s", node, name, why, instead)
 
     def forget(self, nodes: set[int]) -> None:
         """These are gone."""

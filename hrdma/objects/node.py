@@ -62,11 +62,11 @@ class Node:
 
     def __init__(self, config: Config, address: tuple[str, int], seeds: list[tuple[str, int]], capacity: int) -> None:
         self.key = job_key(config.token)
+        self.carriers = Carriers(config)
         self._address, self._seeds = address, seeds
         open_to_all = bool(config.token) or config.insecure
         self.loop = Loop(1, self.key, config.heartbeat, open_to_all=open_to_all, crashed=self.failed)
         host = address[0] if is_loopback(address[0]) else "::" if ":" in address[0] else "0.0.0.0"
-        self.carriers = Carriers(config)
         self.feeder = Feeder(self.key, self._find, self.carriers, host=host, open_to_all=open_to_all)
         self.cluster = Cluster(self.loop, self, self.feeder.port)
         self.store = Store(capacity)

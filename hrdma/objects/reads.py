@@ -31,14 +31,13 @@ from typing import Any
 from hrdma import verbs
 from hrdma.config import Config
 from hrdma.errors import HrdmaError, RequestError
-from hrdma.objects.carriers import BLOCK, Counts, Source, hung_up
+from hrdma.objects.carriers import BLOCK, LOOK, Counts, Source, hung_up
 from hrdma.objects.memory import Memory
 
 __all__ = ["Rail", "rails"]
 
 TOLD = struct.Struct(">QQI")  # bytes that are there, address, key
 FLIGHT = 8  # reads under way on a stream
-LOOK = 0.1  # seconds between two looks whether the other end is there
 LAST_WORD = 0.5  # seconds in which the socket tells that a node is gone, where a read has failed because it is
 
 
@@ -174,15 +173,15 @@ class _Reads:
             self._there, self._address, self._key = TOLD.unpack_from(self._said, whole - TOLD.size)
             self._said = self._said[whole:]
         if whole and not self._address:
-            raise HrdmaError("the node could not register the memory")
+            self._line.failed("that node could not register its memory")
+            self._over = True
 
     def _fail(self, why: str) -> None:
         """A read failed: because the other end is gone or has given it up, or since there is no way for RDMA."""
         until = time.monotonic() + LAST_WORD
         while not self._over and (left := until - time.monotonic()) > 0:
             if select.select([self._sock], [], [], left)[0]:
-                with contextlib.suppress(HrdmaError):
-                    self._hear()
+                self._hear()
         if not self._over:
             self._line.failed(why)
         self._over = True
