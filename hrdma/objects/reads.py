@@ -30,7 +30,7 @@ from typing import Any
 
 from hrdma import verbs
 from hrdma.config import Config
-from hrdma.errors import HrdmaError, RequestError
+from hrdma.errors import HrdmaError
 from hrdma.objects.carriers import BLOCK, LOOK, Counts, Source, hung_up
 from hrdma.objects.memory import Memory
 

@@ -140,9 +140,8 @@ class Feeder:
     def _answer(self, sock: socket.socket, source: Source, request: dict[str, Any], nonce: str, what: str) -> None:
         line = self._line(request)
         try:
-            how = str(line.address)
-            welcome = {"proof": proof(self._key, "S", nonce.encode(), f"{what};{how}".encode()), "address": line.address}
-            _send(sock, Kind.WELCOME, welcome)
+            mine = proof(self._key, "S", nonce.encode(), f"{what};{line.address}".encode())
+            _send(sock, Kind.WELCOME, {"proof": mine, "address": line.address})
             sock.settimeout(None)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             line.feed(sock, source, request["offset"])
