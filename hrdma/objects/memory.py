@@ -40,8 +40,19 @@ class Memory:
             if self._regions is None:
                 raise HrdmaError("the memory is gone")
             if domain not in self._regions:
-                self._regions[domain] = MemoryRegion(domain, self.view, remote_read=True)
+                try:
+                    made = MemoryRegion(domain, self.view, remote_read=True)
+                except HrdmaError:
+                    private = self.private()
+                    if private is None:
+                        raise
+                    made = MemoryRegion(domain, private, remote_read=True)
+                self._regions[domain] = made
             return self._regions[domain]
+
+    def private(self) -> memoryview | None:
+        """The same bytes, where the view cannot be registered and something else can."""
+        return None
 
     def deregister(self) -> None:
         """Lets go of it. Where a thread is posting at this moment, the registration goes with that thread's queue pair."""

@@ -103,6 +103,12 @@ class Segment(Memory):
         with self._changed:
             return self._changed.wait_for(lambda: self.fixed or self.aborted, timeout)
 
+    def private(self) -> memoryview | None:
+        """Of what this process may only read: before 6.2 Linux pins such memory only where it is private, in a copy."""
+        if not self.view.readonly:
+            return None
+        return memoryview(mmap.mmap(self.reader, self.nbytes, mmap.MAP_PRIVATE, mmap.PROT_READ))
+
     def pin(self) -> bool:
         """It stays until `unpin`; False when it has gone. From any thread."""
         with self._changed:
