@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from hrdma.config import Config
-from hrdma.errors import DeviceError, HrdmaError
+from hrdma.errors import HrdmaError
 from hrdma.log import logger
 from hrdma.objects.memory import Memory
 from hrdma.providers import chosen
@@ -176,7 +176,8 @@ class Carriers:
     Parameters
     ----------
     config : Config
-        ``transport``, ``require``, ``devices``, ``ifname`` and ``verbs`` choose, as for communicators.
+        ``transport``, ``require``, ``devices``, ``ifname`` and ``verbs`` choose, as for communicators; RDMA is used where one
+        of the first three asks for it.
 
     Raises
     ------
@@ -187,15 +188,11 @@ class Carriers:
     def __init__(self, config: Config) -> None:
         self.required = "verbs" in config.require
         self.rails: list[Carrier] = []  #: one by each RDMA device; streams take them in turn
-        if "verbs" in chosen(config):
+        asked = config.hardware() or "verbs" in config.transport
+        if asked and "verbs" in chosen(config):
             from hrdma.objects.reads import rails
 
-            try:
-                self.rails += rails(config)
-            except DeviceError as error:
-                if self.required or config.transport or config.hardware():
-                    raise
-                logger.info("objects: verbs is not used: %s", error)
+            self.rails += rails(config)
         self.all: list[Carrier] = [*self.rails] if self.required else [*self.rails, Socket()]
         self._lock = threading.Lock()
         self._turn = 0
