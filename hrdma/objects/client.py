@@ -253,7 +253,7 @@ class Client(Connection):
         return result
 
     def _reduction(
-        self, refs: Iterable[ObjectRef], op: str, count: int | None, id: str | None
+        self, refs: Iterable[ObjectRef], op: str, count: int | None, id: str | None, everywhere: bool = False
     ) -> tuple[ObjectRef, tuple[str, Body]]:
         names = [self._id(ref) for ref in refs]
         number = len(names) if count is None else count
@@ -266,6 +266,7 @@ class Client(Connection):
         result = self._named(id)
         # A name means that others may have asked for the same: it is nobody's own.
         body = {"id": result.id, "op": op, "refs": names, "count": number, "own": self._owner and id is None}
+        body["everywhere"] = everywhere
         return result, ("reduce", body)
 
     def contributors(self, ref: ObjectRef, *, timeout: float | None = None) -> list[ObjectRef]:
@@ -281,7 +282,7 @@ class Client(Connection):
 
         The result is sent on while it is still being made.
         """
-        result, question = self._reduction(refs, op, count, id)
+        result, question = self._reduction(refs, op, count, id, everywhere=True)
         questions = [(*question, nothing), ("get", {"id": result.id}, self._value)]
         asked, request = self._ask(questions, self._seconds(timeout))
         try:

@@ -25,9 +25,10 @@ from typing import Any, Protocol
 from hrdma.errors import HrdmaError
 from hrdma.objects import kernels
 from hrdma.objects.asker import Body
+from hrdma.objects.pieces import bounds
 from hrdma.objects.plan import Child, Order
 from hrdma.objects.shape import ROOT
-from hrdma.objects.store import Segment
+from hrdma.objects.store import Part, Segment
 from hrdma.objects.streams import BLOCK, Stream, block_of
 
 __all__ = ["Sum", "order_of"]
@@ -41,7 +42,7 @@ class Host(Protocol):
     bandwidth: float
 
     def sum_stream(self, child: Child, request: Body) -> Stream: ...
-    def local_sum(self, name: str, child: Child) -> Segment | None: ...
+    def local_sum(self, name: str, piece: int, child: Child) -> Segment | Part | None: ...
     def absorbed(self, nbytes: int, seconds: float) -> None: ...
 
 
@@ -58,10 +59,14 @@ class Sum:
         self._host, self._tell, self._node = host, tell, node
         self.name: str = body["id"]
         self.making: str = body["making"]
+        self.piece: int = body["piece"]
         self.order = order
+        #: whether this sum is just one object
+        self.plain = order.position != ROOT and order.closed and len(order.refs) == 1 and not order.children
         self._op, self._count, self._meta = body["op"], body["count"], body["meta"]
+        self.start_at, self.end_at = bounds(self._meta["nbytes"], body["pieces"])[self.piece]
         self.inputs: list[Segment] = []
-        self.out: Segment | None = None
+        self.out: Segment | Part | None = None
         self.reports: list[tuple[str, Any]] = []
         self.aborted = False
         self._changed = threading.Condition()
@@ -71,16 +76,16 @@ class Sum:
         self._finishing = False
 
     @property
-    def plain(self) -> bool:
-        """Whether this sum is just one object."""
-        order = self.order
-        return order.position != ROOT and order.closed and len(order.refs) == 1 and not order.children
+    def scratch(self) -> Segment | None:
+        """Memory that is this sum's own."""
+        return self.out if isinstance(self.out, Segment) and not self.plain else None
 
-    def start(self, out: Segment) -> None:
-        """Begins to add into `out`; for a plain sum, `out` is the object."""
-        self.out = out
-        if self.plain and out in self.inputs:
+    def start(self, out: Segment | Part | None = None) -> None:
+        """Begins to add into `out`; a plain sum is its object, or the stretch of it that makes the piece."""
+        if self.plain:
+            self.out = Part(self.inputs[0], self.start_at, self.end_at)
             return
+        self.out = out
         if self.inputs:
             self._stage(self._add_inputs, ())
         self.extend(self.order)
@@ -88,7 +93,7 @@ class Sum:
     def extend(self, order: Order) -> None:
         """The order has more children, or is closed."""
         self.order = order
-        if self.out is None or (self.inputs and self.out is self.inputs[0]):
+        if self.out is None or self.plain:
             return
         for child in order.children:
             if child not in self._told:
@@ -105,7 +110,7 @@ class Sum:
             self._changed.notify_all()
         for stream in list(self._streams):
             stream.cancel()
-        if self.out is not None and self.out not in self.inputs:
+        if self.out is not None and not self.plain:
             self.out.abort()
 
     def cut_off(self, nodes: set[int]) -> None:
@@ -143,7 +148,7 @@ class Sum:
 
     def _add_inputs(self, stage: int) -> None:
         assert self.out is not None
-        out, views = self.out.view, [segment.view for segment in self.inputs]
+        out, views = self.out.view, [segment.view[self.start_at : self.end_at] for segment in self.inputs]
         for start in range(0, self.out.nbytes, BLOCK):
             if self.aborted:
                 return
@@ -195,7 +200,8 @@ class Sum:
 
     def open(self, child: Child, offset: int) -> Stream | None:
         """A stream of a child's sum; None when this sum was aborted first."""
-        request = {"id": self.name, "gen": self.making, "position": child.position, "attempt": child.attempt}
+        request = {"id": self.name, "gen": self.making, "piece": self.piece}
+        request |= {"position": child.position, "attempt": child.attempt}
         while not self.aborted:
             try:
                 stream = self._host.sum_stream(child, {**request, "offset": offset})
@@ -213,10 +219,10 @@ class Sum:
         self._streams.discard(stream)
         stream.close()
 
-    def local(self, child: Child) -> Segment | None:
+    def local(self, child: Child) -> Segment | Part | None:
         """The sum of a child on this node, or None when it is aborted first."""
         while not self.aborted and child.node == self._node:
-            segment = self._host.local_sum(self.name, child)
+            segment = self._host.local_sum(self.name, self.piece, child)
             if segment is not None:
                 return segment
             with self._changed:
