@@ -280,7 +280,13 @@ class Client(Connection):
     ) -> Any:  # fmt: skip
         """Reduces objects and gets the result; every process that gives the same `id` and arguments gets the same one.
 
-        The result is sent on while it is still being made.
+        The result is sent on while it is still being made. Where it is large for the links (a share of it takes 50 ms), it is
+        made in pieces that end at different hosts, and every host with one of the objects gets all of it: each link carries
+        ``2 (n - 1) / n`` of the size. Else it is made on one host and broadcast from there.
+
+        References
+        ----------
+        Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009.
         """
         result, question = self._reduction(refs, op, count, id, everywhere=True)
         questions = [(*question, nothing), ("get", {"id": result.id}, self._value)]

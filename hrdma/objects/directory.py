@@ -321,7 +321,7 @@ class Directory:
         sender = copies.grant(src, body.get("failed", ())) if copies.alive else None
         if sender is None:
             return False
-        return self._answer(src, body, meta=entry.meta, gen=entry.gen, sender=sender)
+        return self._answer(src, body, meta=entry.meta, gen=entry.gen, sender=sender, hops=copies.depth(src))
 
     def _watch(self, entry: Entry, src: int, body: Body) -> bool:
         """Answered when all of it exists; a patient watcher waits for a lost object to be made again."""
@@ -385,7 +385,7 @@ class Directory:
             return self._answer(src, body, error=["value", f"{entry.id!r} exists already"])
         self._deleted.pop(entry.id, None)
         entry.deleted = False
-        entry.spec = {**spec, "node": src, "everywhere": bool(body.get("everywhere"))}
+        entry.spec = {**spec, "node": src, "everywhere": body["everywhere"]}
         entry.owner = src if body.get("own") else None
         entry.reducing = self._owner.reduction(entry)
         self.changed(entry, lambda: self._answer(src, body, ok=True))

@@ -31,12 +31,14 @@ from hrdma.objects.pieces import bounds
 from hrdma.objects.positions import Positions
 from hrdma.objects.reduction import Reduction
 from hrdma.objects.store import Part, Segment, Store
-from hrdma.objects.streams import Feeder, Source, Stream, open_stream
+from hrdma.objects.streams import Feeder, Source, Stream, block_of, open_stream
+from hrdma.objects.turns import Turns
 
 __all__ = ["Node"]
 
 PATIENCE = 1.0  # seconds that a stream waits for what is about to be made here
 PINGS = (0.5, 2.0, 5.0)  # seconds after a change of view, and from one to the next, at which latency is measured again
+AT_A_TIME = int(__import__("os").environ.get("ATATIME", "3"))  # streams of pieces that come in together: two, and one that opens
 TELLING, LONG = 1 << 17, 1 << 20  # bytes of a stream that says something about its link; that says much
 
 Then = Callable[[Body], None]
@@ -71,6 +73,7 @@ class Node:
         self._latency_known, self._bandwidth_known = False, False
         self.received = 0
         self._fetches: dict[str, Fetch] = {}
+        self.turns = Turns(AT_A_TIME)
         self._positions = Positions(self)
         self._ready: dict[str, list[Then]] = {}
         self._makers = ThreadPoolExecutor(2, "hrdma-memory")
@@ -152,7 +155,9 @@ class Node:
         card = self.cluster.nodes.get(node)
         if card is None:
             raise HrdmaError(f"node {node:x} is gone")
-        return open_stream(self.key, card["host"], card["data"], request)
+        stream = open_stream(self.key, card["host"], card["data"], request)
+        stream.by(block_of(self.bandwidth))
+        return stream
 
     def absorbed(self, nbytes: int, seconds: float) -> None:
         """A stream of a sum has ended, which may have waited for the sum: it does not say that the link is slow."""

@@ -13,6 +13,7 @@ from hrdma.objects.shape import ROOT
 from hrdma.objects.store import Part, Segment, Store
 from hrdma.objects.streams import Stream
 from hrdma.objects.sums import Sum, order_of
+from hrdma.objects.turns import Turns
 
 __all__ = ["Positions"]
 
@@ -25,6 +26,7 @@ class Host(Protocol):
     asker: Asker
     store: Store
     bandwidth: float
+    turns: Turns
 
     @property
     def me(self) -> int: ...
@@ -58,6 +60,10 @@ class Positions:
     @property
     def bandwidth(self) -> float:
         return self._host.bandwidth
+
+    @property
+    def turns(self) -> Turns:
+        return self._host.turns
 
     def find(self, request: Body) -> Segment | Part | None:
         """The sum that a stream asks for."""

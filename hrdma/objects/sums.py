@@ -5,10 +5,10 @@ One buffer, `out`, and one stage per input, each a thread that follows the one b
     stage 0   this node's objects, in one pass       ########----
     stage 1   out += first child                     ######------
     stage 2   out += second child                    ####--------
-    finisher  what all stages have passed            ####--------   = progress of out: the parent streams that
+    progress of out                                  ####--------   the parent streams that
 
-A later child is one more stage. The finisher starts when the order is closed, that is when no child can be added; what it has
-passed is final, so the sum flows on while it is still being made. A position that has one object and no child is that object:
+A later child is one more stage. When the order is closed, that is when no child can be added, what the last stage has passed is
+final, so the sum flows on while it is still being made. A position that has one object and no child is that object:
 nothing is copied.
 
 A stage whose stream ends early opens it again from the byte that it has, until the sum is aborted: whether the child is dead
@@ -30,6 +30,7 @@ from hrdma.objects.plan import Child, Order
 from hrdma.objects.shape import ROOT
 from hrdma.objects.store import Part, Segment
 from hrdma.objects.streams import BLOCK, Stream, block_of
+from hrdma.objects.turns import Turns
 
 __all__ = ["Sum", "order_of"]
 
@@ -41,6 +42,8 @@ class Host(Protocol):
 
     bandwidth: float
 
+    @property
+    def turns(self) -> Turns: ...
     def sum_stream(self, child: Child, request: Body) -> Stream: ...
     def local_sum(self, name: str, piece: int, child: Child) -> Segment | Part | None: ...
     def absorbed(self, nbytes: int, seconds: float) -> None: ...
@@ -60,11 +63,12 @@ class Sum:
         self.name: str = body["id"]
         self.making: str = body["making"]
         self.piece: int = body["piece"]
+        self.pieces: int = body["pieces"]
         self.order = order
         #: whether this sum is just one object
         self.plain = order.position != ROOT and order.closed and len(order.refs) == 1 and not order.children
         self._op, self._count, self._meta = body["op"], body["count"], body["meta"]
-        self.start_at, self.end_at = bounds(self._meta["nbytes"], body["pieces"])[self.piece]
+        self.start_at, self.end_at = bounds(self._meta["nbytes"], self.pieces)[self.piece]
         self.inputs: list[Segment] = []
         self.out: Segment | Part | None = None
         self.reports: list[tuple[str, Any]] = []
@@ -73,7 +77,10 @@ class Sum:
         self._passed: list[int] = []
         self._told: set[Child] = set()
         self._streams: set[Stream] = set()
-        self._finishing = False
+        self._closed = False
+        self._publishing = threading.Lock()
+        self._published = 0
+        self._summed = False
 
     @property
     def scratch(self) -> Segment | None:
@@ -99,15 +106,16 @@ class Sum:
             if child not in self._told:
                 self._told.add(child)
                 self._stage(self._add_child, (child,))
-        if order.closed and not self._finishing:
-            self._finishing = True
-            self._run(self._finish)
+        if order.closed and not self._closed:
+            self._closed = True
+            self._run(self._publish)
 
     def abort(self) -> None:
         """Ends it; its threads end soon."""
         with self._changed:
             self.aborted = True
             self._changed.notify_all()
+        self._host.turns.look()
         for stream in list(self._streams):
             stream.cancel()
         if self.out is not None and not self.plain:
@@ -139,6 +147,8 @@ class Sum:
         with self._changed:
             self._passed[stage] = progress
             self._changed.notify_all()
+        if self._closed and stage == len(self._passed) - 1:
+            self._publish()
 
     def _wait(self, stage: int, nbytes: int) -> int:
         """Waits until a stage has passed more than `nbytes`; -1 when the sum was aborted."""
@@ -157,6 +167,14 @@ class Sum:
             self._pass(stage, end)
 
     def _add_child(self, stage: int, child: Child) -> None:
+        if self.pieces == 1 or child.node == self._node:
+            self._take_in(stage, child)
+        else:
+            depth = self._count if self.order.position == ROOT else self.order.position
+            with self._host.turns.turn(depth, lambda: self.aborted):
+                self._take_in(stage, child)
+
+    def _take_in(self, stage: int, child: Child) -> None:
         assert self.out is not None
         out, nbytes, done = self.out.view, self.out.nbytes, 0
         source = _Source(self, child)
@@ -183,20 +201,21 @@ class Sum:
     def _reach(self, stage: int, nbytes: int) -> bool:
         return self._wait(stage, nbytes - 1) >= nbytes
 
-    def _finish(self) -> None:
+    def _publish(self) -> None:
+        """What all stages have passed is final: by the thread of the last stage, and once when no child can be added."""
         assert self.out is not None
-        done, last = 0, len(self._passed) - 1
-        average = self._op == "avg" and self.order.position == ROOT
-        while done < self.out.nbytes:
-            there = self._wait(last, done)
-            if there < 0:
+        with self._publishing:
+            done, there = self._published, self._passed[-1]
+            if self.aborted or self._summed or there == done < self.out.nbytes:
                 return
-            if average:
+            if self._op == "avg" and self.order.position == ROOT:
                 kernels.scale(self._meta["dtype"], self.out.view[done:there], self._count)
-            done = there
-            self.out.advance(done)
-        if self.order.position == ROOT:
-            self._tell("summed", None)
+            self._published = there
+            self.out.advance(there)
+            if there == self.out.nbytes:
+                self._summed = True
+                if self.order.position == ROOT:
+                    self._tell("summed", None)
 
     def open(self, child: Child, offset: int) -> Stream | None:
         """A stream of a child's sum; None when this sum was aborted first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -14,7 +15,7 @@ def test_pieces_cover_the_bytes_once():
     for nbytes, number in ((1 << 20, 7), (8 * 1000, 3), (640, 16), (1, 2)):
         limits = bounds(nbytes, number)
         assert len(limits) == number and limits[0][0] == 0 and limits[-1][1] == nbytes
-        assert all(before[1] == after[0] for before, after in zip(limits, limits[1:]))
+        assert all(before[1] == after[0] for before, after in pairwise(limits))
         assert all(start % 64 == 0 for start, end in limits if end > start)
     assert pieces_of(8, 32 << 20, 12e6) == 8
     assert pieces_of(8, 1 << 20, 12e6) == 1
