@@ -321,7 +321,7 @@ class Directory:
         sender = copies.grant(src, body.get("failed", ())) if copies.alive else None
         if sender is None:
             return False
-        return self._answer(src, body, meta=entry.meta, gen=entry.gen, sender=sender, hops=copies.depth(src))
+        return self._answer(src, body, meta=entry.meta, gen=entry.gen, sender=sender)
 
     def _watch(self, entry: Entry, src: int, body: Body) -> bool:
         """Answered when all of it exists; a patient watcher waits for a lost object to be made again."""

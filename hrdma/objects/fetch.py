@@ -16,12 +16,10 @@ from hrdma.objects.asker import Asker, Body
 from hrdma.objects.pieces import bounds
 from hrdma.objects.store import Part, Segment
 from hrdma.objects.streams import Stream
-from hrdma.objects.turns import Turns
 
 __all__ = ["Fetch"]
 
 AGAIN = 0.02  # seconds before the directory is asked again
-AFTER_SUMS = 1 << 20  # hops: results come after all sums
 PIECE = 1 << 20  # bytes read at most at a time
 
 
@@ -29,7 +27,6 @@ class Host(Protocol):
     """What a fetch needs of its node. `stream` may be called from any thread, and so may `post`."""
 
     asker: Asker
-    turns: Turns
 
     def post(self, call: Callable[[], None]) -> object: ...
     def later(self, name: str, seconds: float, call: Callable[[], None]) -> None: ...
@@ -211,7 +208,6 @@ class _Pull:
         with self._lock:
             if self._stream is not None:
                 self._stream.cancel()
-        self._host.turns.look()
 
     def released(self) -> bool:
         """Whether this node adds that piece itself; then nothing is to come."""
@@ -230,30 +226,22 @@ class _Pull:
                 elif self._stream is not None:
                     self._stream.cancel()
             if opening:
-                self._host.turns.look()
                 self._again()
 
     def _located(self, answer: Body) -> None:
         self._question = None
         if answer.get("gen") == self._gen and "sender" in answer:
-            self.begin(answer["sender"], answer["hops"])
+            self.begin(answer["sender"])
         else:
             self._fetch.located(answer)
 
-    def begin(self, sender: int, hops: int = 0) -> None:
+    def begin(self, sender: int) -> None:
         self._sender = self._target.via = sender
         self._pulling = pull = object()
-        threading.Thread(target=self._run, args=(sender, hops, pull), name="hrdma-fetch", daemon=True).start()
+        threading.Thread(target=self._run, args=(sender, pull), name="hrdma-fetch", daemon=True).start()
 
-    def _run(self, sender: int, hops: int, pull: object) -> None:
+    def _run(self, sender: int, pull: object) -> None:
         """The thread of one stream."""
-        if not self._piece:
-            self._take_in(sender, pull)
-        else:
-            with self._host.turns.turn(AFTER_SUMS + hops, lambda: self._over or self._pulling is not pull):
-                self._take_in(sender, pull)
-
-    def _take_in(self, sender: int, pull: object) -> None:
         target = self._target
         first = target.progress
         try:

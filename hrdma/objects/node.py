@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from hrdma.config import Config
 from hrdma.control.link import is_loopback
@@ -32,13 +31,11 @@ from hrdma.objects.positions import Positions
 from hrdma.objects.reduction import Reduction
 from hrdma.objects.store import Part, Segment, Store
 from hrdma.objects.streams import Feeder, Source, Stream, block_of, open_stream
-from hrdma.objects.turns import Turns
 
 __all__ = ["Node"]
 
 PATIENCE = 1.0  # seconds that a stream waits for what is about to be made here
 PINGS = (0.5, 2.0, 5.0)  # seconds after a change of view, and from one to the next, at which latency is measured again
-AT_A_TIME = int(__import__("os").environ.get("ATATIME", "3"))  # streams of pieces that come in together: two, and one that opens
 TELLING, LONG = 1 << 17, 1 << 20  # bytes of a stream that says something about its link; that says much
 
 Then = Callable[[Body], None]
@@ -73,7 +70,6 @@ class Node:
         self._latency_known, self._bandwidth_known = False, False
         self.received = 0
         self._fetches: dict[str, Fetch] = {}
-        self.turns = Turns(AT_A_TIME)
         self._positions = Positions(self)
         self._ready: dict[str, list[Then]] = {}
         self._makers = ThreadPoolExecutor(2, "hrdma-memory")

@@ -26,7 +26,7 @@ from hrdma.objects.shape import CHAIN
 
 __all__ = ["Pieces", "bounds", "pieces_of"]
 
-LEAST = float(__import__("os").environ.get("PLEAST","0.05"))  # seconds that a piece takes on a link at least: opening its streams must not count
+LEAST = 0.05  # seconds that a piece takes on a link at least: opening its streams must not count
 ALIGNED = 64  # bytes
 WINDOW = 2  # pieces that a host takes in at a time before all have come: the next begins while the last one ends
 NOWHERE = -1

@@ -13,7 +13,6 @@ from hrdma.objects.shape import ROOT
 from hrdma.objects.store import Part, Segment, Store
 from hrdma.objects.streams import Stream
 from hrdma.objects.sums import Sum, order_of
-from hrdma.objects.turns import Turns
 
 __all__ = ["Positions"]
 
@@ -26,7 +25,6 @@ class Host(Protocol):
     asker: Asker
     store: Store
     bandwidth: float
-    turns: Turns
 
     @property
     def me(self) -> int: ...
@@ -61,10 +59,6 @@ class Positions:
     def bandwidth(self) -> float:
         return self._host.bandwidth
 
-    @property
-    def turns(self) -> Turns:
-        return self._host.turns
-
     def find(self, request: Body) -> Segment | Part | None:
         """The sum that a stream asks for."""
         found = self._sums.get((request["id"], request["piece"], request["position"]))
@@ -98,7 +92,8 @@ class Positions:
         self._sums[key] = sum_
         for ref in order.refs:
             segment = self._host.store.objects.get(ref)
-            if segment is None or not segment.complete or not segment.pin():
+            # All of it is there; that it counts, which the keeper knows, may not have been said here yet.
+            if segment is None or segment.progress < segment.nbytes or not segment.pin():
                 self._end(key)
                 self._host.asker.tell("missing", name, making=body["making"], ref=ref)
                 return

@@ -125,7 +125,7 @@ class Part:
         self.segment = segment
         self.nbytes = end - start
         self.view = segment.view[start:end]
-        self.progress = self.nbytes if segment.complete else 0
+        self.progress = self.nbytes if segment.progress == segment.nbytes else 0
         self.producing = False
         self.via: int | None = None
 

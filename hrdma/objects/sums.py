@@ -30,7 +30,6 @@ from hrdma.objects.plan import Child, Order
 from hrdma.objects.shape import ROOT
 from hrdma.objects.store import Part, Segment
 from hrdma.objects.streams import BLOCK, Stream, block_of
-from hrdma.objects.turns import Turns
 
 __all__ = ["Sum", "order_of"]
 
@@ -40,10 +39,8 @@ AGAIN = 0.02  # seconds before a stream is opened again
 class Host(Protocol):
     """What a sum needs of its node; all of it from any thread."""
 
-    bandwidth: float
-
     @property
-    def turns(self) -> Turns: ...
+    def bandwidth(self) -> float: ...
     def sum_stream(self, child: Child, request: Body) -> Stream: ...
     def local_sum(self, name: str, piece: int, child: Child) -> Segment | Part | None: ...
     def absorbed(self, nbytes: int, seconds: float) -> None: ...
@@ -63,12 +60,11 @@ class Sum:
         self.name: str = body["id"]
         self.making: str = body["making"]
         self.piece: int = body["piece"]
-        self.pieces: int = body["pieces"]
         self.order = order
         #: whether this sum is just one object
         self.plain = order.position != ROOT and order.closed and len(order.refs) == 1 and not order.children
         self._op, self._count, self._meta = body["op"], body["count"], body["meta"]
-        self.start_at, self.end_at = bounds(self._meta["nbytes"], self.pieces)[self.piece]
+        self.start_at, self.end_at = bounds(self._meta["nbytes"], body["pieces"])[self.piece]
         self.inputs: list[Segment] = []
         self.out: Segment | Part | None = None
         self.reports: list[tuple[str, Any]] = []
@@ -115,7 +111,6 @@ class Sum:
         with self._changed:
             self.aborted = True
             self._changed.notify_all()
-        self._host.turns.look()
         for stream in list(self._streams):
             stream.cancel()
         if self.out is not None and not self.plain:
@@ -167,14 +162,6 @@ class Sum:
             self._pass(stage, end)
 
     def _add_child(self, stage: int, child: Child) -> None:
-        if self.pieces == 1 or child.node == self._node:
-            self._take_in(stage, child)
-        else:
-            depth = self._count if self.order.position == ROOT else self.order.position
-            with self._host.turns.turn(depth, lambda: self.aborted):
-                self._take_in(stage, child)
-
-    def _take_in(self, stage: int, child: Child) -> None:
         assert self.out is not None
         out, nbytes, done = self.out.view, self.out.nbytes, 0
         source = _Source(self, child)

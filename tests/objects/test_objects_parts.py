@@ -232,7 +232,7 @@ def test_a_shard_answers_when_it_can(shard):
     assert owner.answers(2) == []
     directory.heard(3, {"verb": "put", "id": "x", "n": 5, "gen": "g", "meta": META})
     assert owner.sent[0] == (3, {"verb": "answer", "n": 5, "ok": True})
-    assert owner.answers(2) == [{"verb": "answer", "n": 1, "meta": META, "gen": "g", "sender": 3, "hops": 1}]
+    assert owner.answers(2) == [{"verb": "answer", "n": 1, "meta": META, "gen": "g", "sender": 3}]
     directory.heard(2, {"verb": "have", "id": "x", "n": 2, "gen": "old"})
     assert owner.answers(2) == [{"verb": "answer", "n": 2, "stale": True}]
     with pytest.raises(ValueError, match="unknown verb"):
