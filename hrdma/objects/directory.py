@@ -26,7 +26,20 @@ from hrdma.objects.broadcast import Copies, Copy
 __all__ = ["Directory", "Entry", "Owner"]
 
 QUESTIONS = frozenset(
-    ["put", "unput", "have", "have_piece", "leave", "drop", "locate", "watch", "delete", "contributors", "reduce", "forget"]
+    [
+        "put",
+        "unput",
+        "have",
+        "have_piece",
+        "leave",
+        "drop",
+        "locate",
+        "watch",
+        "delete",
+        "contributors",
+        "reduce",
+        "forget",
+    ]
 )
 TOMBSTONES = 1 << 14  # deleted ids remembered
 

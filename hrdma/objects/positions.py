@@ -128,9 +128,7 @@ class Positions:
         if order.position == ROOT:
             self._host.grows_here(name)
         meta = {**body["meta"], "nbytes": sum_.end_at - sum_.start_at}
-        self._host.make_segment(
-            name, meta, f"{body['making']}.{order.attempt}", made, listed=order.position == ROOT
-        )
+        self._host.make_segment(name, meta, f"{body['making']}.{order.attempt}", made, listed=order.position == ROOT)
 
     def unsum(self, body: Body) -> None:
         """Ends all sums of one run of a reduction."""
