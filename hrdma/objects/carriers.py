@@ -15,15 +15,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from hrdma.config import Config
 from hrdma.errors import HrdmaError
 from hrdma.log import logger
-from hrdma.objects.memory import Memory
 from hrdma.providers import chosen
 
-__all__ = ["BLOCK", "LOOK", "Carrier", "Carriers", "Counts", "Line", "Socket", "Source", "Stream", "hung_up"]
+__all__ = ["BLOCK", "LOOK", "Carrier", "Carriers", "Counts", "Line", "Socket", "Source", "Stream", "Target", "hung_up"]
 
 BLOCK = 1 << 18  # bytes moved at a time, at most
 LOOK = 0.1  # seconds between two looks whether the other end of a stream is there
@@ -31,15 +31,21 @@ PIECE = 1 << 20  # bytes taken from a socket at a time, at most
 LEFT = 10.0  # seconds that a way to a node on which a stream failed is left for the next best
 
 
-class Source(Protocol):
-    """Bytes that grow: a segment."""
+class Target(Protocol):
+    """Bytes that a stream fills: memory, a segment, a part of one."""
 
     nbytes: int
     view: memoryview
+    base: int  #: where they begin in what `region` gives
+
+    def region(self, domain: Any) -> Any: ...
+
+
+class Source(Target, Protocol):
+    """Bytes that grow: a segment, a part of one."""
 
     def wait_for(self, nbytes: int, timeout: float | None = None) -> int: ...
     def wait_fixed(self, timeout: float) -> bool: ...
-    def region(self, domain: Any) -> Any: ...
 
 
 class Stream(Protocol):
@@ -65,7 +71,9 @@ class Line(Protocol):
         """Takes the address of the other end."""
 
     def feed(self, sock: socket.socket, source: Source, offset: int) -> None: ...
-    def pull(self, sock: socket.socket, target: Memory, offset: int) -> Stream: ...
+    def pull(self, sock: socket.socket, target: Target, offset: int, block: int) -> Stream:
+        """Whoever reads is woken once for `block` bytes, or at the end, where they come in smaller pieces."""
+
     def close(self) -> None: ...
 
 
@@ -82,16 +90,12 @@ class Carrier(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass
 class Counts:
-    """Bytes that went one way."""
+    """Bytes that went one way. Threads add without a lock: between reading and writing one no other thread runs."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.of = {"sent": 0, "received": 0}
-
-    def add(self, what: str, nbytes: int) -> None:
-        with self._lock:
-            self.of[what] += nbytes
+    sent: int = 0
+    received: int = 0
 
 
 def hung_up(sock: socket.socket) -> bool:
@@ -141,9 +145,10 @@ class _SocketLine:
                 continue
             n = sock.send(source.view[offset : min(there, offset + BLOCK)])
             offset += n
-            self._counts.add("sent", n)
+            self._counts.sent += n
 
-    def pull(self, sock: socket.socket, target: Memory, offset: int) -> _SocketStream:
+    def pull(self, sock: socket.socket, target: Target, offset: int, block: int) -> _SocketStream:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, block)
         return _SocketStream(sock, target, self._counts)
 
     def close(self) -> None:
@@ -151,7 +156,7 @@ class _SocketLine:
 
 
 class _SocketStream:
-    def __init__(self, sock: socket.socket, target: Memory, counts: Counts) -> None:
+    def __init__(self, sock: socket.socket, target: Target, counts: Counts) -> None:
         self._sock, self._target, self._counts = sock, target, counts
 
     def read(self, start: int, end: int) -> int:
@@ -159,7 +164,7 @@ class _SocketStream:
             n = self._sock.recv_into(self._target.view[start : min(end, start + PIECE)])
         except OSError:
             return 0
-        self._counts.add("received", n)
+        self._counts.received += n
         return n
 
     def cancel(self) -> None:
@@ -204,11 +209,11 @@ class Carriers:
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """By the name of the way: what it is, bytes sent and received."""
-        return {carrier.name: {"text": carrier.describe(), **carrier.counts.of} for carrier in self.all}
+        return {carrier.name: {"text": carrier.describe(), **asdict(carrier.counts)} for carrier in self.all}
 
     @property
     def sent(self) -> int:
-        return sum(carrier.counts.of["sent"] for carrier in self.all)
+        return sum(carrier.counts.sent for carrier in self.all)
 
     def offer(self, node: int) -> Carrier:
         """The way that a stream from this node should take.

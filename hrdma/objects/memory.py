@@ -17,6 +17,8 @@ __all__ = ["Memory"]
 class Memory:
     """A view of bytes. From any thread."""
 
+    base = 0  #: where it begins in what is registered
+
     def __init__(self, view: memoryview) -> None:
         self.view, self.nbytes = view, len(view)
         self._regions: dict[ProtectionDomain, MemoryRegion] | None = {}  # None: it was let go of

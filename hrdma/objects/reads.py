@@ -31,8 +31,7 @@ from typing import Any
 from hrdma import verbs
 from hrdma.config import Config
 from hrdma.errors import HrdmaError
-from hrdma.objects.carriers import BLOCK, LOOK, Counts, Source, hung_up
-from hrdma.objects.memory import Memory
+from hrdma.objects.carriers import BLOCK, LOOK, Counts, Source, Target, hung_up
 
 __all__ = ["Rail", "rails"]
 
@@ -101,14 +100,14 @@ class _Line:
             if there < 0:
                 return
             if there > told:
-                sock.sendall(TOLD.pack(there, region.address, region.rkey))
-                self.rail.counts.add("sent", there - told)
+                sock.sendall(TOLD.pack(there, region.address + source.base, region.rkey))
+                self.rail.counts.sent += there - told
                 told = there
             elif hung_up(sock):
                 return
         sock.recv(1)  # until all of it was read
 
-    def pull(self, sock: socket.socket, target: Memory, offset: int) -> _Reads:
+    def pull(self, sock: socket.socket, target: Target, offset: int, block: int) -> _Reads:
         return _Reads(self, sock, target, offset)
 
     def close(self) -> None:
@@ -120,9 +119,9 @@ class _Line:
 class _Reads:
     """A `Stream`."""
 
-    def __init__(self, line: _Line, sock: socket.socket, target: Memory, offset: int) -> None:
+    def __init__(self, line: _Line, sock: socket.socket, target: Target, offset: int) -> None:
         self._line, self._sock = line, sock
-        self._region = target.region(line.rail.domain)
+        self._region, self._base = target.region(line.rail.domain), target.base
         self._there = self._next = offset  # bytes of the source that may be read; where the next read begins
         self._address = self._key = 0
         self._said = b""
@@ -132,14 +131,14 @@ class _Reads:
     def read(self, start: int, end: int) -> int:
         try:
             while not self._over:
-                self._post(start + sum(self._flying), end)
+                self._post(self._base + start + sum(self._flying), self._base + end)
                 if not self._flying:
                     self._hear(wait=True)
                 elif ends := self._line.queue.poll(FLIGHT, LOOK):
                     for each in ends:
                         each.check()
                     n = sum(self._flying.popleft() for _ in ends)
-                    self._line.rail.counts.add("received", n)
+                    self._line.rail.counts.received += n
                     return n
                 else:
                     self._hear()

@@ -17,12 +17,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from hrdma.errors import ObjectStoreFull
 from hrdma.objects.asker import Body
 from hrdma.objects.memory import Memory
 
-__all__ = ["Segment", "Store", "usual_capacity"]
+if TYPE_CHECKING:
+    from hrdma.verbs import MemoryRegion, ProtectionDomain
+
+__all__ = ["Part", "Segment", "Store", "usual_capacity"]
 
 F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
 SEAL_SHRINK, SEAL_GROW, SEAL_WRITE, SEAL_FUTURE_WRITE = 2, 4, 8, 16
@@ -51,7 +55,8 @@ class Segment(Memory):
         self.pins = 0  #: views, streams and sums that use it
         self.doomed = False  #: it goes with its last pin
         self.used = time.monotonic()
-        self._changed = threading.Condition()
+        self.parts: list[Part] = []  #: of a result that comes in pieces
+        self.changed = threading.Condition()
         self._closed = False
         self.writer = os.memfd_create("hrdma-object", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -77,31 +82,31 @@ class Segment(Memory):
             Somebody has it mapped writable.
         """
         fcntl.fcntl(self.writer, F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW | SEAL_WRITE)
-        with self._changed:
+        with self.changed:
             self.fixed = True
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def advance(self, progress: int) -> None:
-        with self._changed:
+        with self.changed:
             self.progress = progress
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def abort(self) -> None:
         """It will not grow any more; who waits for more gives up."""
-        with self._changed:
+        with self.changed:
             self.aborted = True
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def wait_for(self, nbytes: int, timeout: float | None = None) -> int:
         """Waits until more than `nbytes` bytes are there; returns how many, or -1 when there will be no more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.progress > nbytes or self.aborted, timeout)
+        with self.changed:
+            self.changed.wait_for(lambda: self.progress > nbytes or self.aborted, timeout)
             return -1 if self.aborted else self.progress
 
     def wait_fixed(self, timeout: float) -> bool:
         """Waits until nobody but this process can write there, or will; False when the time is over."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.fixed or self.aborted, timeout)
+        with self.changed:
+            return self.changed.wait_for(lambda: self.fixed or self.aborted, timeout)
 
     def private(self) -> memoryview | None:
         """Of what this process may only read: before 6.2 Linux pins such memory only where it is private, in a copy."""
@@ -111,27 +116,70 @@ class Segment(Memory):
 
     def pin(self) -> bool:
         """It stays until `unpin`; False when it has gone. From any thread."""
-        with self._changed:
+        with self.changed:
             self.pins += not self._closed
             return not self._closed
 
     def unpin(self) -> None:
-        with self._changed:
+        with self.changed:
             self.pins -= 1
             self.used = time.monotonic()
 
     def close(self) -> bool:
         """Gives the descriptors back, unless it is pinned; the memory goes with the last mapping."""
-        with self._changed:
+        with self.changed:
             if self.pins or self._closed:
                 return False
             self._closed = self.aborted = True
-            self._changed.notify_all()
+            self.changed.notify_all()
         self.deregister()
         for descriptor in (self.reader, self.writer):
             os.close(descriptor)
         self.reader = self.writer = -1
         return True
+
+
+class Part:
+    """A stretch of a segment that grows by itself: a piece of a result, or of an object that is there."""
+
+    def __init__(self, segment: Segment, start: int, end: int) -> None:
+        self.segment = segment
+        self.base, self.nbytes = start, end - start
+        self.view = segment.view[start:end]
+        self.progress = self.nbytes if segment.progress == segment.nbytes else 0
+        self.producing = False
+        self.via: int | None = None
+
+    @property
+    def aborted(self) -> bool:
+        return self.segment.aborted
+
+    @property
+    def full(self) -> bool:
+        return self.progress == self.nbytes
+
+    def advance(self, progress: int) -> None:
+        with self.segment.changed:
+            self.progress = progress
+            self.segment.changed.notify_all()
+
+    def abort(self) -> None:
+        """A segment of which a piece will not come is of no use."""
+        self.segment.abort()
+
+    def wait_for(self, nbytes: int, timeout: float | None = None) -> int:
+        """As of a segment."""
+        with self.segment.changed:
+            self.segment.changed.wait_for(lambda: self.progress > nbytes or self.aborted, timeout)
+            return -1 if self.aborted else self.progress
+
+    def wait_fixed(self, timeout: float) -> bool:
+        """As of its segment."""
+        return self.segment.wait_fixed(timeout)
+
+    def region(self, domain: ProtectionDomain) -> MemoryRegion:
+        """Of its segment: this part begins at `base` there."""
+        return self.segment.region(domain)
 
 
 class Store:

@@ -27,8 +27,7 @@ from hrdma.control.link import is_loopback
 from hrdma.control.wire import HEADER, Kind, decode, encode, proof
 from hrdma.errors import HrdmaError
 from hrdma.log import logger
-from hrdma.objects.carriers import BLOCK, Carriers, Line, Source, Stream
-from hrdma.objects.memory import Memory
+from hrdma.objects.carriers import BLOCK, Carriers, Line, Source, Stream, Target
 
 __all__ = ["Feeder", "block_of", "open_stream"]
 
@@ -172,7 +171,13 @@ def block_of(bandwidth: float) -> int:
 
 
 def open_stream(
-    key: bytes, carriers: Carriers, place: tuple[int, str, int], request: dict[str, Any], me: int, target: Memory
+    key: bytes,
+    carriers: Carriers,
+    place: tuple[int, str, int],
+    request: dict[str, Any],
+    me: int,
+    target: Target,
+    block: int,
 ) -> Stream:
     """Opens a stream from a node.
 
@@ -188,8 +193,10 @@ def open_stream(
         ``id``, ``gen``, ``offset``; for a sum also ``position`` and ``attempt``.
     me : int
         This node.
-    target : Memory
+    target : Target
         Where the bytes come.
+    block : int
+        Bytes for which the reader is woken.
 
     Raises
     ------
@@ -232,7 +239,7 @@ def open_stream(
         try:
             if how is not None:
                 line.meet(how)
-            stream = line.pull(sock, target, request["offset"])
+            stream = line.pull(sock, target, request["offset"], block)
         except HrdmaError as error:
             failed(str(error))
             raise

@@ -126,7 +126,7 @@ def pull(feeding, way):
 
     def opened(request, into=None, key=KEY, port=None):
         into = into or Memory(memoryview(bytearray(1 << 20)))
-        return streams.open_stream(key, ways, (7, "127.0.0.1", port or feeding.feeder.port), request, 8, into)
+        return streams.open_stream(key, ways, (7, "127.0.0.1", port or feeding.feeder.port), request, 8, into, 1)
 
     return opened
 

@@ -204,7 +204,7 @@ def test_a_node_that_is_gone_is_fed_no_longer(two):
         if name == "tcp":
             ways.leave("verbs", node.cluster.me, "it is not to be taken")
             segment.advance(NBYTES // 2)  # more is to come
-        stream = streams.open_stream(node.key, ways, place, request, 77, Memory(memoryview(bytearray(NBYTES))))
+        stream = streams.open_stream(node.key, ways, place, request, 77, Memory(memoryview(bytearray(NBYTES))), 1)
         assert stream.read(0, NBYTES) and segment.pins == 1
         node.feeder.cut_off({78})
         assert segment.pins == 1
