@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import pairwise
 
 __all__ = ["FEEDS", "Copies", "Copy"]
 
@@ -40,6 +41,7 @@ class Copies:
 
     def __init__(self) -> None:
         self.of: dict[int, Copy] = {}
+        self._planned: set[int] = set()
 
     def source(self, node: int) -> int | None:
         """The complete or producing copy that feeds this one in the end; None when it is cut off."""
@@ -94,9 +96,20 @@ class Copies:
                 best = (rank, node)
         return None if best is None else best[1]
 
+    def chain(self, nodes: list[int]) -> None:
+        """The first of them makes the object, and all others will ask for it: who feeds whom is settled before."""
+        self.of[nodes[0]] = Copy(False, producing=True)
+        for sender, receiver in pairwise(nodes):
+            self.of[receiver] = Copy(False, via=sender)
+        self._planned = set(nodes[1:])
+
     def grant(self, receiver: int, avoid: Collection[int] = ()) -> int | None:
         """Chooses a sender and notes that it feeds the receiver, which is a partial copy from now on."""
         copy = self.of.get(receiver)
+        if receiver in self._planned:
+            self._planned.discard(receiver)
+            if copy is not None and copy.via is not None:
+                return copy.via
         if copy is not None and not copy.complete:
             copy.via = None  # what fed it before does so no more
         sender = self.choose(receiver, avoid)

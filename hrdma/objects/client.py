@@ -253,7 +253,7 @@ class Client(Connection):
         return result
 
     def _reduction(
-        self, refs: Iterable[ObjectRef], op: str, count: int | None, id: str | None
+        self, refs: Iterable[ObjectRef], op: str, count: int | None, id: str | None, everywhere: bool = False
     ) -> tuple[ObjectRef, tuple[str, Body]]:
         names = [self._id(ref) for ref in refs]
         number = len(names) if count is None else count
@@ -266,6 +266,7 @@ class Client(Connection):
         result = self._named(id)
         # A name means that others may have asked for the same: it is nobody's own.
         body = {"id": result.id, "op": op, "refs": names, "count": number, "own": self._owner and id is None}
+        body["everywhere"] = everywhere
         return result, ("reduce", body)
 
     def contributors(self, ref: ObjectRef, *, timeout: float | None = None) -> list[ObjectRef]:
@@ -279,9 +280,15 @@ class Client(Connection):
     ) -> Any:  # fmt: skip
         """Reduces objects and gets the result; every process that gives the same `id` and arguments gets the same one.
 
-        The result is sent on while it is still being made.
+        The result is sent on while it is still being made. Where it is large for the links (a share of it takes 50 ms), it is
+        made in pieces that end at different hosts, and every host with one of the objects gets all of it: each link carries
+        ``2 (n - 1) / n`` of the size. Else it is made on one host and broadcast from there.
+
+        References
+        ----------
+        Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009.
         """
-        result, question = self._reduction(refs, op, count, id)
+        result, question = self._reduction(refs, op, count, id, everywhere=True)
         questions = [(*question, nothing), ("get", {"id": result.id}, self._value)]
         asked, request = self._ask(questions, self._seconds(timeout))
         try:

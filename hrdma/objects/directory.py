@@ -26,7 +26,20 @@ from hrdma.objects.broadcast import Copies, Copy
 __all__ = ["Directory", "Entry", "Owner"]
 
 QUESTIONS = frozenset(
-    ["put", "unput", "have", "leave", "drop", "locate", "watch", "delete", "contributors", "reduce", "forget"]
+    [
+        "put",
+        "unput",
+        "have",
+        "have_piece",
+        "leave",
+        "drop",
+        "locate",
+        "watch",
+        "delete",
+        "contributors",
+        "reduce",
+        "forget",
+    ]
 )
 TOMBSTONES = 1 << 14  # deleted ids remembered
 
@@ -35,10 +48,9 @@ class Reducing(Protocol):
     """A reduction as its entry sees it."""
 
     @property
-    def root(self) -> int: ...
-    @property
     def making(self) -> str: ...
     def view(self, nodes: tuple[int, ...]) -> None: ...
+    def whole(self, node: int) -> bool: ...
     def heard(self, src: int, verb: str, body: Body) -> None: ...
     def stop(self) -> None: ...
 
@@ -66,6 +78,7 @@ class Entry:
     parts: list[str] | None = None  #: fact: the objects in that result
     error: list[str] | None = None  #: fact: [kind, text]: why there will be none
     copies: Copies = field(default_factory=Copies)
+    pieces: list[Copies] = field(default_factory=list)  #: of each piece, of a result that is made in pieces
     waiting: list[tuple[int, Body]] = field(default_factory=list)
     reducing: Reducing | None = None
 
@@ -112,7 +125,7 @@ class Directory:
         for name, entry in list(self.entries.items()):
             keep = keepers(name, nodes) if nodes else ()
             entry.waiting.clear()
-            entry.copies = Copies()
+            entry.copies, entry.pieces = Copies(), [Copies() for _ in entry.pieces]
             if entry.version:
                 for node in keep:
                     if node != me:
@@ -134,20 +147,15 @@ class Directory:
             if keepers(entry.id, self._nodes)[0] == self.me:
                 if entry.reducing is not None:
                     entry.reducing.view(self._nodes)
-                    if entry.gen:
-                        entry.copies.of[entry.reducing.root] = Copy(False, producing=True)
                 elif entry.spec and entry.parts is None and entry.error is None and not entry.deleted:
-                    entry.gen, entry.meta, entry.copies = (
-                        "",
-                        None,
-                        Copies(),
-                    )  # what the last keeper began counts no more
+                    # What the last keeper began counts no more.
+                    entry.gen, entry.meta, entry.copies, entry.pieces = "", None, Copies(), []
                     entry.reducing = self._owner.reduction(entry)
         held, self._held = self._held, []
         for src, body in held:
             self.heard(src, body)
         for entry in list(self.entries.values()):
-            self._wake(entry)
+            self.wake(entry)
 
     # messages
 
@@ -163,7 +171,8 @@ class Directory:
         entry = self._entry(body["id"])
         if verb == "summing":
             if entry.reducing is None or entry.reducing.making != body["making"]:
-                self._owner.send(src, {"verb": "unsum", "id": entry.id, "making": body["making"]})
+                anew = entry.gen != body["making"]
+                self._owner.send(src, {"verb": "unsum", "id": entry.id, "making": body["making"], "anew": anew})
             return
         if verb in ("absorbed", "summed", "missing", "failed"):
             if entry.reducing is not None:
@@ -184,7 +193,8 @@ class Directory:
         self._owner.send(src, {"verb": "answer", "n": body["n"], **answer})
         return True
 
-    def _wake(self, entry: Entry) -> None:
+    def wake(self, entry: Entry) -> None:
+        """Tries again what waits."""
         waiting, entry.waiting = entry.waiting, []
         for src, body in waiting:
             if not getattr(self, "_" + body["verb"])(entry, src, body):
@@ -203,7 +213,7 @@ class Directory:
             if then is not None:
                 self._acks[entry.id, entry.version] = then
             self._owner.send(keep[1], {**entry.facts(), "ack": then is not None})
-        self._wake(entry)
+        self.wake(entry)
 
     def _facts(self, src: int, body: Body) -> None:
         facts = body["facts"]
@@ -225,6 +235,10 @@ class Directory:
         entry = self._entry(body["id"])
         if entry.deleted:
             self._owner.send(src, {"verb": "purge", "id": entry.id, "gen": body["gen"]})
+            return
+        if "piece" in body:
+            if body["gen"] == entry.gen and entry.pieces:
+                entry.pieces[body["piece"]].of[src] = Copy(body["complete"], body["producing"], body["via"])
             return
         if body["complete"] or body["producing"]:
             if not entry.gen or not entry.committed:
@@ -261,34 +275,42 @@ class Directory:
             return True
         entry.copies.of[src] = Copy(False, producing=True)
         self._answer(src, body, ok=True)
-        self._wake(entry)
+        self.wake(entry)
         return True
 
     def _unput(self, entry: Entry, src: int, body: Body) -> bool:
         if entry.gen == body["gen"] and not entry.committed:
             entry.copies, entry.gen, entry.meta = Copies(), "", None
-            self._wake(entry)
+            self.wake(entry)
         return True
 
     def _have(self, entry: Entry, src: int, body: Body) -> bool:
         if entry.gen != body["gen"] or entry.deleted:
             return self._answer(src, body, stale=True)
-        if entry.reducing is not None:
+        if entry.reducing is not None and not entry.reducing.whole(src):
             return False  # until the sum counts: its root may yet die and begin anew
-        entry.copies.completed(src)
+        for copies in (entry.copies, *entry.pieces):
+            copies.completed(src)
         if entry.committed:
             self._answer(src, body, ok=True)
-            self._wake(entry)
+            self.wake(entry)
         else:
             entry.committed = True
             self.changed(entry, lambda: self._answer(src, body, ok=True))
         return True
 
+    def _have_piece(self, entry: Entry, src: int, body: Body) -> bool:
+        if entry.gen == body["gen"] and entry.pieces:
+            entry.pieces[body["piece"][0]].completed(src)
+            self.wake(entry)
+        return True
+
     def _leave(self, entry: Entry, src: int, body: Body) -> bool:
-        copy = entry.copies.of.get(src)
-        if copy is not None and not copy.complete and not copy.producing:
-            entry.copies.remove(src)
-            self._wake(entry)
+        for copies in (entry.copies, *entry.pieces):
+            copy = copies.of.get(src)
+            if copy is not None and not copy.complete and not copy.producing:
+                copies.remove(src)
+                self.wake(entry)
         return True
 
     def _drop(self, entry: Entry, src: int, body: Body) -> bool:
@@ -303,7 +325,13 @@ class Directory:
             return True
         if entry.inline is not None:
             return self._answer(src, body, meta=entry.meta, inline=entry.inline)
-        sender = entry.copies.grant(src, body.get("failed", ())) if entry.copies.alive else None
+        copies, piece = entry.copies, body.get("piece")
+        if piece is not None and body["gen"] == entry.gen:
+            if entry.pieces and entry.pieces[piece[0]].alive:
+                copies = entry.pieces[piece[0]]
+        elif entry.pieces and not copies.complete:
+            return self._answer(src, body, meta=entry.meta, gen=entry.gen, pieces=len(entry.pieces))
+        sender = copies.grant(src, body.get("failed", ())) if copies.alive else None
         if sender is None:
             return False
         return self._answer(src, body, meta=entry.meta, gen=entry.gen, sender=sender)
@@ -328,15 +356,17 @@ class Directory:
 
     def _delete(self, entry: Entry, src: int, body: Body) -> bool:
         if body.get("gen", entry.gen) != entry.gen:  # its owner's end: the name is another object's by now, or nobody's
-            self._wake(entry)
+            self.wake(entry)
             return self._answer(src, body, ok=True)
         if entry.reducing is not None:
             entry.reducing.stop()
             entry.reducing = None
-        told = set(entry.copies.of) if entry.owner is None else {*entry.copies.of, entry.owner}
+        told = {node for copies in (entry.copies, *entry.pieces) for node in copies.of}
+        if entry.owner is not None:
+            told.add(entry.owner)
         for node in told:
             self._owner.send(node, {"verb": "purge", "id": entry.id, "gen": entry.gen})
-        entry.copies, entry.owner = Copies(), None
+        entry.copies, entry.pieces, entry.owner = Copies(), [], None
         entry.deleted, entry.committed = True, False
         entry.meta = entry.inline = entry.spec = entry.parts = entry.error = None
         entry.gen = ""
@@ -368,7 +398,7 @@ class Directory:
             return self._answer(src, body, error=["value", f"{entry.id!r} exists already"])
         self._deleted.pop(entry.id, None)
         entry.deleted = False
-        entry.spec = {**spec, "node": src}
+        entry.spec = {**spec, "node": src, "everywhere": body["everywhere"]}
         entry.owner = src if body.get("own") else None
         entry.reducing = self._owner.reduction(entry)
         self.changed(entry, lambda: self._answer(src, body, ok=True))

@@ -16,24 +16,21 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from hrdma.config import Config
 from hrdma.control.link import is_loopback
 from hrdma.control.loop import Loop
 from hrdma.control.wire import job_key
 from hrdma.errors import HrdmaError, ObjectStoreFull
-from hrdma.log import logger
 from hrdma.objects.asker import Asker, Body
 from hrdma.objects.cluster import Cluster
 from hrdma.objects.directory import Directory, Entry
 from hrdma.objects.fetch import Fetch
-from hrdma.objects.plan import Child
+from hrdma.objects.pieces import bounds
+from hrdma.objects.positions import Positions
 from hrdma.objects.reduction import Reduction
-from hrdma.objects.shape import ROOT
-from hrdma.objects.store import Segment, Store
-from hrdma.objects.streams import Feeder, Source, Stream, open_stream
-from hrdma.objects.sums import Sum, order_of
+from hrdma.objects.store import Part, Segment, Store
+from hrdma.objects.streams import Feeder, Source, Stream, block_of, open_stream
 
 __all__ = ["Node"]
 
@@ -73,7 +70,7 @@ class Node:
         self._latency_known, self._bandwidth_known = False, False
         self.received = 0
         self._fetches: dict[str, Fetch] = {}
-        self._sums: dict[tuple[str, int], Sum] = {}
+        self._positions = Positions(self)
         self._ready: dict[str, list[Then]] = {}
         self._makers = ThreadPoolExecutor(2, "hrdma-memory")
         self._listed = threading.Condition()
@@ -119,27 +116,33 @@ class Node:
         """Of the feeder, in its thread: the source of a stream, which may be about to be made."""
         with self._listed:
             self._listed.wait_for(lambda: self._source(request) is not None or not self._coming(request), PATIENCE)
-        segment = self._source(request)
-        if segment is None or not segment.pin():
+        source = self._source(request)
+        segment = source.segment if isinstance(source, Part) else source
+        if source is None or segment is None or not segment.pin():
             return None
-        return segment, lambda: self._unpin_later(segment)
+        return source, lambda: self._unpin_later(segment)
 
     def _unpin_later(self, segment: Segment) -> None:
         self.loop.post(lambda: self.store.unpin(segment))
 
-    def _source(self, request: Body) -> Segment | None:
+    def _source(self, request: Body) -> Segment | Part | None:
         if "position" in request:
-            found = self._sums.get((request["id"], request["position"]))
-            fits = found is not None and found.making == request["gen"] and found.order.attempt == request["attempt"]
-            return found.out if found is not None and fits else None
+            return self._positions.find(request)
         segment = self.store.objects.get(request["id"])
-        return segment if segment is not None and segment.gen == request["gen"] else None
+        if segment is None or segment.gen != request["gen"]:
+            return None
+        if "piece" not in request:
+            return segment
+        piece, pieces = request["piece"]
+        if segment.complete:
+            return Part(segment, *bounds(segment.nbytes, pieces)[piece])
+        return segment.parts[piece] if segment.parts else None
 
     def _coming(self, request: Body) -> bool:
         """Whether what was asked for may be here in a moment."""
         return "position" in request or request["id"] in self._fetches
 
-    def _list(self) -> None:
+    def listed(self) -> None:
         """There is a new segment: streams may wait for it."""
         with self._listed:
             self._listed.notify_all()
@@ -148,14 +151,9 @@ class Node:
         card = self.cluster.nodes.get(node)
         if card is None:
             raise HrdmaError(f"node {node:x} is gone")
-        return open_stream(self.key, card["host"], card["data"], request)
-
-    def sum_stream(self, child: Child, request: Body) -> Stream:
-        return self.stream(child.node, request)
-
-    def local_sum(self, name: str, child: Child) -> Segment | None:
-        found = self._sums.get((name, child.position))
-        return found.out if found is not None and found.order.attempt == child.attempt else None
+        stream = open_stream(self.key, card["host"], card["data"], request)
+        stream.by(block_of(self.bandwidth))
+        return stream
 
     def absorbed(self, nbytes: int, seconds: float) -> None:
         """A stream of a sum has ended, which may have waited for the sum: it does not say that the link is slow."""
@@ -183,8 +181,7 @@ class Node:
     def _stop(self) -> None:
         for fetch in self._fetches.values():
             fetch.stop()
-        for sum_ in self._sums.values():
-            sum_.abort()
+        self._positions.abort()
         for segment in self.store.objects.values():
             segment.abort()
         self.cluster.leave()
@@ -207,24 +204,29 @@ class Node:
         gone, self._known = self._known.difference(nodes), set(nodes)
         for fetch in self._fetches.values():
             fetch.cut_off(gone)
-        for sum_ in self._sums.values():
-            sum_.cut_off(gone)
+        self._positions.cut_off(gone)
         self.directory.view(self.cluster.me, nodes)
         self.asker.view(nodes)
         if not nodes:
             return
         for segment in self.store.objects.values():
-            has = {"complete": segment.complete, "producing": segment.producing, "via": segment.via}
-            self.asker.tell("copy", segment.name, meta=segment.meta, gen=segment.gen, **has)
-        for sum_ in self._sums.values():
-            self.asker.tell("summing", sum_.name, making=sum_.making)
-            for what, child in sum_.reports:
-                self._report(sum_, what, child)
+            self._tell_copy(segment)
+        self._positions.tell()
         for node in nodes:
             self.send(node, {"verb": "synced"})
         self._latency_known = False
         self._ping(PINGS)
         self._up.set()
+
+    def _tell_copy(self, segment: Segment) -> None:
+        what = {"meta": segment.meta, "gen": segment.gen}
+        if segment.complete or not segment.parts:
+            has = {"complete": segment.complete, "producing": segment.producing, "via": segment.via}
+            self.asker.tell("copy", segment.name, **what, **has)
+            return
+        for piece, part in enumerate(segment.parts):
+            has = {"complete": part.full, "producing": part.producing, "via": part.via, "piece": piece}
+            self.asker.tell("copy", segment.name, **what, **has)
 
     def _ping(self, later: tuple[float, ...]) -> None:
         """Measures latency: when the nodes have just changed all of them are busy, so it is done again."""
@@ -240,7 +242,9 @@ class Node:
             self.asker.answered(body["n"], body)
         elif verb == "synced":
             self.directory.synced(node)
-        elif verb in ("purge", "counts", "sum", "unsum"):
+        elif verb == "sum":
+            self._positions.order(body)
+        elif verb in ("purge", "counts", "unsum"):
             getattr(self, "_" + verb)(body)
         elif verb == "ping":
             self.send(node, {"verb": "pong", "time": body["time"]})
@@ -282,7 +286,7 @@ class Node:
                 if old is not None:
                     self.store.discard(old)
                 self.store.objects[name] = segment
-            self._list()
+            self.listed()
 
         def roomy(full: ObjectStoreFull | None) -> None:
             if full is not None:
@@ -331,7 +335,7 @@ class Node:
                 self.store.discard(old)
             segment.producing = True
             self.store.objects[name] = segment
-            self._list()
+            self.listed()
             then(answer, segment)
 
         self.make_segment(name, meta, gen, made, by_client=True, listed=False)
@@ -407,79 +411,41 @@ class Node:
             segment.complete, segment.producing = True, False
             self.fetched(segment.name, {"meta": segment.meta})
 
-    def _sum(self, body: Body) -> None:
-        order = order_of(body["order"])
-        name, key = body["id"], (body["id"], order.position)
-        found = self._sums.get(key)
-        if found is not None and (found.making, found.order.attempt) == (body["making"], order.attempt):
-            found.extend(order)
-            return
-        if found is not None:
-            self._end_sum(key)
-        sum_ = Sum(self, body, order, self.cluster.me, lambda what, child: self._told(sum_, what, child))
-        self._sums[key] = sum_
-        for ref in order.refs:
-            segment = self.store.objects.get(ref)
-            if segment is None or not segment.complete or not segment.pin():
-                self._end_sum(key)
-                self.asker.tell("missing", name, making=body["making"], ref=ref)
-                return
-            sum_.inputs.append(segment)
-        if sum_.plain:
-            sum_.start(sum_.inputs[0])
-            self._list()
-            return
-
-        def made(segment: Segment | None, why: ObjectStoreFull | None) -> None:
-            if self._sums.get(key) is not sum_:
-                if segment is not None:
-                    self.store.discard(segment)
-            elif segment is None:
-                self._told(sum_, "failed", str(why))
-            else:
-                segment.producing = order.position == ROOT
-                sum_.start(segment)
-
-        listed = order.position == ROOT
-        if listed and name in self._fetches:
-            self._fetches.pop(name).stop()
-        self.make_segment(name, body["meta"], f"{body['making']}.{order.attempt}", made, listed=listed)
-
-    def _told(self, sum_: Sum, what: str, child: Any) -> None:
-        """Of a sum, in any thread."""
-
-        def report() -> None:
-            if self._sums.get((sum_.name, sum_.order.position)) is sum_:
-                sum_.reports.append((what, child))
-                self._report(sum_, what, child)
-
-        self.loop.post(report)
-
-    def _report(self, sum_: Sum, what: str, child: Any) -> None:
-        body: Body = {"making": sum_.making, "attempt": sum_.order.attempt}
-        if what == "absorbed":
-            body |= {"position": child.position, "attempt": child.attempt, "by": sum_.order.attempt}
-        elif what == "failed":
-            logger.warning("objects: a sum failed: %s", child)
-            body |= {"kind": "full" if "room" in child else "request", "text": child}
-        self.asker.tell(what, sum_.name, **body)
-
     def _unsum(self, body: Body) -> None:
-        for key, sum_ in list(self._sums.items()):
-            if sum_.name == body["id"] and sum_.making == body["making"]:
-                self._end_sum(key)
+        self._positions.unsum(body)
+        fetch = self._fetches.get(body["id"])
+        if body["anew"] and fetch is not None:
+            fetch.anew(body["making"])
 
-    def _end_sum(self, key: tuple[str, int]) -> None:
-        """Frees a sum and what it uses; a result that counts stays."""
-        sum_ = self._sums.pop(key)
-        out = sum_.out
-        if out is not None and out.complete and out not in sum_.inputs:
-            pass
-        else:
-            sum_.abort()
-            if out is not None and out not in sum_.inputs:
-                self.store.discard(out)
-            if key[1] == ROOT and key[0] in self._ready and key[0] not in self._fetches:
-                self._fetches[key[0]] = Fetch(self, key[0])
-        for segment in sum_.inputs:
-            self.store.unpin(segment)
+    # what its positions need
+
+    @property
+    def me(self) -> int:
+        return self.cluster.me
+
+    def grows_here(self, name: str) -> None:
+        """Nobody need bring it."""
+        if name in self._fetches:
+            self._fetches.pop(name).stop()
+
+    def grows_no_more(self, name: str) -> None:
+        """A sum here ended: who still waits for the result must have it from elsewhere."""
+        if name in self._ready and name not in self._fetches:
+            self._fetches[name] = Fetch(self, name)
+
+    def gather(self, name: str) -> None:
+        """A result that comes in pieces is wanted here, as on all hosts that put something in."""
+        segment = self.store.objects.get(name)
+        if name not in self._fetches and (segment is None or not segment.complete):
+            self.want(name, lambda _: None)
+
+    def take(self, name: str, meta: Body, gen: str, pieces: int, then: Callable[[Segment], None]) -> None:
+        """A piece of it is added here."""
+        self.gather(name)
+        if name in self._fetches:
+            self._fetches[name].take(meta, gen, pieces, then)
+
+    def piece_made(self, name: str) -> None:
+        """One more is complete."""
+        if name in self._fetches:
+            self._fetches[name].check()

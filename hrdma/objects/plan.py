@@ -93,6 +93,11 @@ class Plan:
         return self._at[ROOT].told is not None
 
     @property
+    def placed(self) -> int:
+        """Objects that have a place."""
+        return len(self._placed)
+
+    @property
     def full(self) -> bool:
         return len(self._placed) == self.count
 
@@ -100,6 +105,15 @@ class Plan:
     def nodes(self) -> set[int]:
         """Nodes that hold a position and live."""
         return {position.node for position in self._at.values() if not position.dead}
+
+    def put_root(self, node: int) -> None:
+        """Moves ROOT to a node, before it has orders."""
+        assert not self.begun
+        self._at[ROOT].node = node
+
+    def attempt_of(self, ref: str) -> int:
+        """The attempt of the position that adds an object; -1 where none does."""
+        return next((position.attempt for position in self._at.values() if ref in position.refs), -1)
 
     def arrive(self, ref: str, node: int) -> None:
         """An object is complete on a node. Beyond `count` it is a backup."""

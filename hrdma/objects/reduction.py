@@ -16,6 +16,7 @@ from hrdma.objects import kernels
 from hrdma.objects.asker import Asker, Body
 from hrdma.objects.broadcast import Copies, Copy
 from hrdma.objects.directory import Directory, Entry
+from hrdma.objects.pieces import Pieces, pieces_of
 from hrdma.objects.plan import Order, Plan
 from hrdma.objects.ref import INLINE
 from hrdma.objects.shape import degree
@@ -51,6 +52,7 @@ class Reduction:
         self._meta: Body | None = None
         self._first = ""
         self._plan: Plan | None = None
+        self._pieces: Pieces | None = None
         self._small: dict[str, bytes] = {}
         self._known: tuple[int, ...] = owner.nodes()
         self._over = False
@@ -62,25 +64,41 @@ class Reduction:
         """Names this run of the reduction: after a change of keeper another one begins."""
         return self._making
 
-    @property
-    def root(self) -> int:
-        """Where the result grows."""
-        return self._plan.root if self._plan is not None else self._owner.directory.me
-
     def stop(self) -> None:
         """Ends it; nodes free their sums."""
         self._over = True
+        self._withdraw(anew=self._entry.reducing is not None)
+
+    def _withdraw(self, anew: bool) -> None:
         for question in self._questions.values():
             self._owner.asker.forget(question)
         self._questions.clear()
-        if self._plan is not None:
+        if self._plan is not None or self._pieces is not None:
             for node in self._owner.nodes():
-                self._owner.send(node, {"verb": "unsum", "id": self._entry.id, "making": self._making})
+                body = {"verb": "unsum", "id": self._entry.id, "making": self._making, "anew": anew}
+                self._owner.send(node, body)
+
+    def _anew(self) -> None:
+        """Begins from the beginning: something is lost of which some pieces have a part."""
+        self._withdraw(anew=True)
+        self._making, self._pieces = secrets.token_hex(6), None
+        self._entry.gen, self._entry.copies, self._entry.pieces = "", Copies(), []
+        for ref in self._spec["refs"]:
+            self._seek(ref)
 
     def view(self, nodes: tuple[int, ...]) -> None:
         """The nodes changed."""
         gone = [node for node in self._known if node not in nodes]
         self._known = nodes
+        if self._pieces is not None:
+            if not set(gone).isdisjoint(self._pieces.nodes):
+                self._anew()
+                return
+            for piece, order in self._pieces.repeat():
+                self._order(order, piece)
+            if self._entry.gen:
+                for copies, plan in zip(self._entry.pieces, self._pieces.plans, strict=True):
+                    copies.of.setdefault(plan.root, Copy(False, producing=True))
         if self._plan is None:
             return
         for node in gone:
@@ -90,11 +108,17 @@ class Reduction:
                 self._seek(ref)
         for order in self._plan.repeat():
             self._order(order)
+        if self._entry.gen:
+            self._entry.copies.of[self._plan.root] = Copy(False, producing=True)
         self._soon()
 
     def heard(self, src: int, verb: str, body: Body) -> None:
         """A node says how far it is."""
-        if self._plan is None or body["making"] != self._making:
+        if body["making"] != self._making:
+            return
+        if self._pieces is not None:
+            self._heard_of_piece(self._pieces, verb, body)
+        if self._plan is None:
             return
         if verb == "absorbed":
             self._plan.absorbed(body["position"], body["attempt"], body["by"])
@@ -106,6 +130,27 @@ class Reduction:
             self._fail(body["kind"], body["text"])
         elif verb == "summed" and (parts := self._plan.finish(body["attempt"])) is not None:
             self._finish(parts)
+
+    def _heard_of_piece(self, pieces: Pieces, verb: str, body: Body) -> None:
+        if verb == "absorbed":
+            pieces.absorbed(body["piece"], body["position"], body["attempt"], body["by"])
+            self._soon()
+        elif verb == "missing":
+            self._anew()
+        elif verb == "failed":
+            self._fail(body["kind"], body["text"])
+        elif verb == "summed":
+            pieces.finish(body["piece"], body["attempt"])
+            if pieces.parts is not None:
+                self._owner.directory.wake(self._entry)  # some node may have all of it
+
+    def whole(self, node: int) -> bool:
+        """A node has the whole result: whether it counts now."""
+        if self._pieces is None or self._pieces.parts is None:
+            return False
+        self._entry.copies.completed(node)
+        self._finish(self._pieces.parts)
+        return True
 
     def _seek(self, ref: str) -> None:
         if not self._over and ref not in self._questions:
@@ -139,12 +184,17 @@ class Reduction:
             if len(self._small) == self._spec["count"]:
                 self._finish_small()
             return
-        if self._plan is None:
+        if self._plan is None and self._pieces is None:
             owner, count = self._owner, self._spec["count"]
+            number = pieces_of(count, meta["nbytes"], owner.bandwidth) if self._spec["everywhere"] else 1
+            if number > 1:
+                self._pieces = Pieces(count, number)
+        if self._plan is None and self._pieces is None:
             node = self._spec["node"] if self._spec["node"] in owner.nodes() else owner.directory.me
             self._plan = Plan(count, node, degree(count, meta["nbytes"], owner.latency, owner.bandwidth))
-        if answer["node"] in self._known:
-            self._plan.arrive(ref, answer["node"])
+        planner = self._pieces or self._plan
+        if answer["node"] in self._known and planner is not None:
+            planner.arrive(ref, answer["node"])
             self._soon()
         else:
             self._seek(ref)
@@ -154,6 +204,8 @@ class Reduction:
 
     def _give_orders(self) -> None:
         plan, entry = self._plan, self._entry
+        if not self._over and self._pieces is not None:
+            self._order_pieces(self._pieces)
         if self._over or plan is None or self._meta is None:
             return
         for order in plan.orders():
@@ -165,9 +217,21 @@ class Reduction:
                 entry.copies.of[plan.root] = Copy(False, producing=True)
             self._owner.directory.changed(entry)
 
-    def _order(self, order: Order) -> None:
+    def _order_pieces(self, pieces: Pieces) -> None:
+        entry = self._entry
+        for piece, order in pieces.orders():
+            self._order(order, piece)
+        if pieces.begun and not entry.gen:
+            entry.gen, entry.meta, entry.copies = self._making, self._meta, Copies()
+            entry.pieces = [Copies() for _ in pieces.plans]
+            for piece, copies in enumerate(entry.pieces):
+                copies.chain(pieces.ring(piece))
+            self._owner.directory.changed(entry)
+
+    def _order(self, order: Order, piece: int = 0) -> None:
         body: Body = {"verb": "sum", "id": self._entry.id, "making": self._making, "meta": self._meta}
-        body |= {"op": self._spec["op"], "count": self._spec["count"], "order": order}
+        body |= {"op": self._spec["op"], "count": self._spec["count"], "order": order, "piece": piece}
+        body["pieces"] = len(self._pieces.plans) if self._pieces is not None else 1
         self._owner.send(order.node, body)
 
     def _finish_small(self) -> None:
@@ -194,5 +258,5 @@ class Reduction:
     def _fail(self, kind: str, text: str) -> None:
         self.stop()
         self._entry.error, self._entry.reducing = [kind, text], None
-        self._entry.copies = Copies()
+        self._entry.copies, self._entry.pieces = Copies(), []
         self._owner.directory.changed(self._entry)

@@ -349,7 +349,8 @@ class _Session:
 
     def _on_reduce(self, body: Body) -> None:
         self._own(body, None)
-        self._ask(body, "reduce", op=body["op"], refs=body["refs"], count=body["count"], own=bool(body.get("own")))
+        flags = {name: body.get(name) is True for name in ("own", "everywhere")}
+        self._ask(body, "reduce", op=body["op"], refs=body["refs"], count=body["count"], **flags)
 
     def _on_cancel(self, body: Body) -> None:
         cancel = self._cancels.pop(body["question"], None)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from hrdma.errors import ObjectStoreFull
 from hrdma.objects.asker import Body
 
-__all__ = ["Segment", "Store", "usual_capacity"]
+__all__ = ["Part", "Segment", "Store", "usual_capacity"]
 
 F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
 SEAL_SHRINK, SEAL_GROW, SEAL_WRITE, SEAL_FUTURE_WRITE = 2, 4, 8, 16
@@ -49,7 +49,8 @@ class Segment:
         self.pins = 0  #: views, streams and sums that use it
         self.doomed = False  #: it goes with its last pin
         self.used = time.monotonic()
-        self._changed = threading.Condition()
+        self.parts: list[Part] = []  #: of a result that comes in pieces
+        self.changed = threading.Condition()
         self._closed = False
         self.writer = os.memfd_create("hrdma-object", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -77,44 +78,79 @@ class Segment:
         fcntl.fcntl(self.writer, F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW | SEAL_WRITE)
 
     def advance(self, progress: int) -> None:
-        with self._changed:
+        with self.changed:
             self.progress = progress
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def abort(self) -> None:
         """It will not grow any more; who waits for more gives up."""
-        with self._changed:
+        with self.changed:
             self.aborted = True
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def wait_for(self, nbytes: int, timeout: float | None = None) -> int:
         """Waits until more than `nbytes` bytes are there; returns how many, or -1 when there will be no more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.progress > nbytes or self.aborted, timeout)
+        with self.changed:
+            self.changed.wait_for(lambda: self.progress > nbytes or self.aborted, timeout)
             return -1 if self.aborted else self.progress
 
     def pin(self) -> bool:
         """It stays until `unpin`; False when it has gone. From any thread."""
-        with self._changed:
+        with self.changed:
             self.pins += not self._closed
             return not self._closed
 
     def unpin(self) -> None:
-        with self._changed:
+        with self.changed:
             self.pins -= 1
             self.used = time.monotonic()
 
     def close(self) -> bool:
         """Gives the descriptors back, unless it is pinned; the memory goes with the last mapping."""
-        with self._changed:
+        with self.changed:
             if self.pins or self._closed:
                 return False
             self._closed = self.aborted = True
-            self._changed.notify_all()
+            self.changed.notify_all()
         for descriptor in (self.reader, self.writer):
             os.close(descriptor)
         self.reader = self.writer = -1
         return True
+
+
+class Part:
+    """A stretch of a segment that grows by itself: a piece of a result, or of an object that is there."""
+
+    def __init__(self, segment: Segment, start: int, end: int) -> None:
+        self.segment = segment
+        self.nbytes = end - start
+        self.view = segment.view[start:end]
+        self.progress = self.nbytes if segment.progress == segment.nbytes else 0
+        self.producing = False
+        self.via: int | None = None
+
+    @property
+    def aborted(self) -> bool:
+        return self.segment.aborted
+
+    @property
+    def full(self) -> bool:
+        return self.progress == self.nbytes
+
+    def advance(self, progress: int) -> None:
+        with self.segment.changed:
+            self.progress = progress
+            self.segment.changed.notify_all()
+
+    def abort(self) -> None:
+        """A segment of which a piece will not come is of no use."""
+        self.segment.abort()
+
+    def wait_for(self, nbytes: int, timeout: float | None = None) -> int:
+        """As of a segment."""
+        with self.segment.changed:
+            self.segment.changed.wait_for(lambda: self.progress > nbytes or self.aborted, timeout)
+            return -1 if self.aborted else self.progress
 
 
 class Store:

@@ -162,6 +162,10 @@ class Stream:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
+    def by(self, nbytes: int) -> None:
+        """Whoever reads is woken once for so many bytes, or at the end, rather than for each packet."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+
     def read_into(self, view: memoryview) -> int:
         """Some bytes, at least one; 0 when the stream ended or was cancelled."""
         try:

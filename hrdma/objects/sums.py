@@ -5,10 +5,10 @@ One buffer, `out`, and one stage per input, each a thread that follows the one b
     stage 0   this node's objects, in one pass       ########----
     stage 1   out += first child                     ######------
     stage 2   out += second child                    ####--------
-    finisher  what all stages have passed            ####--------   = progress of out: the parent streams that
+    progress of out                                  ####--------   the parent streams that
 
-A later child is one more stage. The finisher starts when the order is closed, that is when no child can be added; what it has
-passed is final, so the sum flows on while it is still being made. A position that has one object and no child is that object:
+A later child is one more stage. When the order is closed, that is when no child can be added, what the last stage has passed is
+final, so the sum flows on while it is still being made. A position that has one object and no child is that object:
 nothing is copied.
 
 A stage whose stream ends early opens it again from the byte that it has, until the sum is aborted: whether the child is dead
@@ -25,9 +25,10 @@ from typing import Any, Protocol
 from hrdma.errors import HrdmaError
 from hrdma.objects import kernels
 from hrdma.objects.asker import Body
+from hrdma.objects.pieces import bounds
 from hrdma.objects.plan import Child, Order
 from hrdma.objects.shape import ROOT
-from hrdma.objects.store import Segment
+from hrdma.objects.store import Part, Segment
 from hrdma.objects.streams import BLOCK, Stream, block_of
 
 __all__ = ["Sum", "order_of"]
@@ -38,10 +39,10 @@ AGAIN = 0.02  # seconds before a stream is opened again
 class Host(Protocol):
     """What a sum needs of its node; all of it from any thread."""
 
-    bandwidth: float
-
+    @property
+    def bandwidth(self) -> float: ...
     def sum_stream(self, child: Child, request: Body) -> Stream: ...
-    def local_sum(self, name: str, child: Child) -> Segment | None: ...
+    def local_sum(self, name: str, piece: int, child: Child) -> Segment | Part | None: ...
     def absorbed(self, nbytes: int, seconds: float) -> None: ...
 
 
@@ -58,29 +59,36 @@ class Sum:
         self._host, self._tell, self._node = host, tell, node
         self.name: str = body["id"]
         self.making: str = body["making"]
+        self.piece: int = body["piece"]
         self.order = order
+        #: whether this sum is just one object
+        self.plain = order.position != ROOT and order.closed and len(order.refs) == 1 and not order.children
         self._op, self._count, self._meta = body["op"], body["count"], body["meta"]
+        self.start_at, self.end_at = bounds(self._meta["nbytes"], body["pieces"])[self.piece]
         self.inputs: list[Segment] = []
-        self.out: Segment | None = None
+        self.out: Segment | Part | None = None
         self.reports: list[tuple[str, Any]] = []
         self.aborted = False
         self._changed = threading.Condition()
         self._passed: list[int] = []
         self._told: set[Child] = set()
         self._streams: set[Stream] = set()
-        self._finishing = False
+        self._closed = False
+        self._publishing = threading.Lock()
+        self._published = 0
+        self._summed = False
 
     @property
-    def plain(self) -> bool:
-        """Whether this sum is just one object."""
-        order = self.order
-        return order.position != ROOT and order.closed and len(order.refs) == 1 and not order.children
+    def scratch(self) -> Segment | None:
+        """Memory that is this sum's own."""
+        return self.out if isinstance(self.out, Segment) and not self.plain else None
 
-    def start(self, out: Segment) -> None:
-        """Begins to add into `out`; for a plain sum, `out` is the object."""
-        self.out = out
-        if self.plain and out in self.inputs:
+    def start(self, out: Segment | Part | None = None) -> None:
+        """Begins to add into `out`; a plain sum is its object, or the stretch of it that makes the piece."""
+        if self.plain:
+            self.out = Part(self.inputs[0], self.start_at, self.end_at)
             return
+        self.out = out
         if self.inputs:
             self._stage(self._add_inputs, ())
         self.extend(self.order)
@@ -88,15 +96,15 @@ class Sum:
     def extend(self, order: Order) -> None:
         """The order has more children, or is closed."""
         self.order = order
-        if self.out is None or (self.inputs and self.out is self.inputs[0]):
+        if self.out is None or self.plain:
             return
         for child in order.children:
             if child not in self._told:
                 self._told.add(child)
                 self._stage(self._add_child, (child,))
-        if order.closed and not self._finishing:
-            self._finishing = True
-            self._run(self._finish)
+        if order.closed and not self._closed:
+            self._closed = True
+            self._run(self._publish)
 
     def abort(self) -> None:
         """Ends it; its threads end soon."""
@@ -105,7 +113,7 @@ class Sum:
             self._changed.notify_all()
         for stream in list(self._streams):
             stream.cancel()
-        if self.out is not None and self.out not in self.inputs:
+        if self.out is not None and not self.plain:
             self.out.abort()
 
     def cut_off(self, nodes: set[int]) -> None:
@@ -134,6 +142,8 @@ class Sum:
         with self._changed:
             self._passed[stage] = progress
             self._changed.notify_all()
+        if self._closed and stage == len(self._passed) - 1:
+            self._publish()
 
     def _wait(self, stage: int, nbytes: int) -> int:
         """Waits until a stage has passed more than `nbytes`; -1 when the sum was aborted."""
@@ -143,7 +153,7 @@ class Sum:
 
     def _add_inputs(self, stage: int) -> None:
         assert self.out is not None
-        out, views = self.out.view, [segment.view for segment in self.inputs]
+        out, views = self.out.view, [segment.view[self.start_at : self.end_at] for segment in self.inputs]
         for start in range(0, self.out.nbytes, BLOCK):
             if self.aborted:
                 return
@@ -178,24 +188,26 @@ class Sum:
     def _reach(self, stage: int, nbytes: int) -> bool:
         return self._wait(stage, nbytes - 1) >= nbytes
 
-    def _finish(self) -> None:
+    def _publish(self) -> None:
+        """What all stages have passed is final: by the thread of the last stage, and once when no child can be added."""
         assert self.out is not None
-        done, last = 0, len(self._passed) - 1
-        average = self._op == "avg" and self.order.position == ROOT
-        while done < self.out.nbytes:
-            there = self._wait(last, done)
-            if there < 0:
+        with self._publishing:
+            done, there = self._published, self._passed[-1]
+            if self.aborted or self._summed or there == done < self.out.nbytes:
                 return
-            if average:
+            if self._op == "avg" and self.order.position == ROOT:
                 kernels.scale(self._meta["dtype"], self.out.view[done:there], self._count)
-            done = there
-            self.out.advance(done)
-        if self.order.position == ROOT:
-            self._tell("summed", None)
+            self._published = there
+            self.out.advance(there)
+            if there == self.out.nbytes:
+                self._summed = True
+                if self.order.position == ROOT:
+                    self._tell("summed", None)
 
     def open(self, child: Child, offset: int) -> Stream | None:
         """A stream of a child's sum; None when this sum was aborted first."""
-        request = {"id": self.name, "gen": self.making, "position": child.position, "attempt": child.attempt}
+        request = {"id": self.name, "gen": self.making, "piece": self.piece}
+        request |= {"position": child.position, "attempt": child.attempt}
         while not self.aborted:
             try:
                 stream = self._host.sum_stream(child, {**request, "offset": offset})
@@ -213,10 +225,10 @@ class Sum:
         self._streams.discard(stream)
         stream.close()
 
-    def local(self, child: Child) -> Segment | None:
+    def local(self, child: Child) -> Segment | Part | None:
         """The sum of a child on this node, or None when it is aborted first."""
         while not self.aborted and child.node == self._node:
-            segment = self._host.local_sum(self.name, child)
+            segment = self._host.local_sum(self.name, self.piece, child)
             if segment is not None:
                 return segment
             with self._changed:

@@ -77,6 +77,7 @@ class Zygote:
 
 def zygote_main() -> None:
     """The zygote: one question a line, one answer a line; its children die with it."""
+    from hrdma.objects import reduction
     from hrdma.objects.__main__ import main
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the nodes
@@ -97,6 +98,7 @@ def zygote_main() -> None:
             for other in [ours, *lines.values()]:
                 os.close(other)
             os.environ.update(question["environment"])
+            reduction.pieces_of = lambda *_: 3  # of an allreduce, however small the pieces are
             os._exit(main(question["arguments"]))
         os.close(theirs)
         lines[pid] = ours

@@ -90,8 +90,12 @@ class Run:
             elif verb == "get":
                 value = client.get(client.ref(name), timeout=timeout).copy()
             else:
-                result = client.reduce([client.ref(part) for part in names], count=count, id=name, timeout=timeout)
-                value = client.get(result, timeout=max(0.0, call.deadline - time.monotonic())).copy()
+                refs, result = [client.ref(part) for part in names], client.ref(name)
+                if number % 2:  # in pieces
+                    value = client.allreduce(refs, count=count, id=name, timeout=timeout).copy()
+                else:
+                    client.reduce(refs, count=count, id=name, timeout=timeout)
+                    value = client.get(result, timeout=max(0.0, call.deadline - time.monotonic())).copy()
                 parts = client.contributors(result, timeout=max(0.0, call.deadline + 1 - time.monotonic()))
                 value = (value, [part.id for part in parts])
         except Exception as error:

@@ -246,6 +246,88 @@ def test_a_node_that_goes_in_the_middle_of_a_reduction(four, slow, kind, victim,
     assert set(clients[survivor].contributors(result)) == set(refs.values())
 
 
+@pytest.fixture
+def in_pieces(monkeypatch):
+    """However large a piece is, an allreduce is made in four."""
+    from hrdma.objects import reduction
+
+    monkeypatch.setattr(reduction, "pieces_of", lambda *_: 4)
+
+
+@pytest.mark.parametrize("order", ["ready", "staggered"])
+@pytest.mark.parametrize("op", ["sum", "avg"])
+def test_allreduce_in_pieces(four, slow, in_pieces, order, op):
+    _, clients = four
+    names = [f"p{rank}" for rank in range(6)]
+    refs = [clients["a"].ref(name) for name in names]
+    late = names if order == "staggered" else []
+
+    def put(rank: int) -> None:
+        clients["abcdca"[rank]].put(numbers(rank, 6).astype("float64"), id=names[rank])
+
+    for rank in range(6):
+        if names[rank] not in late:
+            put(rank)
+    requests = [client.allreduce(refs, op, id="all", async_op=True) for client in clients.values()]
+    for rank in range(6):
+        if names[rank] in late:
+            time.sleep(0.05)
+            put(rank)
+    expected = sum(numbers(rank, 6).astype("float64") for rank in range(6)) / (6 if op == "avg" else 1)
+    for request in requests:
+        assert np.array_equal(request.wait(20), expected)
+    assert set(clients["d"].contributors(clients["d"].ref("all"))) == set(refs)
+    assert clients["b"].wait([clients["b"].ref("all")], 1, timeout=5)[0]
+    del request, requests
+    for ref in [*refs, clients["a"].ref("all")]:
+        clients["b"].delete(ref)
+    for client in clients.values():
+        eventually(lambda client=client: client.info()["used"] == 0, what="an empty store")
+
+
+@pytest.mark.parametrize("victim", ["a", "b", "c", "d"])
+def test_a_node_that_goes_in_the_middle_of_an_allreduce_in_pieces(four, slow, in_pieces, victim):
+    """Whoever it is: of a piece the first, one in the middle, where it ends, or the keeper of the entry."""
+    rig, clients = four
+    names = "abcd"
+    refs = {name: clients[name].put(numbers(rank, 4), id=name) for rank, name in enumerate(names)}
+    living = {name: client for name, client in clients.items() if name != victim}
+    requests = [client.allreduce(list(refs.values()), id="all", async_op=True) for client in living.values()]
+    eventually(lambda: sum(client.info()["sent"] for client in clients.values()) > 2 * BIG)
+    rig.nodes.pop(victim).close()
+    survivor = next(iter(living.values()))
+    time.sleep(0.1)
+    survivor.put(numbers(names.index(victim), 4), id=victim)  # the task runs again elsewhere
+    expected = sum(numbers(rank, 4) for rank in range(4))
+    for request in requests:
+        assert np.array_equal(request.wait(20), expected)
+    assert set(survivor.contributors(survivor.ref("all"))) == set(refs.values())
+
+
+def test_a_spare_object_in_an_allreduce_in_pieces(four, slow, in_pieces):
+    """All pieces have the same contributors, also when one of them is lost and another object takes its place."""
+    rig, clients = four
+    refs = {name: clients[name].put(numbers(rank, 4), id=name) for rank, name in enumerate("abcd")}
+    request = clients["a"].allreduce(list(refs.values()), count=3, id="three", async_op=True)
+    eventually(lambda: sum(client.info()["sent"] for client in clients.values()) > 2 * BIG)
+    rig.nodes.pop("c").close()
+    value = request.wait(20)
+    parts = [ref.id for ref in clients["a"].contributors(clients["a"].ref("three"))]
+    assert len(parts) == 3
+    assert np.array_equal(value, sum(numbers("abcd".index(name), 4) for name in parts))
+
+
+def test_a_node_that_joins_in_the_middle_of_an_allreduce_in_pieces(four, slow, in_pieces):
+    rig, clients = four
+    refs = [client.put(numbers(rank, 4)) for rank, client in enumerate(clients.values())]
+    requests = [client.allreduce(refs, id="all", async_op=True) for client in clients.values()]
+    eventually(lambda: sum(client.info()["sent"] for client in clients.values()) > 2 * BIG)
+    rig.grow("e")
+    late = rig.client("e").get(rig.client("e").ref("all"), async_op=True)
+    for request in [*requests, late]:
+        assert np.array_equal(request.wait(20), sum(numbers(rank, 4) for rank in range(4)))
+
+
 def test_a_spare_object_takes_the_place_of_a_lost_one(four, slow):
     rig, clients = four
     refs = {name: clients[name].put(numbers(rank, 4), id=name) for rank, name in enumerate("abcd")}
