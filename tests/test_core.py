@@ -29,10 +29,10 @@ SANITIZER = {
     # A child forked from a process with threads is used by the tests of fork, which only read in it.
     "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:die_after_fork=0",
 }
-# The thread sanitizer is slow, and has nothing to see where there is one thread: the name of the part that has several,
-# and fewer rounds of random messages, which it does not make more random.
+# The thread sanitizer is slow, and has nothing to see where there is one thread: the name of the part that has several.
 TSAN_PART = {"test_reduce": "threads"}
-TSAN_ENV = {"WILD_ROUNDS": "4"}
+# Random load lasts longest where most is seen of it, under the address sanitizer; everywhere with --nightly.
+SHORTER = {"plain": {"WILD_ROUNDS": "4", "STRESS_SECONDS": "0.3"}, "asan": {}, "tsan": {"WILD_ROUNDS": "4"}}
 SKIPPED = re.compile(r"^(\w+):? +skipped: (.*)$", re.MULTILINE)
 # What a provider's capabilities exclude is no gap: the conformance suite checks instead that such slots say so, and an
 # attack by what a provider cannot do is none. The suite runs with one thread and with two: a check for two is not lost.
@@ -115,7 +115,7 @@ def finish(command: list[str], env: dict[str, str]) -> tuple[int, str]:
     "run",
     [pytest.param(run, id=str(run), marks=pytest.mark.slow if run.program == "conformance" else ()) for run in runs()],
 )
-def test_core(run: Run, flavour: str, note_skip: Callable[[str, str], None]) -> None:
+def test_core(run: Run, flavour: str, note_skip: Callable[[str, str], None], pytestconfig: pytest.Config) -> None:
     program = f"build/c/{flavour}/{run.program}"
     built = build(flavour)
     if built.returncode and make(flavour, "-q", program).returncode:
@@ -123,11 +123,11 @@ def test_core(run: Run, flavour: str, note_skip: Callable[[str, str], None]) -> 
     command = [str(ROOT / program)]
     if run.program == "conformance" and run.provider:
         command = [str(CORE / "run_conformance.sh"), flavour, *command, run.provider]
-    env = os.environ | SANITIZER | ({"HR_TEST_PROVIDER": run.provider} if run.provider else {})
+    env = {} if pytestconfig.getoption("--nightly") else SHORTER[flavour]
+    env = env | os.environ | SANITIZER | ({"HR_TEST_PROVIDER": run.provider} if run.provider else {})
     if flavour == "tsan":
         part = TSAN_PART.get(run.program)
         command = [*fixed_addresses(), *command, *([part] if part else [])]
-        env |= TSAN_ENV
     code, output = finish(command, env)
     if code:
         pytest.fail(f"{' '.join(command)}: exit code {code}\n{output}", pytrace=False)

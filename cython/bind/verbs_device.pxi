@@ -13,18 +13,18 @@ import resource as _resource
 import weakref as _weakref
 
 
-@cython.no_gc_clear  # owners must be there when this is closed
+@cython.no_gc_clear  # owners must be there when this is closed; a tuple, since the collector empties lists
 cdef class Resource:
     """What the objects of `hrdma.verbs` have in common: ``close()``, ``closed``, and ``with``."""
 
     cdef object __weakref__
-    cdef list owners
+    cdef tuple owners
     cdef object dependants
     cdef const hr_verbs_backend *verbs
     cdef int order, forked_at, inside  # inside: calls that use it now
     cdef bint live, beginning
 
-    cdef int begin(self, int order, list owners) except -1:
+    cdef int begin(self, int order, tuple owners) except -1:
         """Until it is opened, or was not, its owners are in use."""
         self.order = order
         self.forked_at = forks
@@ -152,7 +152,8 @@ def verbs_choose(str names="", *, str ifname="", gid_index=None):
     Parameters
     ----------
     names : str
-        As HRDMA_DEVICES: ``"mlx5_0,mlx5_*:1"``, best first; empty: the real ones; ``"*"``: software, if there is no other.
+        As HRDMA_DEVICES: ``"mlx5_0,mlx5_*:1"``, best first; empty: the real ones; ``"*"``: software, if there is no
+        other.
     ifname : str
         As HRDMA_IFNAME: interfaces, or networks, that GIDs may be of.
     gid_index : int, optional
@@ -234,7 +235,7 @@ cdef class Device(Resource):
         cdef int n = 0, i, rc, wanted = -1 if gid_index is None else gid_index
         cdef ibv_device **found
         self.name, self.port = name, port
-        self.begin(4, [])
+        self.begin(4, ())
         self.verbs = backend_of(name, &why)
         if self.verbs == NULL:
             raise DeviceError(text_of(why))
@@ -324,7 +325,7 @@ cdef class ProtectionDomain(Resource):
 
     def __cinit__(self, Device device not None):
         self.device = device
-        self.begin(3, [device])
+        self.begin(3, (device,))
         self.pd = self.verbs.alloc_pd(device.ctx)
         if self.pd == NULL:
             raise DeviceError(f"cannot make a protection domain on {device.name}: {_os.strerror(errno)}")
@@ -376,7 +377,7 @@ cdef class MemoryRegion(Resource):
                   bint remote_atomic=False):
         cdef int access = 0, rc
         self.pd = pd
-        self.begin(1, [pd])
+        self.begin(1, (pd,))
         try:
             span_open(buffer, True, &self.span)
             access = IBV_ACCESS_LOCAL_WRITE

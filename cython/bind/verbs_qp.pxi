@@ -61,7 +61,7 @@ cdef class QueuePair(Resource):
         self.sends, self.recvs = sends, recvs
         self.used = set()
         self.psn = _secrets.randbits(24)
-        self.begin(0, [pd, send_cq, second] if srq is None else [pd, send_cq, second, srq])
+        self.begin(0, (pd, send_cq, second) if srq is None else (pd, send_cq, second, srq))
         memset(&init, 0, sizeof(init))
         init.send_cq, init.recv_cq, init.qp_type = send_cq.cq, second.cq, IBV_QPT_RC
         init.cap.max_send_wr, init.cap.max_recv_wr, init.cap.max_inline_data = sends, recvs, inline

@@ -109,7 +109,7 @@ cdef class CompletionQueue(Resource):
     def __cinit__(self, Device device not None, int entries=256):
         cdef int flags, rc
         self.device = device
-        self.begin(2, [device])
+        self.begin(2, (device,))
         self.channel = self.verbs.create_comp_channel(device.ctx)
         if self.channel != NULL:
             self.cq = self.verbs.create_cq(device.ctx, entries, NULL, self.channel, 0)

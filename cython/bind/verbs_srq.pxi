@@ -80,7 +80,7 @@ cdef class SharedReceiveQueue(Resource):
             raise ValueError(f"recvs={recvs}: at least 1")
         self.pd, self.recvs = pd, recvs
         self.used = set()
-        self.begin(1, [pd])
+        self.begin(1, (pd,))
         memset(&init, 0, sizeof(init))
         init.attr.max_wr, init.attr.max_sge = recvs, 1
         self.srq = self.verbs.create_srq(pd.pd, &init)

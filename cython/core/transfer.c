@@ -21,6 +21,8 @@
 #include "core/engine.h"
 #include "hr/memory.h"
 
+#define UNREAD_MIN (32u << 20) /* so long a message pushes its own beginning out of the caches */
+
 static struct hr_xfer *xfer_find(struct hr_conn *conn, uint32_t id) {
     struct hr_engine *engine = conn->engine;
     if (HR_ID_INDEX(id) >= engine->nxfers) return NULL;
@@ -296,6 +298,7 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
     }
     x->len = rts->size;
     x->remote = rts->h.sreq;
+    if (x->len >= UNREAD_MIN) req->rflags |= HR_RECV_NT;
     if ((rts->h.flags & HR_HDR_DESC) && (!(conn->caps->flags & HR_CAP_MAP) || hr_ledger_covers(conn, x->remote)) &&
         ops->mem_import(ep, &rts->desc, &x->rmem) == HR_OK) {
         x->has_rmem = 1;

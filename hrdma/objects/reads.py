@@ -23,6 +23,7 @@ import contextlib
 import select
 import socket
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -60,20 +61,45 @@ class Rail:
         self.name, self.counts = name, Counts()
         self.device = verbs.Device(device, port, gid_index)
         self.domain = verbs.ProtectionDomain(self.device)
+        self._lock = threading.Lock()
+        self._lines = 0
+        self._closing = False
 
     def line(self, failed: Callable[[str], None]) -> _Line:
-        return _Line(self, failed)
+        with self._lock:
+            if self._closing:
+                raise HrdmaError("this node is about to end")
+            self._lines += 1
+        try:
+            return _Line(self, failed)
+        except BaseException:
+            self.left()
+            raise
 
     def describe(self) -> str:
         return f"{self.name} ({self.device.name}:{self.device.port}, GID {self.device.gid})"
 
     def close(self) -> None:
-        with contextlib.suppress(HrdmaError):  # a stream is about to end: it goes with the last
+        """The device goes with the last stream that uses it."""
+        with self._lock:
+            self._closing = True
+            over = not self._lines
+        if over:
+            self.device.close()
+
+    def left(self) -> None:
+        """One line fewer."""
+        with self._lock:
+            self._lines -= 1
+            over = self._closing and not self._lines
+        if over:
             self.device.close()
 
 
 class _Line:
     """A queue pair."""
+
+    _closed = False
 
     def __init__(self, rail: Rail, failed: Callable[[str], None]) -> None:
         self.rail, self.failed = rail, failed
@@ -111,9 +137,14 @@ class _Line:
         return _Reads(self, sock, target, offset)
 
     def close(self) -> None:
-        with contextlib.suppress(HrdmaError):
+        if self._closed:
+            return
+        self._closed = True
+        try:
             self.pair.close()
             self.queue.close()
+        finally:
+            self.rail.left()
 
 
 class _Reads:
@@ -178,8 +209,10 @@ class _Reads:
     def _fail(self, why: str) -> None:
         """A read failed: because the other end is gone or has given it up, or since there is no way for RDMA."""
         until = time.monotonic() + LAST_WORD
+        word = select.poll()  # a descriptor may be more than select can take
+        word.register(self._sock, select.POLLIN)
         while not self._over and (left := until - time.monotonic()) > 0:
-            if select.select([self._sock], [], [], left)[0]:
+            if word.poll(left * 1000):
                 self._hear()
         if not self._over:
             self._line.failed(why)

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,18 +21,35 @@ from hrdma.types import DTYPES
 QUICK = ("-i", "2", "-r", "1", "-w", "1")
 
 
-def bench(*arguments: str, **environ: str) -> dict:
-    done = hrdma("bench", *arguments, "--json", **environ)
-    assert done.returncode == 0 and done.stderr == "", done
-    return json.loads(done.stdout)
+def called(rank: int, arguments: list[str]) -> int:
+    """The command's exit code in a rank of a job."""
+    from hrdma.cli import command
+
+    with pytest.raises(SystemExit) as end:
+        command(arguments, prog_name="hrdma")
+    return end.value.code
+
+
+def printed(found: list[harness.Outcome]) -> tuple[dict, list[int]]:
+    """The document, which rank 0 prints, and what each rank made its exit code; nobody prints anything else."""
+    assert not any(one.error or (one.rank and one.output) for one in found), found
+    return json.loads(found[0].output), [one.value for one in found]
+
+
+def bench(name: str, n: int, *arguments: str, transport: str = "") -> dict:
+    """What the command finds in a job that is there; those that start their ranks themselves call it by `hrdma`."""
+    env = {"HRDMA_TRANSPORT": transport} if transport else {}
+    call = ["bench", name, *arguments, "--json", *QUICK]
+    document, codes = printed(harness.outcomes(called, n, init=False, env=env, arguments=call))
+    assert codes == [0] * n
+    return document
 
 
 @pytest.mark.parametrize("transport", harness.transports())
 @pytest.mark.parametrize("name", CASES)
 def test_every_case(name, transport):
     case, n = CASES[name], 2 if CASES[name].pair else 3
-    environ = {"HRDMA_TRANSPORT": transport, **harness.devices(transport)}
-    found = bench(name, "-n", str(n), "-b", "0", "-e", "100K", "-f", "50", *QUICK, **environ)
+    found = bench(name, n, "-b", "0", "-e", "100K", "-f", "50", transport=transport)
     assert found["case"] == name and found["ranks"] == n and found["transports"] == [transport]
     assert found["wrong"] == 0 and found["place"] == case.places[0]
     rows = found["rows"]
@@ -57,7 +75,7 @@ def test_every_case(name, transport):
 def test_places_memories_and_roots(name, place, memory):
     root = ["--root", "2"] if CASES[name].rooted else []
     options = ["--place", place, "--memory", memory, "-d", "int16", *root]
-    found = bench(name, "-n", "3", "-b", "100", "-e", "300K", "-f", "3000", *options, *QUICK)
+    found = bench(name, 3, "-b", "100", "-e", "300K", "-f", "3000", *options)
     assert found["wrong"] == 0 and (found["place"], found["memory"]) == (place, memory)
     assert {row["root"] for row in found["rows"]} == {2 if root else -1}
 
@@ -65,14 +83,14 @@ def test_places_memories_and_roots(name, place, memory):
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_all_types_and_operators(deterministic):
     options = ["--deterministic"] if deterministic else []
-    found = bench("allreduce", "-n", "3", "-b", "1000", "-e", "1000", "-d", "all", "-o", "all", *options, *QUICK)
+    found = bench("allreduce", 3, "-b", "1000", "-e", "1000", "-d", "all", "-o", "all", *options)
     kinds = [(row["type"], row["redop"]) for row in found["rows"]]
     assert kinds == [(dtype, op) for dtype in DTYPES for op in reductions(dtype)]
     assert found["wrong"] == 0 and found["deterministic"] is deterministic
 
 
 def test_all_types_of_what_is_moved():
-    found = bench("alltoall", "-n", "3", "-b", "1000", "-e", "1000", "-d", "all", *QUICK)
+    found = bench("alltoall", 3, "-b", "1000", "-e", "1000", "-d", "all")
     assert [row["type"] for row in found["rows"]] == list(DTYPES)
 
 
@@ -93,67 +111,77 @@ def test_table():
     assert unchecked[-2].split()[-1] == "N/A" and unchecked[-1] == "# results were not checked"
 
 
-def test_one_rank():
-    assert bench("allreduce", "-n", "1", "-e", "1K", *QUICK)["wrong"] == 0
-    assert bench("barrier", "-n", "1", *QUICK)["ranks"] == 1
+@pytest.mark.parametrize("transport", harness.transports())
+def test_ranks_of_its_own(transport):
+    environ = {"HRDMA_TRANSPORT": transport, **harness.devices(transport)}
+    done = hrdma("bench", "allgather", "-n", "3", "-b", "0", "-e", "100K", "-f", "50", "--json", *QUICK, **environ)
+    assert done.returncode == 0 and done.stderr == "", done
+    found = json.loads(done.stdout)
+    assert (found["case"], found["ranks"], found["transports"], found["wrong"]) == ("allgather", 3, [transport], 0)
+    assert [row["count"] for row in found["rows"]] == [0, 3, 12, 624, 25599]
+
+
+@pytest.mark.parametrize("name", ["allreduce", "barrier"])
+def test_one_rank(name):
+    done = hrdma("bench", name, "-n", "1", "-e", "1K", "--json", *QUICK)
+    assert done.returncode == 0 and done.stderr == "", done
+    found = json.loads(done.stdout)
+    assert found["ranks"] == 1 and found["wrong"] == 0
 
 
 # Wrong results are noticed
 
-SABOTAGE = """
-import dataclasses, sys
-import numpy as np
-from hrdma.bench import cases, worker
-from hrdma.bench.options import Options
 
-options = Options.from_json(sys.argv[1])
-name, culprit, how = options.case, int(sys.argv[2]), sys.argv[3]
-case = cases.CASES[name]
+def spoilt(rank: int, options: str, culprit: int, how: str) -> int:
+    """The exit code of a rank of a job, in which the culprit has wrong results."""
+    from hrdma.bench import worker
 
-def bind(comm, x, out, op, root):
-    call = case.bind(comm, x, out, op, root)
-    def spoilt():
-        call()
-        if comm.rank == culprit:
-            result = out if out.size else x
-            if how == "element":
-                result[len(result) // 2] += 1
-            elif how == "zeros":
-                result[:] = 0
-            elif how == "shift":
-                result[:] = np.roll(result, 1)
-            elif how == "input":
-                x[0] += 1
-    return spoilt
+    given = Options.from_json(options)
+    case = CASES[given.case]
 
-cases.CASES[name] = dataclasses.replace(case, bind=bind)
-sys.exit(worker.main(options))
-"""
+    def bind(comm, x, out, op, root):
+        call = case.bind(comm, x, out, op, root)
+
+        def spoil():
+            call()
+            if rank == culprit:
+                result = out if out.size else x
+                if how == "element":
+                    result[len(result) // 2] += 1
+                elif how == "zeros":
+                    result[:] = 0
+                elif how == "shift":
+                    result[:] = np.roll(result, 1)
+                elif how == "input":
+                    x[0] += 1
+
+        return spoil
+
+    CASES[given.case] = replace(case, bind=bind)
+    return worker.main(given)
 
 
-def sabotaged(tmp_path, n: int, culprit: int, how: str, options: Options):
-    path = tmp_path / "sabotage.py"
-    path.write_text(SABOTAGE)
-    return hrdma("run", "-n", str(n), "--no-prefix", "--keep-going", str(path), options.to_json(), str(culprit), how)
+def sabotaged(n: int, culprit: int, how: str, options: Options) -> list[harness.Outcome]:
+    return harness.outcomes(spoilt, n, init=False, options=options.to_json(), culprit=culprit, how=how)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name].moves])
-def test_one_wrong_element_on_one_rank_is_counted(tmp_path, name):
+def test_one_wrong_element_on_one_rank_is_counted(name):
     n = 2 if CASES[name].pair else 3
     culprit = 1 if name in ("pingpong", "bandwidth", "reduce", "gather") else n - 1  # one that has the result
     options = Options(name, 4096, 4096, iters=2, rounds=1, warmup=1, json=True, dtype="int32", root=1 if n == 3 else 0)
-    done = sabotaged(tmp_path, n, culprit, "element", options)
-    found = json.loads(done.stdout)
-    assert done.returncode == 1 and found["wrong"] == 1 and [row["wrong"] for row in found["rows"]] == [1], done
+    found, codes = printed(sabotaged(n, culprit, "element", options))
+    assert codes == [1] * n and found["wrong"] == 1 and [row["wrong"] for row in found["rows"]] == [1], found
 
 
 @pytest.mark.parametrize(("how", "least"), [("zeros", 1024), ("shift", 900), ("input", 1)])
-def test_other_wrong_results(tmp_path, how, least):
+def test_other_wrong_results(how, least):
     options = Options("allgather", 12288, 12288, iters=2, rounds=1, warmup=1)
-    done = sabotaged(tmp_path, 3, 0, how, options)
-    row = next(line.split() for line in done.stdout.splitlines() if not line.startswith("#"))
-    assert done.returncode == 1 and int(row[-1]) >= least and "IS BROKEN" in done.stdout, done
+    found = sabotaged(3, 0, how, options)
+    row = next(line.split() for line in found[0].output.splitlines() if not line.startswith("#"))
+    assert [one.value for one in found] == [1] * 3 and int(row[-1]) >= least, found
+    assert "IS BROKEN" in found[0].output, found
 
 
 def early(comm):

@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 
 #include "check.h"
-#include "core/reduce/stores.h"
 #include "hr/reduce.h"
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
@@ -337,26 +336,19 @@ TEST(nontemporal) {
     free_rooms();
 }
 
-/* As if plain stores had been slow, or fast, of late. */
-static void make_stores(size_t len, int slow) {
-    hr_stores_forget();
-    for (int i = 0; i < 8; i++) hr_stores_took(len, HR_STORES_PIECE, 1, slow ? 1000000 : 0);
-}
-
-TEST(memory_that_others_have_read) {
-    static const size_t lens[] = {8192, 9000, 20000, 32768, 70001, (1 << 20) + 12345};
+/* The lengths around four pages, which are gone through side by side where memory is far. */
+TEST(memory_that_others_have_read_and_memory_that_is_far) {
+    static const size_t lens[] = {8192, 9000, 16384, 20000, 32768, 70001, (1 << 20) + 12345};
     make_rooms((1 << 20) + 12345);
     FOR_EACH_ISA for (size_t i = 0; i < COUNT(lens); i++) {
-        for (int slow = 0; slow < 2; slow++) {
+        for (hr_store store = HR_STORE_UNREAD; store <= HR_STORE_SHARED; store++) {
             for (int t = 0; t < HR_DTYPES; t += 5) {
-                make_stores(lens[i], slow);
-                one_case(HR_SUM, t, 2, lens[i] / hr_dtype_size(t), -1, HR_STORE_SHARED, TAME);
-                one_case(HR_SUM, t, 2, lens[i] / hr_dtype_size(t), 0, HR_STORE_SHARED, TAME);
-                one_case(HR_SUM, t, 1, lens[i] / hr_dtype_size(t), -1, HR_STORE_SHARED, TAME);
+                one_case(HR_SUM, t, 2, lens[i] / hr_dtype_size(t), -1, store, TAME);
+                one_case(HR_SUM, t, 2, lens[i] / hr_dtype_size(t), 0, store, TAME);
+                one_case(HR_SUM, t, 1, lens[i] / hr_dtype_size(t), -1, store, TAME);
             }
         }
     }
-    hr_stores_forget();
     free_rooms();
 }
 

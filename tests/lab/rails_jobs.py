@@ -1,4 +1,4 @@
-"""Jobs of the tests of rails: ``python rails_jobs.py MODE ...``; each rank prints a line of JSON."""
+"""Jobs of the tests of rails: ``python rails_jobs.py MODE ...``; each rank prints a line of JSON. Or its functions are called."""
 
 from __future__ import annotations
 
@@ -97,5 +97,7 @@ def messages() -> dict:
         return {"sizes": sizes, "by_rail": since(delivered)}
 
 
+MODES = {"summed": summed, "cut": cut, "messages": messages}
+
 if __name__ == "__main__":
-    print(json.dumps({"summed": summed, "cut": cut, "messages": messages}[sys.argv[1]](*sys.argv[2:])), flush=True)
+    print(json.dumps(MODES[sys.argv[1]](*sys.argv[2:])), flush=True)

@@ -14,9 +14,11 @@ import pytest
 from lab_jobs import environment
 from windows import one_good
 
+import harness
 from hrdma.bench import fabrics as measuring
 from hrdma.cli.measured import like_lab, verdict
-from hrdma.lab.lab import Lab
+from hrdma.lab import namespaces
+from hrdma.lab.lab import NEVER_SPIN, Lab
 from hrdma.topo import fabric_file, plan_file
 from hrdma.topo.cost import Cost
 from hrdma.topo.fabric import Fabric
@@ -28,15 +30,25 @@ PAYLOAD = 4 * 200_000  # bytes of the vector in the jobs
 FABRIC = "bcube:2,2"
 
 
+def on_host(rank: int, files: list[str], arguments: list[str]) -> dict:
+    """What one of the jobs returns on its rank, in the network namespace of its host."""
+    import rails_jobs
+
+    namespaces.enter(files[rank])
+    return rails_jobs.MODES[arguments[0]](*arguments[1:])
+
+
 def job(lab: Lab, *arguments: str, timeout: float = 60, **settings: str) -> tuple[list[dict], str]:
-    """What the ranks printed, in their order, and the error stream."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hrdma", "lab", "run", "--name", lab.name, "--", JOB, *arguments],
-        env=environment(**settings), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr + done.stdout
-    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("["))
-    return [json.loads(line.partition("] ")[2]) for line in lines], done.stderr
+    """What the ranks returned, in their order, and what they printed; one on each host, as `hrdma lab run` starts them."""
+    files = [lab.namespace(host) for host in range(lab.hosts)]
+    settings = {**NEVER_SPIN, "HRDMA_TOKEN": "secret", "MASTER_ADDR": lab.addresses(0)[0], **settings}
+    alone = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    found = harness.outcomes(
+        on_host, lab.hosts, init=False, timeout=timeout, env=alone | settings, files=files, arguments=list(arguments)
+    )
+    said = "".join(one.output for one in found)
+    assert not any(one.error for one in found), said
+    return [one.value for one in found], said
 
 
 def topo(*arguments: str, timeout: float = 100, **how) -> subprocess.CompletedProcess[str]:

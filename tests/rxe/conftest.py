@@ -56,6 +56,12 @@ def device() -> str:
     return "rxe0"
 
 
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tests run sees settings of hrdma only, which HRDMA_TEST_DEVICE is not."""
+    monkeypatch.delenv("HRDMA_TEST_DEVICE", raising=False)
+
+
 @pytest.fixture(scope="session")
 def guest(device: str) -> dict[str, str]:
     """The environment inside a guest of tools/rxe_vm, for tests of what only guests have."""

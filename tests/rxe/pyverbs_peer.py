@@ -49,6 +49,11 @@ class Peer:
             "rkey": self.mr.rkey,
         }
 
+    def close(self) -> None:
+        """Another can be opened then."""
+        for one in (self.qp, self.mr, self.cq, self.pd, self.context):
+            one.close()
+
     def connect(self, gid: str, lid: int, num: int, psn: int, mtu: int) -> None:
         attr = QPAttr(port_num=1)
         attr.qp_access_flags = ACCESS

@@ -1,6 +1,6 @@
 /* avx2.c - reduction kernels for x86-64 with AVX2 and F16C. */
 #if defined(__x86_64__)
-#    pragma GCC target("avx2,f16c")
+#    pragma GCC target("avx2,f16c,prfchw")
 
 #    include <immintrin.h>
 

@@ -2,7 +2,7 @@
  *
  * AVX512_BF16 is of no use here: its conversion flushes subnormals. */
 #if defined(__x86_64__)
-#    pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c")
+#    pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,prfchw")
 
 #    include <immintrin.h>
 

@@ -12,7 +12,7 @@
  *     UNORDERED_F32(a, b), _F64    nonzero if a lane of a or b is NaN
  *
  * One kernel walks a tile of a few vectors through all its sources, then the next tile; the accumulators stay in
- * registers:
+ * registers. Where memory is far, the next tile lies in the next of four pages: processors fetch ahead within a page.
  *
  *     src[0] |--tile--|........        acc = src[0]            (widened: bfloat16, float16 -> two vectors of float)
  *     src[1] |--tile--|........        acc = acc op src[1]
@@ -34,6 +34,10 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define TILE 4
+#define LINE 64
+#define AHEAD 1024 /* bytes */
+#define PAGE 4096
+#define PAGES 4
 
 typedef uint64_t V __attribute__((vector_size(W)));
 typedef uint8_t u8 __attribute__((vector_size(W)));
@@ -279,6 +283,12 @@ INLINE void do_part(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at
     }
 }
 
+/* Takes lines away from other cores' caches, so that stores to them need not wait for that one after the other. Beyond
+ * the end of the run it does no harm. */
+INLINE void claim(const char *to, size_t n) {
+    for (size_t line = 0; line < n; line += LINE) __builtin_prefetch(to + line, 1);
+}
+
 /* Four vectors by name, not in an array: compilers keep names in registers. */
 INLINE void do_tile(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at, size_t slot, int nontemporal) {
     struct acc a, b, c, d;
@@ -344,14 +354,21 @@ INLINE void run(const hr_reduce_job *caller, hr_redop op, hr_dtype t) {
     const hr_reduce_job own = *caller, *job = &own; /* a store to dst cannot change a private copy */
     const size_t skew = -((uintptr_t)job->dst + job->begin) % W;
     size_t head = job->end - job->begin > 2 * TILE * W && skew % element_size(t) == 0 ? skew : 0;
-    const int stream = job->nontemporal && head == skew;
+    const int far = job->store == HR_STORE_UNREAD, shared = job->store == HR_STORE_SHARED;
+    const int stream = far && !job->in_place && head == skew, waits = job->resume || job->suspend;
     size_t at = job->begin, slot = 0;
+    if (shared) claim((const char *)job->dst + at, AHEAD);
     while (at < job->end) {
         const size_t left = job->end - at;
         if (head == 0 && left >= TILE * W) {
-            do_tile(job, op, t, at, slot, stream);
-            at += TILE * W;
-            slot += TILE;
+            const int paged = far && !waits && left >= PAGES * PAGE;
+            const size_t pages = paged ? PAGES : 1, rows = (paged ? PAGE : left) / (TILE * W);
+            for (size_t row = 0; row < rows; row++, at += TILE * W) {
+                if (shared) claim((const char *)job->dst + at + AHEAD, TILE * W);
+                for (size_t page = 0; page < pages; page++, slot += TILE)
+                    do_tile(job, op, t, at + page * PAGE, slot, stream);
+            }
+            at += (pages - 1) * PAGE;
         } else {
             const size_t n = head ? head : left < W ? left : W;
             do_part(job, op, t, at, n, slot++);

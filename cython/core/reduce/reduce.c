@@ -10,16 +10,10 @@
 #    include <cpuid.h>
 #endif
 
-#include "hr/clock.h"
-#include "stores.h"
 #include "table.h"
 
 #define GROUP 8
 #define BLOCK 16384
-
-/* Shorter runs stay in the cache even where the caller does not expect them to be read soon: they fit, and writing
- * them past it was slower (README.md has the measurements). */
-#define STREAM_FROM ((size_t)1 << 20)
 
 static const struct {
     const char *name;
@@ -121,7 +115,7 @@ static void reduce_blocks(hr_reduce_kernel kernel, const hr_reduce_job *whole) {
 }
 
 /* Then the lines to be written are in the cache already, and to bypass it would cost a transfer more. */
-static int in_place(const void *dst, const void *const *src, int nsrc) {
+static int is_in_place(const void *dst, const void *const *src, int nsrc) {
     for (int s = 0; s < nsrc; s++)
         if (src[s] == dst) return 1;
     return 0;
@@ -132,30 +126,7 @@ static void in_full(hr_reduce_kernel kernel, const hr_reduce_job *job) {
         kernel(job);
     else
         reduce_blocks(kernel, job);
-    if (job->nontemporal) end_stream();
-}
-
-/* A reduction of one source is a copy. */
-static hr_reduce_kernel copy_kernel(void) { return table()->kernel[HR_BOR][HR_UINT8]; }
-
-/* A piece at a time, so that one can be timed; see stores.h. */
-static void in_pieces(hr_reduce_kernel kernel, const hr_reduce_job *whole) {
-    hr_reduce_job job = *whole;
-    int streamed = 0;
-    for (job.begin = 0; job.begin < whole->end; job.begin = job.end) {
-        size_t left = whole->end - job.begin;
-        enum hr_stores_way way = hr_stores_way(whole->end);
-        int64_t start = way == HR_STORES_TIMED ? hr_now() : 0;
-        job.end = left < 2 * HR_STORES_PIECE ? whole->end : job.begin + HR_STORES_PIECE;
-        job.nontemporal = way == HR_STORES_PAST;
-        if (kernel == copy_kernel() && !job.nontemporal)
-            memcpy((char *)job.dst + job.begin, (const char *)job.src[0] + job.begin, job.end - job.begin);
-        else
-            kernel(&job);
-        streamed |= job.nontemporal;
-        if (way == HR_STORES_TIMED) hr_stores_took(whole->end, job.end - job.begin, job.nsrc, hr_now() - start);
-    }
-    if (streamed) end_stream();
+    if (job->store == HR_STORE_UNREAD) end_stream();
 }
 
 void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int nsrc, size_t count, double scale,
@@ -166,25 +137,23 @@ void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int n
         return;
     }
     hr_reduce_kernel kernel = table()->kernel[op][t];
-    hr_reduce_job job = {.src = src, .nsrc = nsrc, .dst = dst, .end = nbytes, .scale = scale};
-    if (store == HR_STORE_SHARED && nbytes >= HR_SHARED_MIN && nsrc <= GROUP) {
-        in_pieces(kernel, &job);
-        return;
-    }
-    job.nontemporal = store == HR_STORE_UNREAD && nbytes >= STREAM_FROM && !in_place(dst, src, nsrc);
+    hr_reduce_job job = {.src = src,
+                         .nsrc = nsrc,
+                         .dst = dst,
+                         .store = store,
+                         .in_place = is_in_place(dst, src, nsrc),
+                         .end = nbytes,
+                         .scale = scale};
     in_full(kernel, &job);
 }
 
+/* A reduction of one source is a copy. */
 void hr_copy(void *dst, const void *src, size_t len, hr_store store) {
     if (dst == src) return;
-    if (store == HR_STORE_CACHED || len < (store == HR_STORE_SHARED ? HR_SHARED_MIN : STREAM_FROM)) {
+    if (store == HR_STORE_CACHED || len < HR_SHARED_MIN) {
         memcpy(dst, src, len);
         return;
     }
-    hr_reduce_kernel kernel = copy_kernel();
-    hr_reduce_job job = {.src = &src, .nsrc = 1, .dst = dst, .end = len, .nontemporal = 1};
-    if (store == HR_STORE_SHARED)
-        in_pieces(kernel, &job);
-    else
-        in_full(kernel, &job);
+    hr_reduce_job job = {.src = &src, .nsrc = 1, .dst = dst, .store = store, .end = len};
+    in_full(table()->kernel[HR_BOR][HR_UINT8], &job);
 }

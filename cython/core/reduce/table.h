@@ -13,8 +13,9 @@
 typedef struct hr_reduce_job {
     const void *const *src;
     int nsrc;
-    int nontemporal;
     void *dst;
+    hr_store store;
+    int in_place;       /* dst is one of src */
     size_t begin, end;  /* bytes of each operand to go through; whole elements */
     double scale;       /* avg only */
     const void *resume; /* accumulators of the sources before these, or NULL */

@@ -33,11 +33,11 @@ int hr_reduce_supported(hr_redop op, hr_dtype t);
 
 typedef enum hr_store {
     HR_STORE_CACHED,
-    HR_STORE_UNREAD, /* will not be read soon: large runs bypass the cache */
-    HR_STORE_SHARED, /* memory that other cores have read: by whichever way takes it back from them faster */
+    HR_STORE_UNREAD, /* a piece of more than the caches hold: written past them, unless in place */
+    HR_STORE_SHARED, /* memory that other cores have read: its lines are taken back from them ahead of the stores */
 } hr_store;
 
-#define HR_SHARED_MIN 8192 /* shorter runs are written as if they were not shared */
+#define HR_SHARED_MIN 8192 /* shorter runs are written as all others */
 
 /*
  * dst[i] = ((src[0][i] op src[1][i]) op src[2][i]) ... for i in [0, count), left to right, with a 32-bit accumulator

@@ -20,7 +20,7 @@
 #include "providers/shm/shm.h"
 
 /* Reads of memory whose export is at least so long bypass the cache: the result would push out its own beginning. */
-#define NONTEMPORAL_MIN ((uint64_t)8 << 20)
+#define NONTEMPORAL_MIN ((uint64_t)32 << 20)
 #define REMOTE_CHANGE (HR_ACCESS_REMOTE_WRITE | HR_ACCESS_REMOTE_ATOMIC)
 
 struct shm_desc {
