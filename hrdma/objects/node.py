@@ -109,8 +109,10 @@ class Node:
         self.loop.post(self._stop)
         self.loop.join(5.0)
         self.feeder.close()
-        self.carriers.close()
         self._makers.shutdown(wait=False)
+        for segment in self.store.objects.values():
+            segment.close()  # unless a stream is in the middle of it: that one ends now
+        self.carriers.close()
 
     def post(self, call: Callable[[], None]) -> bool:
         return self.loop.post(call)

@@ -83,17 +83,18 @@ class Rail:
         """The device goes with the last stream that uses it."""
         with self._lock:
             self._closing = True
-            over = not self._lines
-        if over:
-            self.device.close()
+        self._end()
 
     def left(self) -> None:
         """One line fewer."""
         with self._lock:
             self._lines -= 1
-            over = self._closing and not self._lines
-        if over:
-            self.device.close()
+        self._end()
+
+    def _end(self) -> None:
+        with self._lock, contextlib.suppress(HrdmaError):
+            if self._closing and not self._lines:
+                self.device.close()
 
 
 class _Line:
@@ -140,11 +141,10 @@ class _Line:
         if self._closed:
             return
         self._closed = True
-        try:
+        with contextlib.suppress(HrdmaError):
             self.pair.close()
             self.queue.close()
-        finally:
-            self.rail.left()
+        self.rail.left()
 
 
 class _Reads:

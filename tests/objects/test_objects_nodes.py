@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import types
 
 import numpy as np
 import pytest
@@ -10,9 +11,8 @@ from machine import took
 from rig import Rig, eventually
 from windows import one_good
 
-from hrdma.objects import ObjectLost, ObjectStoreFull, shape
+from hrdma.objects import ObjectLost, ObjectStoreFull, shape, streams
 from hrdma.objects.asker import keepers
-from hrdma.objects.node import Node
 
 BIG = 1 << 18
 
@@ -31,8 +31,12 @@ def four(rig_of, way):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Streams take about a third of a second for an object of `numbers`, so that something can happen meanwhile."""
-    find = Node._find
+    """Streams take about a third of a second for an object of `numbers`, so that something can happen meanwhile.
+
+    From `hold` to `go_on` each of them stands still after that many bytes, so that it does happen meanwhile.
+    """
+    answer = streams.Feeder._answer
+    most = {"nbytes": 1 << 62}
 
     class Slow:
         def __init__(self, source):
@@ -42,13 +46,14 @@ def slow(monkeypatch):
         def wait_for(self, nbytes, timeout=None):
             there = self._source.wait_for(nbytes, timeout)
             time.sleep(0.012)
-            return there if there < 0 else min(there, nbytes + (1 << 17))
+            return there if there < 0 else min(there, nbytes + (1 << 17), max(nbytes, most["nbytes"]))
 
-    def slowly(self, request):
-        found = find(self, request)
-        return None if found is None else (Slow(found[0]), found[1])
-
-    monkeypatch.setattr(Node, "_find", slowly)
+    monkeypatch.setattr(
+        streams.Feeder, "_answer", lambda self, sock, source, *more: answer(self, sock, Slow(source), *more)
+    )
+    return types.SimpleNamespace(
+        hold=lambda nbytes: most.update(nbytes=nbytes), go_on=lambda: most.update(nbytes=1 << 62)
+    )
 
 
 def test_broadcast(four):
@@ -212,12 +217,14 @@ def test_a_node_that_goes_takes_nothing_along_that_has_a_copy(rig, name):
 
 def test_a_sender_that_goes_in_the_middle(four, slow):
     rig, clients = four
+    slow.hold(3 * BIG)
     ref = clients["a"].put(numbers())
     requests = [clients["b"].get(ref, async_op=True)]
     eventually(lambda: clients["a"].info()["sent"] > 2 * BIG)
     requests += [clients[name].get(ref, async_op=True) for name in "cd"]
     eventually(lambda: clients["b"].info()["sent"] > BIG)
     rig.nodes.pop("b").close()
+    slow.go_on()
     for request in requests[1:]:
         assert np.array_equal(request.wait(10), numbers())
     moved = sum(clients[name].info()["sent"] for name in "acd")
@@ -226,10 +233,12 @@ def test_a_sender_that_goes_in_the_middle(four, slow):
 
 def test_the_only_copy_goes_in_the_middle(four, slow):
     rig, clients = four
+    slow.hold(3 * BIG)
     ref = clients["a"].put(numbers())
     requests = [clients[name].get(ref, async_op=True) for name in "bcd"]
     eventually(lambda: clients["a"].info()["sent"] > 2 * BIG)
     rig.nodes.pop("a").close()
+    slow.go_on()
     for request in requests:
         with pytest.raises(ObjectLost):
             request.wait(10)
@@ -242,12 +251,14 @@ def test_a_node_that_goes_in_the_middle_of_a_reduction(four, slow, kind, victim,
 
     monkeypatch.setattr(reduction, "degree", lambda *_: kind)
     rig, clients = four
+    slow.hold(3 * BIG)
     names = "abcd"
     refs = {name: clients[name].put(numbers(rank, 4), id=name) for rank, name in enumerate(names)}
     result = clients["d"].reduce(list(refs.values()), id="sum")
     requests = {name: clients[name].get(result, async_op=True) for name in names if name != victim}
     eventually(lambda: sum(client.info()["sent"] for client in clients.values()) > 2 * BIG)
     rig.nodes.pop(victim).close()
+    slow.go_on()
     survivor = next(name for name in names if name != victim)
     time.sleep(0.1)
     clients[survivor].put(numbers(names.index(victim), 4), id=victim)  # the task runs again elsewhere
@@ -300,12 +311,14 @@ def test_allreduce_in_pieces(four, slow, in_pieces, order, op):
 def test_a_node_that_goes_in_the_middle_of_an_allreduce_in_pieces(four, slow, in_pieces, victim):
     """Whoever it is: of a piece the first, one in the middle, where it ends, or the keeper of the entry."""
     rig, clients = four
+    slow.hold(BIG)
     names = "abcd"
     refs = {name: clients[name].put(numbers(rank, 4), id=name) for rank, name in enumerate(names)}
     living = {name: client for name, client in clients.items() if name != victim}
     requests = [client.allreduce(list(refs.values()), id="all", async_op=True) for client in living.values()]
     eventually(lambda: sum(client.info()["sent"] for client in clients.values()) > 2 * BIG)
     rig.nodes.pop(victim).close()
+    slow.go_on()
     survivor = next(iter(living.values()))
     time.sleep(0.1)
     survivor.put(numbers(names.index(victim), 4), id=victim)  # the task runs again elsewhere
@@ -318,10 +331,12 @@ def test_a_node_that_goes_in_the_middle_of_an_allreduce_in_pieces(four, slow, in
 def test_a_spare_object_in_an_allreduce_in_pieces(four, slow, in_pieces):
     """All pieces have the same contributors, also when one of them is lost and another object takes its place."""
     rig, clients = four
+    slow.hold(BIG)
     refs = {name: clients[name].put(numbers(rank, 4), id=name) for rank, name in enumerate("abcd")}
     request = clients["a"].allreduce(list(refs.values()), count=3, id="three", async_op=True)
     eventually(lambda: sum(client.info()["sent"] for client in clients.values()) > 2 * BIG)
     rig.nodes.pop("c").close()
+    slow.go_on()
     value = request.wait(20)
     parts = [ref.id for ref in clients["a"].contributors(clients["a"].ref("three"))]
     assert len(parts) == 3
@@ -330,22 +345,26 @@ def test_a_spare_object_in_an_allreduce_in_pieces(four, slow, in_pieces):
 
 def test_a_node_that_joins_in_the_middle_of_an_allreduce_in_pieces(four, slow, in_pieces):
     rig, clients = four
+    slow.hold(BIG)
     refs = [client.put(numbers(rank, 4)) for rank, client in enumerate(clients.values())]
     requests = [client.allreduce(refs, id="all", async_op=True) for client in clients.values()]
     eventually(lambda: sum(client.info()["sent"] for client in clients.values()) > 2 * BIG)
     rig.grow("e")
     late = rig.client("e").get(rig.client("e").ref("all"), async_op=True)
+    slow.go_on()
     for request in [*requests, late]:
         assert np.array_equal(request.wait(20), sum(numbers(rank, 4) for rank in range(4)))
 
 
 def test_a_spare_object_takes_the_place_of_a_lost_one(four, slow):
     rig, clients = four
+    slow.hold(3 * BIG)
     refs = {name: clients[name].put(numbers(rank, 4), id=name) for rank, name in enumerate("abcd")}
     result = clients["a"].reduce(list(refs.values()), count=3)
     request = clients["a"].get(result, async_op=True)
     eventually(lambda: sum(client.info()["sent"] for client in clients.values()) > 2 * BIG)
     rig.nodes.pop("c").close()
+    slow.go_on()
     value = request.wait(15)
     parts = [ref.id for ref in clients["a"].contributors(result)]
     assert len(parts) == 3
