@@ -6,6 +6,8 @@ import machine
 import pytest
 from rig import Outside, Rig, Zygote
 
+from hrdma.objects.store import Segment
+
 
 @pytest.fixture(scope="session")
 def zygote():
@@ -46,3 +48,11 @@ def way(request):
 def client(rig):
     rig.grow("a")
     return rig.client("a")
+
+
+@pytest.fixture
+def segment():
+    made = Segment("s", {"kind": "bytes", "dtype": "uint8", "shape": [1 << 20], "nbytes": 1 << 20}, "g")
+    yield made
+    made.pins = 0
+    made.close()

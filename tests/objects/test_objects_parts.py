@@ -1,8 +1,7 @@
-"""The parts by themselves: segments, room in the store, streams and strangers, shards of the directory."""
+"""The parts by themselves: segments, room in the store, shards of the directory."""
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import threading
@@ -12,13 +11,11 @@ import numpy as np
 import pytest
 from rig import eventually
 
-from hrdma.config import Config
 from hrdma.control.wire import Kind, decode, encode, job_key
-from hrdma.errors import HrdmaError, ObjectLost
-from hrdma.objects import carriers, streams
+from hrdma.errors import ObjectLost
+from hrdma.objects import streams
 from hrdma.objects.asker import Asker, keepers
 from hrdma.objects.directory import Directory
-from hrdma.objects.memory import Memory
 from hrdma.objects.packets import MOST, pack, unpack
 from hrdma.objects.ref import INLINE
 from hrdma.objects.sessions import LIMIT, local_name
@@ -26,14 +23,6 @@ from hrdma.objects.store import Segment, Store
 
 META = {"kind": "bytes", "dtype": "uint8", "shape": [1 << 20], "nbytes": 1 << 20}
 KEY = job_key("secret")
-
-
-@pytest.fixture
-def segment():
-    made = Segment("s", META, "g")
-    yield made
-    made.pins = 0
-    made.close()
 
 
 def test_a_segment_can_be_changed_by_its_maker_alone(segment):
@@ -97,111 +86,6 @@ def test_the_least_recently_used_spare_goes_first():
     assert "only copy" in str(result[1])
     store.discard(store.objects["c"])
     assert store.used == 2 << 20
-
-
-class Feeding:
-    def __init__(self, segment, key=KEY, **settings):
-        self.segment, self.served = segment, 0
-        ways = carriers.Carriers(Config.load({}, **settings))
-        self.feeder = streams.Feeder(key, self.find, ways, host="127.0.0.1", open_to_all=False)
-
-    def find(self, request):
-        return (self.segment, self.done) if request["id"] == "s" else None
-
-    def done(self):
-        self.served += 1
-
-
-@pytest.fixture
-def feeding(segment, way):
-    made = Feeding(segment, **way)
-    yield made
-    made.feeder.close()
-
-
-@pytest.fixture
-def pull(feeding, way):
-    """Opens a stream from the feeder into memory."""
-    ways = carriers.Carriers(Config.load({}, **way))
-
-    def opened(request, into=None, key=KEY, port=None):
-        into = into or Memory(memoryview(bytearray(1 << 20)))
-        return streams.open_stream(key, ways, (7, "127.0.0.1", port or feeding.feeder.port), request, 8, into, 1)
-
-    return opened
-
-
-def request(offset=0, name="s"):
-    return {"id": name, "gen": "g", "offset": offset}
-
-
-def test_a_stream_brings_what_comes_to_be_there(feeding, pull, segment):
-    segment.view[:] = bytes(range(256)) * 4096
-    segment.advance(1000)
-    into = Memory(memoryview(bytearray(1 << 20)))
-    stream = pull(request(256), into)
-    got = 0
-    while got < 744:
-        got += stream.read(got, into.nbytes)
-    assert got == 744 and into.view[:744] == segment.view[256:1000]
-    segment.advance(segment.nbytes)
-    while got < segment.nbytes - 256:
-        n = stream.read(got, into.nbytes)
-        assert n
-        got += n
-    assert got == segment.nbytes - 256 and into.view[:got] == segment.view[256:]
-    stream.close()
-    eventually(lambda: feeding.served == 1)
-
-
-def test_a_stream_ends_when_there_will_be_no_more_and_when_it_is_cancelled(feeding, pull, segment):
-    first = pull(request())
-    threading.Timer(0.05, first.cancel).start()
-    assert first.read(0, 8) == 0
-    second = pull(request())
-    threading.Timer(0.05, segment.abort).start()
-    assert second.read(0, 8) == 0
-    first.close()
-    second.close()
-    eventually(lambda: feeding.served == 2)
-
-
-def test_streams_of_strangers(feeding, pull):
-    port = feeding.feeder.port
-    with pytest.raises(HrdmaError, match="does not hold our job token"):
-        pull(request(), key=job_key("other"))
-    with pytest.raises(HrdmaError, match="not here"):
-        pull(request(name="t"))
-    for garbage in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 64, encode(Kind.OBJECT, {}, limit=LIMIT)):
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
-            try:
-                sock.sendall(garbage)
-                sock.shutdown(socket.SHUT_WR)
-                while sock.recv(4096):
-                    pass
-            except OSError as error:  # it may be closed before all was said
-                assert error.errno in (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN), error
-    assert feeding.served == 0
-    pull(request()).close()
-
-
-def test_a_feeder_that_does_not_hold_the_token_is_not_believed(pull):
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def impostor():
-        sock, _ = listener.accept()
-        sock.sendall(encode(Kind.CHALLENGE, {"nonce": "0"}, limit=LIMIT))
-        sock.recv(4096)
-        sock.sendall(encode(Kind.WELCOME, {"proof": "0" * 64}, limit=LIMIT))
-        time.sleep(0.1)
-        sock.close()
-
-    thread = threading.Thread(target=impostor)
-    thread.start()
-    with pytest.raises(HrdmaError, match="does not hold our job token"):
-        pull(request(), port=listener.getsockname()[1])
-    thread.join()
-    listener.close()
 
 
 def test_malformed_requests_end_the_client_and_not_the_node(rig, client):
