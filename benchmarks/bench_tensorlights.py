@@ -71,7 +71,7 @@ STEPS_A_TURN = 2.0
 ON_THE_WIRE = 1514 / 1448  # frames' bytes beside a message's
 NOISE = 0.1  # of the time to compute, either way
 POLICIES = ("fifo", "tls-one", "tls-rr")
-LIMIT = 120.0  # seconds for one run
+LIMIT = 300.0  # seconds for one run
 PEERS = Path(__file__).with_name("peers")
 
 
@@ -373,8 +373,8 @@ def largest(placement: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--model", type=int, default=262_144, help="bytes")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--model", type=int, default=131_072, help="bytes")
     parser.add_argument("--rate", default="40mbit", help="of every link")
     parser.add_argument("--floor", default="100kbit", help="of every job at its server's link; as published")
     parser.add_argument("--no-answers", action="store_true", help="they stay in their job's band")
@@ -418,7 +418,9 @@ def main() -> None:
                   f" {options.floor}, {setup.steps} steps, servers {place}; ratio {ratio:g}: {setup.compute:.3f} s computing beside {setup.fan_outs:.3f} s of"
                   f" all fan-outs, starts {STAGGER * setup.fan_outs:.3f} s apart", flush=True)  # fmt: skip
             for _ in range(options.rounds):
-                results += [run(lab, setup, name, directory, gloo) for name in POLICIES]
+                for name in POLICIES:
+                    results.append(run(lab, setup, name, directory, gloo))
+                    print(f"# {name}: {statistics.mean(results[-1].completion):.2f} s on average", flush=True)
             show([one for one in results if (one.placement, one.ratio) == (",".join(map(str, place)), ratio)])
     print("\nall:")
     show(results)

@@ -83,6 +83,7 @@ class ControlPlane:
         self.lost: dict[int, str] = {}
         self.left: set[int] = set()
         self._heartbeat = config.heartbeat
+        self._leaving = False
         self._loop: Loop | None = None
         self._membership: Membership | None = None
         self._meeting_done = threading.Event()
@@ -345,6 +346,7 @@ class ControlPlane:
         loop, membership = self._loop, self._membership
         if loop is None or membership is None or self._pid != os.getpid():
             return
+        self._leaving = True
         if loop.post(lambda: membership.leave(deadline)):
             self._gone.wait(max(0.0, deadline - time.monotonic()))
         self.abandon()
@@ -385,7 +387,7 @@ class ControlPlane:
         if left:
             self.left.add(rank)
         self.lost[rank] = reason
-        logger.log(10 if left else 30, "control: %s", reason)
+        logger.log(10 if left or self._leaving else 30, "control: %s", reason)
         self._call(lambda: self._on_left if left else self._on_lost, rank, reason)
 
     def mismatch(self, comm: int, text: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import socket
 import sys
@@ -27,6 +28,13 @@ def tell(**message) -> None:
     with lock:
         sys.stdout.write(json.dumps({**message, "time": time.monotonic()}) + "\n")
         sys.stdout.flush()
+
+
+class Warnings(logging.Handler):
+    """Tells what is logged as an event."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tell(event="warned", text=record.getMessage())
 
 
 def forked_child() -> int:
@@ -77,6 +85,10 @@ def obey(plane: ControlPlane, do: str, a: dict):
         return [plane.lost, sorted(plane.left), plane.epoch]
     if do == "leave":
         return plane.leave(deadline=deadline)
+    if do == "leaving":  # waits until it is
+        while not plane._leaving and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return plane._leaving
     if do == "abandon":
         return plane.abandon()
     if do == "cut":
@@ -108,6 +120,7 @@ def main() -> None:
         wire.PROTOCOL = options["protocol"]
     config = Config.load(**options.get("config", {}))
     configure(config.log_level, None)
+    logging.getLogger("hrdma").addHandler(Warnings(logging.WARNING))
     deadline = time.monotonic() + options.get("seconds", 10.0)
     started = time.monotonic()
     try:

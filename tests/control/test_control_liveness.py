@@ -191,6 +191,18 @@ def test_leaving_is_not_being_lost(start):
     )
 
 
+def test_a_rank_that_leaves_does_not_warn_of_others(start):
+    """Their last word may be lost where a link is full; nobody waits for them any more."""
+    ranks = start(3).joined()
+    ranks[0].signal(signal.SIGSTOP)
+    leaving = ranks[1].ask("leave")
+    assert ranks[1].do("leaving")
+    ranks[0].signal(signal.SIGKILL)
+    assert ranks[2].event("warned")["text"].startswith("control: rank 0 hung up")
+    assert ranks[1].answer(leaving) is None
+    assert ranks[1].events("warned") == []
+
+
 def test_the_coordinator_hands_over_when_it_leaves(start):
     ranks = start(3).joined()
     begun = time.monotonic()
