@@ -6,9 +6,9 @@
 
 Needs root. Hosts are namespaces around one switch (`hrdma.lab`), with links of the same rate both ways. A job is one server and some workers,
 processes that use this library's send and recv: the server sends its model to every worker, each one sleeps in place of computing
-and sends as much back. Servers' hosts have a controller (`hrdma.qos`), with which the servers register; FIFO is its policy ``fifo``, so
-that all policies shape alike. Workers do not register: as in the published experiments only the server's direction is ordered. (What
-workers send from a host with a controller is nobody's there, and goes last. With --all-ranks it goes in the band of its job.)
+and sends as much back. Servers' hosts have a controller (`hrdma.qos`), with which all ranks there register, as the library does by itself;
+FIFO is its policy ``fifo``, so that all policies shape alike. Where a host has no server nothing is ordered. With --servers-only workers do
+not register, as in the published experiments: what they send from a host with a controller is nobody's there, and goes last.
 
 Over Gloo (torch.distributed, `peers/tensorlights_rank.py`) servers are started with `hrdma qos run`, which puts the sockets of any
 program in its job's band; nothing else is different. It is installed by the first run.
@@ -88,7 +88,7 @@ class Setup:
     placement: tuple[int, ...]  #: servers on each of the first hosts
     floor: int  #: bytes per second that a job has in any band
     answers: bool = True  #: bare acknowledgements and the library's answers go before all bands
-    all_ranks: bool = False  #: workers on hosts of servers register too
+    servers_only: bool = False  #: workers on hosts of servers do not register
 
     @property
     def fan_outs(self) -> float:
@@ -259,7 +259,7 @@ def run(lab: Lab, setup: Setup, name: str, directory: str, gloo: Path | None) ->
             for rank, host in enumerate(hosts):
                 namespace = lab.namespace(host)
                 path = namespaces.inside(namespace, lambda: socket_path(dev, directory))
-                registers = rank == 0 or (setup.all_ranks and host < len(setup.placement))
+                registers = host < len(setup.placement) and not (rank and setup.servers_only)
                 environment = {
                     "RANK": str(rank), "WORLD_SIZE": str(len(hosts)), "MASTER_ADDR": lab.addresses(hosts[0])[0],
                     "MASTER_PORT": str(29600 + job), "HRDMA_TOKEN": "bench", "HRDMA_TIMEOUT": str(LIMIT),
@@ -378,7 +378,7 @@ def main() -> None:
     parser.add_argument("--rate", default="40mbit", help="of every link")
     parser.add_argument("--floor", default="100kbit", help="of every job at its server's link; as published")
     parser.add_argument("--no-answers", action="store_true", help="they stay in their job's band")
-    parser.add_argument("--all-ranks", action="store_true", help="workers on servers' hosts register too")
+    parser.add_argument("--servers-only", action="store_true", help="workers do not register, as published")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=1, help="policies take turns")
     parser.add_argument("--ratio", type=float, nargs="+", default=[0.5, 1.0, 2.0])
@@ -413,7 +413,7 @@ def main() -> None:
         os.environ["HRDMA_CACHE_DIR"] = directory
         for place, ratio in cases:
             setup = Setup(jobs, options.workers, options.model, rate, options.steps, ratio, place,
-                          rate_value(options.floor), not options.no_answers, options.all_ranks)  # fmt: skip
+                          rate_value(options.floor), not options.no_answers, options.servers_only)  # fmt: skip
             print(f"# over {options.transport}: {setup.jobs} jobs of {setup.workers} workers, {setup.nbytes} bytes, links of {options.rate}, floor"
                   f" {options.floor}, {setup.steps} steps, servers {place}; ratio {ratio:g}: {setup.compute:.3f} s computing beside {setup.fan_outs:.3f} s of"
                   f" all fan-outs, starts {STAGGER * setup.fan_outs:.3f} s apart", flush=True)  # fmt: skip

@@ -2,20 +2,21 @@
 
 /*
  * Bulk (segments, writes, eager payloads) is on its way until the peer's engine has acknowledged it, kernel buffers and
- * network included. What may be is max(64 KiB, (1 ms + round trip) x measured rate), so an urgent message has about
- * 2 ms of bulk ahead of it on its connection at most, on a path that is no slower than it was measured to be. After a
+ * network included. What may be is max(64 KiB, (0.5 ms + round trip) x measured rate), so an urgent message has less
+ * than a millisecond of bulk ahead of it on its connection, on a path that is no slower than it was measured to be. The
+ * bound promised is 2 ms: where processes share a core, the path is two to four times slower for a while. After a
  * burst that met an idle shaper's bucket that is not so for one round, which then takes the burst's place.
  *
  * Where the peer sends bulk too, its acknowledgements stand in line behind that, where there is one stream: a part of
  * what is not acknowledged has arrived long ago, and lies ahead of nobody. So as much more may be on its way as came
  * from there meanwhile, up to the same again. (Without this two ranks that exchange by one stream got half of a 100
  * Mbit/s link each, where one that sends gets all.) With several streams acknowledgements do not stand in that line,
- * and the addition is bulk ahead of an urgent message: up to twice as much, about 4 ms, while both sides send.
+ * and the addition is bulk ahead of an urgent message: up to twice as much while both sides send.
  */
 
 #include "core/engine.h"
 
-#define LATENCY_NS 1000000.0 /* of bulk ahead of an urgent message; the bound promised is twice that */
+#define LATENCY_NS 500000.0 /* of bulk ahead of an urgent message, at the measured rate */
 #define ROUND_NS 1000000
 
 static void conn_round(struct hr_conn *conn, int64_t now) {

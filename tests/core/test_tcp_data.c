@@ -95,6 +95,28 @@ TEST(the_queue_is_bounded) {
     pair_close(&p);
 }
 
+/* Writes that nothing could overtake any more stay with the engine, which sends what is urgent first. */
+TEST(writes_leave_room_for_messages) {
+    enum { PIECE = 64 << 10 };
+    struct pair p;
+    struct hr_mem mem;
+    struct hr_rmem rmem;
+    int taken = 0;
+    pair_open(&p, TINY);
+    rig_share(&p.cb, &p.ca, sink_memory, BIG, HR_ACCESS_REMOTE_WRITE, &mem, &rmem);
+    struct hr_rma write = {.local = source, .len = PIECE, .remote = &rmem, .with_notify = 1};
+    while (tcp->post_write(p.ca.ep, &write) == HR_INPROGRESS && taken < HR_TCP_QUEUE) taken++;
+    CHECK(taken > 1);
+    CHECK(taken * PIECE < HR_TCP_QUEUE_BYTES + 2 * PIECE);
+    CHECK_EQ(tcp->post_write(p.ca.ep, &write), HR_AGAIN);
+    CHECK_EQ(rig_send(&p.ca, 5, source, 4096), HR_INPROGRESS);
+    RUN(&p.a, &p.b, p.cb.messages && p.ca.dones == taken + 1);
+    CHECK_EQ(p.cb.notifies, taken);
+    CHECK_EQ(tcp->post_write(p.ca.ep, &write), HR_INPROGRESS);
+    RUN(&p.a, &p.b, p.cb.notifies == taken + 1);
+    pair_close(&p);
+}
+
 TEST(an_idle_connection_is_small) {
     struct pair p;
     pair_open(&p, NULL);

@@ -220,6 +220,8 @@ hr_status hr_tcp_post_write(struct hr_ep *base, const struct hr_rma *rma) {
     struct hr_tcp_write write = {rma->remote->rkey, rma->remote->addr + rma->offset, rma->value};
     hr_status status = usable(ep);
     if (!status) status = check_remote(rma->remote, rma->offset, rma->len);
+    /* Nothing overtakes what is in the ring. Answers to reads are no reason: they come as long as the peer asks. */
+    if (!status && !ep->tx_chunks && ep->tx_bytes >= HR_TCP_QUEUE_BYTES) status = HR_AGAIN;
     return status ? status : hr_tcp_push(ep, HR_TCP_OP_POSTED, &frame, &write, rma->local, rma->cookie, 0);
 }
 

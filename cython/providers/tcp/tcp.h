@@ -90,7 +90,8 @@ struct hr_tcp_op {
 enum {
     HR_TCP_QUEUE = 16,              /* posted operations and requests waiting for the socket */
     HR_TCP_RING = HR_TCP_QUEUE + 8, /* the same and answers */
-    HR_TCP_CHUNKS = 2               /* READ_DATA frames queued at a time, so that other frames get between */
+    HR_TCP_QUEUE_BYTES = 256 << 10, /* with so much waiting no further write is taken, so that messages get between */
+    HR_TCP_CHUNKS = 2               /* READ_DATA frames queued at a time, for the same reason */
 };
 
 /* A read or atomic of ours without an answer yet; slot id % HR_TCP_READS. */
