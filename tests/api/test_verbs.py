@@ -248,10 +248,12 @@ def test_dependants_are_closed_before_their_owner(pair):
             use()
 
 
-def test_what_nobody_holds_closes_itself_and_gives_memory_and_descriptors_back():
+@pytest.mark.parametrize("collected", [False, True], ids=["dropped", "collected"])
+def test_what_nobody_holds_closes_itself_and_gives_memory_and_descriptors_back(collected):
     files, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
     for _ in range(3):
         pair = Pair()
+        pair.cycle = [pair, pair.pd, *pair.cqs, *pair.qps] if collected else []
         array = bytearray(10)
         pair.qps[0].post_recv(verbs.MemoryRegion(pair.pd, array))
         gc.collect()
