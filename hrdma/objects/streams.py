@@ -190,7 +190,7 @@ def open_stream(
     place : tuple of (int, str, int)
         The node, and host and port of its feeder.
     request : dict
-        ``id``, ``gen``, ``offset``; for a sum also ``position`` and ``attempt``.
+        ``id``, ``gen``, ``offset``; for a piece also ``piece``; for a sum ``position`` and ``attempt``, too.
     me : int
         This node.
     target : Target
