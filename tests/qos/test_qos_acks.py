@@ -295,11 +295,16 @@ def both_ways(net: lab.Net, receive: int = 8 << 20) -> Iterator[Callable[[], tup
                     thread.join(5)
 
 
-def undisturbed(found: tuple[float, int, int, int, int]) -> bool:
+def disturbed(found: tuple[float, int, int, int, int]) -> bool:
     """A machine that is short of time makes TCP send a few again. What is reordered makes it do so until it has learned to wait, and is
     counted all the time."""
-    bare, inward, outward, again, early = found
-    return bare > 0 and min(inward, outward) > RATE // 10 and max(again, early) < 0.01 * (inward + outward) / 1448
+    _, inward, outward, again, early = found
+    return max(again, early) >= 0.01 * (inward + outward) / 1448 > 0
+
+
+def undisturbed(found: tuple[float, int, int, int, int]) -> bool:
+    bare, inward, outward = found[:3]
+    return bare > 0 and min(inward, outward) > RATE // 10 and not disturbed(found)
 
 
 @lab.isolated
@@ -314,15 +319,15 @@ def test_data_that_overtakes_data_would_be_taken_for_a_loss(net):
     kept = u32.bare_acks
     data = (0x0800, u32.U32(((6 << 16, 0xFF << 16, 8), (4000 << 16, 0xFFFF << 16, 20), (1 << 12, 1 << 12, 24))))
     u32.bare_acks = lambda: [*kept(), data]
-    with both_ways(net) as measure, pytest.raises(AssertionError, match="none of 3 windows is good"):
-        one_good(measure, undisturbed, 3)
+    with both_ways(net) as measure:
+        one_good(measure, disturbed)
 
 
 @lab.isolated
 def test_data_that_waits_for_longer_than_a_window_lasts_is_not_taken(net):
     """Linux drops data that acknowledges what is older than the largest window (RFC 5961, 5.2): newer acknowledgements overtook it."""
-    with both_ways(net, receive=1 << 14) as measure, pytest.raises(AssertionError, match="none of 3 windows is good"):
-        one_good(measure, undisturbed, 3)
+    with both_ways(net, receive=1 << 14) as measure:
+        one_good(measure, disturbed)
 
 
 @lab.isolated
