@@ -250,6 +250,7 @@ def test_dependants_are_closed_before_their_owner(pair):
 
 @pytest.mark.parametrize("collected", [False, True], ids=["dropped", "collected"])
 def test_what_nobody_holds_closes_itself_and_gives_memory_and_descriptors_back(collected):
+    gc.collect()  # what other tests have left
     files, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
     for _ in range(3):
         pair = Pair()
