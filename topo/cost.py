@@ -18,7 +18,7 @@ from typing import NamedTuple
 from hrdma.errors import ScheduleError
 from hrdma.topo.schedule import COPY, Schedule, blocks
 
-__all__ = ["DEFAULT_COST", "Cost", "Work", "effort", "predict"]
+__all__ = ["DEFAULT_COST", "LANDED", "Cost", "Work", "effort", "predict"]
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,9 @@ def effort(operands: int) -> float:
     return (operands + 1) / (3 * (operands - 1)) if operands > 1 else 1.0
 
 
+LANDED = 2 / 3  #: effort more where an operand lands in scratch first, as what it is reduced into is being sent
+
+
 class Work(NamedTuple):
     """What an algorithm does on its critical path, as a closed form of size and bytes."""
 
@@ -167,8 +170,10 @@ def predict(schedule: Schedule, nbytes: float, cost: Cost) -> float:
     ready: dict[tuple[int, int], float] = {}
     pending: dict[tuple[int, int], float] = {}
     operands: dict[tuple[int, int, int], int] = {}
-    for rnd, _, dst, chunk, *_ in schedule.table.tolist():
+    sends: set[tuple[int, int, int]] = set()
+    for rnd, src, dst, chunk, *_ in schedule.table.tolist():
         operands[rnd, dst, chunk] = operands.get((rnd, dst, chunk), 1) + 1
+        sends.add((rnd, src, chunk))
     now, end, waiting = -1, 0.0, cost.step(size)
     for rnd, src, dst, chunk, span, op, _ in schedule.table.tolist():
         if rnd != now:
@@ -182,7 +187,8 @@ def predict(schedule: Schedule, nbytes: float, cost: Cost) -> float:
         arrived = start + cost.message(length) + moving
         if not cost.pull:
             sending[src] = arrived
-        reducing = 0.0 if op == COPY else cost.gamma * length * effort(operands[rnd, dst, chunk])
+        passes = effort(operands[rnd, dst, chunk]) + (LANDED if (rnd, dst, chunk) in sends else 0.0)
+        reducing = 0.0 if op == COPY else cost.gamma * length * passes
         receiving[dst] = arrived
         if op != COPY:
             own = max(ready.get((dst, c), 0.0) for c in range(chunk, chunk + span))

@@ -34,11 +34,11 @@ from typing import NamedTuple
 import numpy as np
 
 from hrdma.errors import ScheduleError
-from hrdma.topo.cost import Cost, effort
+from hrdma.topo.cost import LANDED, Cost, effort
 from hrdma.topo.depend import graph
 from hrdma.topo.fabric import Fabric
 from hrdma.topo.routing import Routes, bind, chunk_bytes
-from hrdma.topo.schedule import DST, OP, REDUCE, ROUND, SRC, Schedule
+from hrdma.topo.schedule import CHUNK, DST, OP, REDUCE, ROUND, SRC, Schedule
 
 __all__ = ["WIRES", "Simulation", "fair", "simulate"]
 
@@ -198,7 +198,10 @@ class _Simulator:
         self.waits = self.graph.waits.copy()
         first, operands = self.graph.first, self.graph.operands
         each = np.array([effort(n) for n in range(int(operands.max(initial=1)) + 2)])
-        reducing = np.where(schedule.table[first, OP] == REDUCE, operands * each[operands + 1], 0.0)
+        sent, meets = (schedule.table[:, [ROUND, end, CHUNK]].astype(np.int64) for end in (SRC, DST))
+        scale = np.array([schedule.size * schedule.chunks, schedule.chunks, 1])
+        passes = each[operands + 1] + LANDED * np.isin(meets[first] @ scale, sent @ scale)
+        reducing = np.where(schedule.table[first, OP] == REDUCE, operands * passes, 0.0)
         folding = cost.gamma * self.bytes[first] * reducing * burden[dst[first]]
         self.pool = [0.0] * cost.cores if 0 < cost.cores < schedule.size else []  # when each shared core is done
         if self.pool:

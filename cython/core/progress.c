@@ -9,8 +9,8 @@
  * The background thread serves when nobody has driven for a tick (2 ms): requests that nobody waits for, and what peers
  * need of a rank that computes. While callers come and go it only looks every tick; once nothing was driven for a
  * second it sleeps without a limit, armed, and costs nothing. A caller who begins to poll disarms (so that peers need
- * not wake anybody) and, if the thread sleeps without a limit, kicks it back to ticking. While a caller drives for long
- * the thread sleeps deep and is kicked when the role is free again.
+ * not wake anybody) and, if the thread sleeps without a limit, kicks it back to ticking. While one call drives for long
+ * (a tick in which no other call ended) the thread sleeps deep and is kicked when the role is free again.
  */
 
 #include <errno.h>
@@ -376,16 +376,16 @@ static void *bg_main(void *arg) {
     hr_lock(engine);
     uint64_t seen = engine->drive_seq;
     while (!engine->stop) {
-        if (engine->driving) {
-            engine->bg_deep = 1;
-            bg_rest(engine, -1);
-            engine->bg_deep = 0;
-            continue;
-        }
         if (engine->drive_seq != seen) {
             seen = engine->drive_seq;
             recent = hr_now() + RECENT_NS;
             bg_rest(engine, TICK_MS);
+            continue;
+        }
+        if (engine->driving) {
+            engine->bg_deep = 1;
+            bg_rest(engine, -1);
+            engine->bg_deep = 0;
             continue;
         }
         engine->driving = 2;

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hrdma.topo.cost import Work
+from hrdma.topo.cost import LANDED, Work
 from hrdma.topo.schedule import COPY, REDUCE, Schedule, involved
 
 __all__ = ["COLLECTIVES", "build", "folded", "work"]
@@ -50,9 +50,9 @@ def build(collective: str, size: int, parts: int = 1, root: int = 0, rank: int |
 
 
 def work(collective: str, size: int, nbytes: float, parts: int = 1) -> Work:
-    """Closed form."""
+    """Closed form. What is exchanged lands in scratch, as partners send what they reduce into."""
     stays, pairs = folded(size)
     steps, extra = len(stays).bit_length() - 1, 1 if pairs else 0
     total = steps + 2 * extra
     share = (steps * len(stays) + 2 * len(pairs)) / (total * size) if total else 1.0
-    return Work(total, total, total * nbytes, extra * nbytes, (steps + extra) * nbytes, share)
+    return Work(total, total, total * nbytes, extra * nbytes, (steps + extra) * nbytes, share, 1 + LANDED)

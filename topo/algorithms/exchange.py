@@ -17,7 +17,7 @@ case of their all-to-all broadcast for short messages).
 from __future__ import annotations
 
 from hrdma.topo.algorithms.direct import pairs
-from hrdma.topo.cost import Work, effort
+from hrdma.topo.cost import LANDED, Work, effort
 from hrdma.topo.schedule import REDUCE, Schedule, rows
 
 __all__ = ["COLLECTIVES", "build", "work"]
@@ -32,5 +32,5 @@ def build(collective: str, size: int, parts: int = 1, root: int = 0, rank: int |
 
 
 def work(collective: str, size: int, nbytes: float, parts: int = 1) -> Work:
-    """Closed form. All operands land in scratch before they are reduced: two more accesses where one has three."""
-    return Work(1, size - 1, (size - 1) * nbytes, 0, (size - 1) * nbytes, effort=effort(size) + 2 / 3)
+    """Closed form. All operands land in scratch before they are reduced."""
+    return Work(1, size - 1, (size - 1) * nbytes, 0, (size - 1) * nbytes, effort=effort(size) + LANDED)

@@ -97,6 +97,7 @@ static inline int deliver(struct shm_ep *e, uint64_t word) {
     const uint8_t *at = ring_rx_at(&e->rx);
 
     if (!ring_word_marked(word) || hdr_len < 8 || hdr_len > HR_MAX_HDR || hdr_len % 8 || len > SHM_MAX_SEND) return 0;
+    ring_rx_fetch(at, hdr_len + len);
     if (ring_word_kind(word) == RING_MSG)
         shm_ep_domain(e)->base.sink->recv(&e->base, at, hdr_len, at + hdr_len, len);
     else if (!hr_shm_on_remote(e, ring_word_kind(word), at, hdr_len, at + hdr_len, len))

@@ -14,7 +14,8 @@
  * which the next record will begin must hold a zero word before the record in front of it is published, for old payload
  * may lie there. The producer zeroes words ahead, after it has published, while the consumer is busy with what it got.
  * That takes the lines over from the consumer's cache as well, so that the next record is written into the producer's
- * own (measured: 0.30 us instead of 0.68 for 1 KiB one way, where a bare line takes 0.22).
+ * own. Lines of longer records are claimed instead, by a prefetch for writing: the next locked instruction would wait
+ * for so many stores.
  *
  * The data is mapped twice in a row: a record may run over the end of the first map and still lies in one piece.
  *
@@ -37,7 +38,9 @@
 
 #define SHM_LINE 64
 #define SHM_WORD 8
-#define SHM_AHEAD 2048 /* at most about twice so many bytes are taken over in advance */
+#define SHM_ZERO 1024   /* records up to this are zeroed ahead */
+#define SHM_AHEAD 16384 /* of longer ones so much is claimed */
+#define SHM_FETCH 4096  /* of a record that has come are fetched at once, before anybody looks at them */
 
 struct ring_ctl { /* in shared memory; each member on lines of its own, two because processors fetch pairs */
     _Alignas(128) _Atomic uint64_t head;   /* bytes consumed and given back; written by the consumer */
@@ -103,12 +106,27 @@ static inline int ring_tx_look(struct ring_tx *tx) {
 /* Where the next record's header goes. */
 static inline uint8_t *ring_tx_at(struct ring_tx *tx) { return tx->data + (tx->tail & tx->mask) + SHM_WORD; }
 
-/* Zeroes words ahead for one or two more records like the last one, of n bytes. */
+static inline void ring_claim(const uint8_t *line) {
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" ::"m"(*line)); /* a no-op where the processor has it not */
+#else
+    __builtin_prefetch(line, 1);
+#endif
+}
+
+/* Takes lines ahead for one or two more records like the last one, of n bytes. */
 static inline void ring_tx_ahead(struct ring_tx *tx, uint64_t n) {
-    uint64_t like = n < SHM_AHEAD ? n : SHM_AHEAD, end;
-    if (__builtin_expect(tx->clear >= tx->tail + like + 2 * SHM_LINE, 1)) return;
-    end = tx->tail + 2 * like + 8 * SHM_LINE;
+    uint64_t end;
+    if (n > SHM_ZERO) {
+        end = tx->tail + (n < SHM_AHEAD ? n : SHM_AHEAD);
+        if (end > tx->limit) end = tx->limit;
+        for (uint64_t at = tx->tail; at < end; at += SHM_LINE) ring_claim(tx->data + (at & tx->mask));
+        return;
+    }
+    if (__builtin_expect(tx->clear >= tx->tail + n + 2 * SHM_LINE, 1)) return;
+    end = tx->tail + 2 * n + 8 * SHM_LINE;
     if (end > tx->limit) end = tx->limit;
+    if (tx->clear < tx->tail) tx->clear = tx->tail;
     for (; tx->clear < end; tx->clear += SHM_LINE)
         atomic_store_explicit(ring_slot(tx->data, tx->mask, tx->clear), 0, memory_order_relaxed);
 }
@@ -138,6 +156,12 @@ static inline int ring_rx_look(const struct ring_rx *rx) {
 }
 static inline void ring_rx_awake(const struct ring_rx *rx) {
     atomic_store_explicit(&rx->ctl->asleep, 0, memory_order_relaxed);
+}
+
+/* The lines of what came, all at once instead of one after the other. */
+static inline void ring_rx_fetch(const uint8_t *at, size_t len) {
+    if (len > SHM_FETCH) len = SHM_FETCH;
+    for (size_t i = SHM_LINE; i < len; i += SHM_LINE) __builtin_prefetch(at + i);
 }
 
 static inline uint8_t *ring_rx_at(const struct ring_rx *rx) { return rx->data + (rx->pos & rx->mask) + SHM_WORD; }
