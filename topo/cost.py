@@ -91,7 +91,7 @@ class Cost:
 # Orders of magnitude for a recent host; a job measures its own (hrdma/calibration.py).
 DEFAULT_COST: dict[str, Cost] = {
     "loop": Cost(2e-7, 1e-10, 2.5e-11, pull=True, name="default for loop"),
-    "shm": Cost(2.5e-7, 1.2e-10, 2.5e-11, 2e-7, 1e-6, 16 << 10, pull=True, name="default for shm"),
+    "shm": Cost(2.5e-7, 1.2e-10, 2.5e-11, 2e-7, 1e-6, 32 << 10, pull=True, name="default for shm"),
     "tcp": Cost(7e-6, 3e-10, 2.5e-11, 5e-7, 1e-6, 64 << 10, name="default for tcp"),
     "verbs": Cost(1e-6, 8e-11, 2.5e-11, 2e-6, 5e-6, 4 << 10, offload=True, name="default for verbs"),
 }

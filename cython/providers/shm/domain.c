@@ -143,7 +143,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
         .owner = params->owner,
         .caps = {.flags = HR_CAP_READ | HR_CAP_WRITE | HR_CAP_ATOMIC | HR_CAP_MAP | HR_CAP_ANYMEM | HR_CAP_LOCAL,
                  .max_send = SHM_MAX_SEND,
-                 .eager_max = 16 << 10,
+                 .eager_max = 32 << 10,
                  .segment = 512 << 10,
                  .window = 0},
     };

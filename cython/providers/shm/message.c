@@ -86,7 +86,7 @@ hr_status hr_shm_post_send(struct hr_ep *ep, const struct hr_msg *msg) {
     if (len == 8)
         memcpy(at + hdr_len, msg->payload, 8);
     else if (len) /* the ring's lines are in the consumer's cache since the turn before */
-        hr_copy(at + hdr_len, msg->payload, len, HR_STORE_SHARED);
+        hr_copy(at + ring_payload(hdr_len, len), msg->payload, len, HR_STORE_SHARED);
     if (ring_tx_publish(&e->tx, ring_word(RING_MSG, hdr_len, len), n)) hr_shm_wake(e);
     return HR_OK;
 }
@@ -94,13 +94,14 @@ hr_status hr_shm_post_send(struct hr_ep *ep, const struct hr_msg *msg) {
 /* A record of any kind; 0: it makes no sense. */
 static inline int deliver(struct shm_ep *e, uint64_t word) {
     size_t hdr_len = ring_word_hdr_len(word), len = ring_word_len(word);
-    const uint8_t *at = ring_rx_at(&e->rx);
+    const uint8_t *at = ring_rx_at(&e->rx), *payload;
 
     if (!ring_word_marked(word) || hdr_len < 8 || hdr_len > HR_MAX_HDR || hdr_len % 8 || len > SHM_MAX_SEND) return 0;
+    payload = at + ring_payload(hdr_len, len);
     ring_rx_fetch(at, hdr_len + len);
     if (ring_word_kind(word) == RING_MSG)
-        shm_ep_domain(e)->base.sink->recv(&e->base, at, hdr_len, at + hdr_len, len);
-    else if (!hr_shm_on_remote(e, ring_word_kind(word), at, hdr_len, at + hdr_len, len))
+        shm_ep_domain(e)->base.sink->recv(&e->base, at, hdr_len, payload, len);
+    else if (!hr_shm_on_remote(e, ring_word_kind(word), at, hdr_len, payload, len))
         return 0;
     if (ring_rx_consume(&e->rx, ring_record(hdr_len, len))) hr_shm_wake(e);
     return 1;

@@ -37,7 +37,7 @@ static void send_record(struct shm_ep *e, enum ring_kind kind, const void *hdr, 
                         size_t len) {
     uint8_t *at = ring_tx_at(&e->tx);
     memcpy(at, hdr, hdr_len);
-    if (len) memcpy(at + hdr_len, payload, len);
+    if (len) memcpy(at + ring_payload(hdr_len, len), payload, len);
     if (ring_tx_publish(&e->tx, ring_word(kind, hdr_len, len), ring_record(hdr_len, len))) hr_shm_wake(e);
 }
 

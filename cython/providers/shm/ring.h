@@ -38,6 +38,7 @@
 
 #define SHM_LINE 64
 #define SHM_WORD 8
+#define SHM_ALIGN 1024  /* payload from this length on begins on a line */
 #define SHM_ZERO 1024   /* records up to this are zeroed ahead */
 #define SHM_AHEAD 16384 /* of longer ones so much is claimed */
 #define SHM_FETCH 4096  /* of a record that has come are fetched at once, before anybody looks at them */
@@ -75,9 +76,16 @@ static inline size_t ring_word_hdr_len(uint64_t word) { return word >> 32 & 0xff
 static inline unsigned ring_word_kind(uint64_t word) { return word >> 48 & 0xff; }
 static inline int ring_word_marked(uint64_t word) { return word >> 56 == 0xa5; }
 
+static inline uint64_t ring_lines(uint64_t n) { return (n + SHM_LINE - 1) & ~(uint64_t)(SHM_LINE - 1); }
+
+/* Where the payload is, counted from the header: behind it, or on lines of its own where there is much of it. */
+static inline size_t ring_payload(size_t hdr_len, size_t len) {
+    return len < SHM_ALIGN ? hdr_len : ring_lines(SHM_WORD + hdr_len) - SHM_WORD;
+}
+
 /* Bytes that a record takes in the ring. */
 static inline uint64_t ring_record(size_t hdr_len, size_t len) {
-    return (SHM_WORD + hdr_len + len + SHM_LINE - 1) & ~(uint64_t)(SHM_LINE - 1);
+    return ring_lines(SHM_WORD + ring_payload(hdr_len, len) + len);
 }
 
 static inline _Atomic uint64_t *ring_slot(uint8_t *data, uint64_t mask, uint64_t pos) {
