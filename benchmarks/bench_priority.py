@@ -8,6 +8,8 @@ an irecv for the bulk and receives the urgent ones meanwhile. With --listen it w
 receives the urgent ones: then the scheduler's waking of that thread is in the figures too, which on as many cores as
 ranks must take one from a rank that is busy. Both ranks must share a clock, that is, run on one machine (network
 namespaces are fine). `bulks_within_ms`: in how many of the bulk messages the slowest urgent one took less than that.
+`late_ms_waited_ms`: each message of more than 5 ms, and for how long the two ranks were ready to run and had no processor
+(the kernel's count: for the sender during its call, for the receiver since the message before).
 """
 
 from __future__ import annotations
@@ -17,13 +19,30 @@ import json
 import sys
 import threading
 import time
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 import hrdma
 
-URGENT, BULK, READY = 1, 2, 3
+URGENT, BULK, READY, LAST = 1, 2, 3, 4
 BOUNDS_MS = (0.5, 1, 2, 3, 5, 10)
+LATE_MS = 5
+
+
+class Arrival(NamedTuple):
+    """Of an urgent message: seconds from its stamp, and for how many of them its sender and receiver had no processor."""
+
+    seconds: float
+    waited: float
+
+
+def waited() -> float:
+    """Seconds for which threads of this process were ready to run, and others ran."""
+    return (
+        sum(int(task.joinpath("schedstat").read_text().split()[1]) for task in Path("/proc/self/task").iterdir()) * 1e-9
+    )
 
 
 def sender(comm: hrdma.Communicator, bulk: np.ndarray, count: int, gap: float) -> float:
@@ -35,35 +54,43 @@ def sender(comm: hrdma.Communicator, bulk: np.ndarray, count: int, gap: float) -
     request = comm.isend(bulk, 1, BULK, priority=6)
     for _ in range(count):
         time.sleep(gap * random.uniform(0.5, 1.5))
+        before = waited()
         stamp[0] = -1.0 if request.done else time.clock_gettime(time.CLOCK_MONOTONIC)
         comm.send(stamp, 1, URGENT, priority=0)
+        stamp[1] = waited() - before  # travels with the next one
     request.wait()
-    return time.perf_counter() - begin
+    took = time.perf_counter() - begin
+    comm.send(stamp, 1, LAST)
+    return took
 
 
-def receive(comm: hrdma.Communicator, stamp: np.ndarray, count: int, delays: list[float]) -> None:
-    """Takes the urgent messages; adds the seconds that each took from its stamp, while the bulk was on its way."""
-    for _ in range(count):
-        comm.recv(stamp, 0, URGENT, priority=0)
-        if stamp[0] >= 0:
-            delays.append(time.clock_gettime(time.CLOCK_MONOTONIC) - stamp[0])
+def receive(comm: hrdma.Communicator, stamp: np.ndarray, count: int, arrivals: list[Arrival]) -> None:
+    """Takes the urgent messages; adds those that were sent while the bulk was on its way."""
+    before, took, here = waited(), -1.0, 0.0
+    for number in range(count + 1):
+        comm.recv(stamp, 0, URGENT if number < count else LAST, priority=0)
+        now = time.clock_gettime(time.CLOCK_MONOTONIC)
+        if took >= 0:
+            arrivals.append(Arrival(took, here + stamp[1]))
+        took = now - stamp[0] if stamp[0] >= 0 and number < count else -1.0
+        here, before = waited() - before, waited()
 
 
-def receiver(comm: hrdma.Communicator, bulk: np.ndarray, count: int, listen: bool) -> list[float]:
-    """Receives the bulk and the urgent messages; seconds that each of these took."""
-    delays: list[float] = []
+def receiver(comm: hrdma.Communicator, bulk: np.ndarray, count: int, listen: bool) -> list[Arrival]:
+    """Receives the bulk and the urgent messages."""
+    arrivals: list[Arrival] = []
     stamp = hrdma.zeros(512, "float64")  # the first one makes an arena, which takes milliseconds
     request = comm.irecv(bulk, 0, BULK)
-    thread = threading.Thread(target=receive, args=(comm, stamp, count, delays))
+    thread = threading.Thread(target=receive, args=(comm, stamp, count, arrivals))
     if listen:
         thread.start()
     comm.send(np.zeros(1), 0, READY)
     if not listen:
-        receive(comm, stamp, count, delays)
+        receive(comm, stamp, count, arrivals)
     request.wait()
     if listen:
         thread.join()
-    return delays
+    return arrivals
 
 
 def main() -> int:
@@ -77,7 +104,7 @@ def main() -> int:
     parser.add_argument("--listen", action="store_true", help="receive urgent messages in a thread of their own")
     options = parser.parse_args()
     with hrdma.init() as comm:
-        delays: list[float] = []
+        arrivals: list[Arrival] = []
         slowest: list[float] = []
         bulk = hrdma.zeros(options.bulk, "uint8")
         bulk[:] = 1  # so that what is measured is not the system finding memory
@@ -88,15 +115,16 @@ def main() -> int:
                 seconds = sender(comm, bulk, options.count, gap)
             else:
                 found = receiver(comm, bulk, options.count, options.listen)
-                delays += found
-                slowest.append(max(found, default=0.0) * 1e3)
+                arrivals += found
+                slowest.append(max((arrival.seconds for arrival in found), default=0.0) * 1e3)
             comm.barrier()
             if not options.gap:
                 spread = np.array([seconds])
                 comm.broadcast(spread, 0)
                 gap = float(spread[0]) / options.count * 0.8
         if comm.rank == 1:
-            ms = np.sort(delays) * 1e3
+            ms = np.sort([arrival.seconds for arrival in arrivals]) * 1e3
+            late = [arrival for arrival in arrivals if arrival.seconds * 1e3 > LATE_MS]
             row = {
                 "transport": comm.info()["transports"][0],
                 "receiver": "thread" if options.listen else "same thread",
@@ -106,6 +134,8 @@ def main() -> int:
                 "max_ms": float(ms.max()),
                 "bulks": len(slowest),
                 "bulks_within_ms": {str(bound): int(np.sum(np.array(slowest) < bound)) for bound in BOUNDS_MS},
+                "median_waited_ms": float(np.median([arrival.waited for arrival in arrivals])) * 1e3,
+                "late_ms_waited_ms": [[round(value * 1e3, 2) for value in arrival] for arrival in late],
                 "bulk_bytes_per_s": options.bulk / gap / options.count * 0.8,
             }
             print(json.dumps(row), flush=True)
