@@ -155,34 +155,39 @@ def latency(comm: hrdma.Communicator, count: int) -> float:
         text = bytearray(len(bytes(memory)))
         comm.sendrecv(bytes(memory), 1 - comm.rank, text, 1 - comm.rank)
         remote = end.remote(text)
+        write, notified, times, clock = end.write, end.notified, [], time.perf_counter
         comm.barrier()
-        times = []
-        for number in range(count):
-            start = time.perf_counter()
-            if comm.rank == 0:
-                end.write(y, remote, notify=number)
-            if end.notified() != number:
-                raise ValueError("notifications out of order")
-            if comm.rank == 1:
-                end.write(y, remote, notify=number)
-            times.append(time.perf_counter() - start)
+        if comm.rank == 0:
+            for number in range(count):
+                start = clock()
+                write(y, remote, notify=number)
+                back = notified()
+                times.append(clock() - start)
+                if back != number:
+                    raise ValueError("notifications out of order")
+        else:
+            for _ in range(count):
+                write(y, remote, notify=notified())
         comm.barrier()
-    return statistics.median(times) / 2
+    return statistics.median(times) / 2 if times else 0.0
 
 
 def by_message(comm: hrdma.Communicator, count: int) -> float:
     """Seconds one way of a message of 8 bytes."""
-    x, times, other = hrdma.zeros(8, "uint8"), [], 1 - comm.rank
+    x, times, clock, other = hrdma.zeros(8, "uint8"), [], time.perf_counter, 1 - comm.rank
+    send, recv = comm.send, comm.recv
     comm.barrier()
-    for _ in range(count):
-        start = time.perf_counter()
-        if comm.rank == 0:
-            comm.send(x, dst=other)
-        comm.recv(x, src=other)
-        if comm.rank == 1:
-            comm.send(x, dst=other)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) / 2
+    if comm.rank == 0:
+        for _ in range(count):
+            start = clock()
+            send(x, dst=other)
+            recv(x, src=other)
+            times.append(clock() - start)
+    else:
+        for _ in range(count):
+            recv(x, src=other)
+            send(x, dst=other)
+    return statistics.median(times) / 2 if times else 0.0
 
 
 def allreduce(comm: hrdma.Communicator, count: int) -> float:
