@@ -26,3 +26,5 @@ include "bind/verbs_device.pxi"
 include "bind/verbs_queue.pxi"
 include "bind/verbs_srq.pxi"
 include "bind/verbs_qp.pxi"
+
+numpy_learn()

@@ -1,11 +1,11 @@
-# buffer.pxi - from a Python object to memory: the buffer protocol, then DLPack.
+# buffer.pxi - from a Python object to memory: numpy's arrays, the buffer protocol, then DLPack.
 #
 # A Span is one argument while a call has it: where it lies, how many bytes, how many elements of which type. It lives
 # on the caller's stack for blocking calls and inside a Request for the others; either way span_close() gives it back,
 # and until then the exporter may not move or free the memory. dtype is an hr_dtype, or -1 for types that the core
 # moves and cannot reduce (bool, complex, structured).
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE
-from cpython.object cimport PyObject
+from cpython.object cimport Py_TYPE, PyObject, PyTypeObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.string cimport memset
@@ -69,6 +69,40 @@ cdef extern from *:
         hr_dl_tensor dl_tensor
 
 
+cdef extern from *:
+    """
+    /* The head of an array and of its type, as numpy's ABI has had them since 1.0 (ndarraytypes.h). */
+    typedef struct {
+        PyObject_HEAD
+        PyTypeObject *typeobj;
+        char kind, type, byteorder, flags;
+        int type_num;
+    } hr_numpy_type;
+    typedef struct {
+        PyObject_HEAD
+        void *data;
+        int nd;
+        Py_ssize_t *dimensions, *strides;
+        PyObject *base;
+        hr_numpy_type *descr;
+        int flags;
+    } hr_numpy_array;
+    """
+    ctypedef struct hr_numpy_type:
+        char byteorder
+        int type_num
+    ctypedef struct hr_numpy_array:
+        void *data
+        int nd
+        Py_ssize_t *dimensions
+        hr_numpy_type *descr
+        int flags
+
+cdef enum:
+    NUMPY_CONTIGUOUS = 0x1
+    NUMPY_WRITEABLE = 0x400
+    NUMPY_TYPES = 24
+
 cdef enum:
     DL_CPU = 1
     DL_READ_ONLY = 1
@@ -79,8 +113,8 @@ cdef struct Span:
     size_t count
     size_t itemsize
     int dtype
-    View view         # view.obj is NULL where DLPack gave the memory
-    PyObject *keep    # the capsule then: as long as it lives, so does the memory
+    View view         # view.obj is NULL where the memory came by another way than the buffer protocol
+    PyObject *keep    # the array or DLPack's capsule then: as long as it lives, so does the memory
 
 
 cdef inline void span_close(Span *span) noexcept:
@@ -91,10 +125,35 @@ cdef inline void span_close(Span *span) noexcept:
         span.keep = NULL
 
 
+cdef bint span_numpy(object x, bint writable, Span *span) noexcept:
+    """An array itself, contiguous, of numbers in native order. 0: ask it by the buffer protocol, which takes longer.
+
+    As there, a reference is what keeps others from resizing it.
+    """
+    cdef hr_numpy_array *array = <hr_numpy_array *> <PyObject *> x
+    cdef int wanted = NUMPY_CONTIGUOUS | (NUMPY_WRITEABLE if writable else 0), number = array.descr.type_num, i
+    if array.flags & wanted != wanted or not 0 <= number < NUMPY_TYPES or not NUMPY_SIZE[number]:
+        return False
+    if array.descr.byteorder not in (c"=", c"|"):
+        return False
+    span.count = 1
+    for i in range(array.nd):
+        span.count *= <size_t> array.dimensions[i]
+    span.ptr = array.data
+    span.itemsize = NUMPY_SIZE[number]
+    span.nbytes = span.count * span.itemsize
+    span.dtype = NUMPY_DTYPE[number]
+    span.keep = <PyObject *> x
+    Py_INCREF(x)
+    return True
+
+
 cdef inline int span_open(object x, bint writable, Span *span) except -1:
     """Memory of x as bytes, for send and recv. On error nothing is held."""
     span.view.obj = NULL
     span.keep = NULL
+    if Py_TYPE(x) == NDARRAY and span_numpy(x, writable, span):
+        return 0
     if not PyObject_CheckBuffer(x):
         return span_dlpack(x, writable, span)
     try:
@@ -110,6 +169,8 @@ cdef inline int span_open_typed(object x, bint writable, Span *span) except -1:
     """Memory of x with its element type, for collectives. On error nothing is held."""
     span.view.obj = NULL
     span.keep = NULL
+    if Py_TYPE(x) == NDARRAY and span_numpy(x, writable, span):
+        return 0
     if not PyObject_CheckBuffer(x):
         return span_dlpack(x, writable, span)
     cdef int flags = PyBUF_C_CONTIGUOUS | (PyBUF_WRITABLE if writable else 0)
@@ -180,6 +241,30 @@ cdef int dtype_of_format(const char *format, size_t itemsize) noexcept:
 
 
 cdef bint LITTLE_ENDIAN = __import__("sys").byteorder == "little"
+
+
+cdef PyTypeObject *NDARRAY = NULL  # numpy.ndarray, where its arrays are as said above
+cdef size_t[NUMPY_TYPES] NUMPY_SIZE
+cdef int[NUMPY_TYPES] NUMPY_DTYPE
+
+
+cdef int numpy_learn() except -1:
+    """Fills the tables, and tries what is said above of arrays."""
+    global NDARRAY
+    cdef Span span
+    import numpy
+
+    for letter in "bhilqBHILQefd":
+        dtype = numpy.dtype(letter)
+        NUMPY_DTYPE[dtype.num] = dtype_of_format(letter.encode(), dtype.itemsize)
+        NUMPY_SIZE[dtype.num] = dtype.itemsize
+    sample = numpy.arange(12, dtype="int16").reshape(2, 6)[1:]
+    if span_numpy(sample, True, &span):
+        if (<size_t> sample.ctypes.data, 12, 6, 2, DTYPE_CODE["int16"]) == (
+            <size_t> span.ptr, span.nbytes, span.count, span.itemsize, span.dtype
+        ) and not span_numpy(numpy.broadcast_to(sample, (2, 6)), False, &span):
+            NDARRAY = Py_TYPE(sample)
+    return 0
 
 
 cdef int span_dlpack(object x, bint writable, Span *span) except -1:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import sys
 import threading
 import time
 
@@ -184,6 +185,13 @@ def test_buffers_are_held_while_a_request_is_on_its_way_and_no_longer(comm):
     comm.recv(bytearray(8), 0, tag=98)
     request.wait()
     y.append(1)
+    z = np.zeros(4)
+    before = sys.getrefcount(z)
+    request = comm.irecv(z, 0, tag=97)
+    with pytest.raises(ValueError, match="resize"):
+        z.resize(8)
+    request.cancel()
+    assert sys.getrefcount(z) == before
 
 
 def test_a_dropped_request_goes_on(comm):
