@@ -14,6 +14,17 @@ cdef tuple ACCESS_WORDS = (("read", HR_ACCESS_REMOTE_READ), ("write", HR_ACCESS_
                            ("atomic", HR_ACCESS_REMOTE_ATOMIC))
 
 
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object x, int *overflow) except? -1
+
+
+cdef inline long long whole(object number) except? -1:
+    """An integer; what no 64 bits hold becomes the nearest that they do."""
+    cdef int overflow = 0
+    cdef long long value = PyLong_AsLongLongAndOverflow(number, &overflow)
+    return value if overflow == 0 else 0x7fffffffffffffff if overflow > 0 else -0x7fffffffffffffff
+
+
 cdef str access_text(uint32_t access):
     return ", ".join([word for word, bit in ACCESS_WORDS if access & bit])
 
@@ -260,9 +271,10 @@ cdef class Endpoint:
             raise ValueError(f"{remote!r} is not of this endpoint's rank {self.rank}")
         if not remote.access & access:
             raise ValueError(f"{remote!r} is not for {access_text(access)}")
-        if not 0 <= offset <= remote.nbytes or nbytes > remote.nbytes - <size_t> offset:
+        cdef long long at = whole(offset)
+        if at < 0 or <size_t> at > remote.nbytes or nbytes > remote.nbytes - <size_t> at:
             raise ValueError(f"{nbytes} bytes at offset {offset} are not within {remote!r}")
-        return offset
+        return <uint64_t> at
 
     def write(self, x, RemoteMemory remote, offset=0, *, notify=None, bint async_op=False, timeout=None,
               priority=None):
@@ -306,13 +318,15 @@ cdef class Endpoint:
         cdef Call call
         cdef uint64_t at
         cdef uint32_t value = 0
+        cdef long long number
         cdef const uint32_t *told = NULL
         cdef hr_status status
         self.channel.check()
         if notify is not None:
-            if not 0 <= notify <= 0xffffffff:
+            number = whole(notify)
+            if not 0 <= number <= 0xffffffff:
                 raise ValueError(f"notify={notify}: 0 to 2**32 - 1")
-            value, told = notify, &value
+            value, told = <uint32_t> number, &value
         self.channel.describe(&call, b"write", self.channel.deadline_seconds(timeout), self.rank)
         req.priority = self.channel.priority_of(priority)
         if async_op:
