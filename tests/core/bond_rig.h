@@ -15,6 +15,7 @@
 #include "hr/mix.h"
 #include "providers/verbs/bond.h"
 #include "providers/verbs/sim.h"
+#include "watched.h"
 
 enum { SLOTS = 12, SLOT = 1 << 20, JUNK = 0xee, JOBS = 64 };
 
@@ -58,14 +59,35 @@ struct told { /* header of a message */
 };
 
 static inline uint8_t byte_of(uint64_t seed, size_t i) { return (uint8_t)((seed * 2654435761u + i * 40503u) >> 7); }
-static inline void fill_with(uint8_t *at, size_t len, uint64_t seed) {
+UNWATCHED static void fill_bytes(uint8_t *at, size_t len, uint64_t seed) {
     for (size_t i = 0; i < len; i++) at[i] = byte_of(seed, i);
+}
+UNWATCHED static int same_bytes(const uint8_t *at, size_t len, uint64_t seed) {
+    for (size_t i = 0; i < len; i++)
+        if (at[i] != byte_of(seed, i)) return 0;
+    return 1;
+}
+UNWATCHED static int same_words(const void *a, const void *b, size_t n) {
+    for (size_t i = 0; i < n / sizeof(uint64_t); i++)
+        if (((const uint64_t *)a)[i] != ((const uint64_t *)b)[i]) return 0;
+    return 1;
+}
+static inline void fill_with(uint8_t *at, size_t len, uint64_t seed) {
+    watched_write(at, len);
+    fill_bytes(at, len, seed);
 }
 static inline uint64_t draw(struct bond_rig *rig, uint64_t below) { return hr_mix(&rig->random) % below; }
 
 static inline struct hr_bond *bond_of(const struct bond_side *side) { return (struct hr_bond *)side->domain; }
 static inline struct hr_bond_ep *bond_ep_of(const struct bond_side *side) { return (struct hr_bond_ep *)side->ep; }
 static inline uint8_t *slot_at(uint8_t *memory, int slot) { return memory + (size_t)slot * SLOT; }
+
+/* A slot at side 1 is as expected. */
+static inline void check_slot(struct bond_rig *rig, int slot) {
+    const uint8_t *memory = slot_at(rig->side[1].memory, slot), *expected = slot_at(rig->expected, slot);
+    watched_read(memory, SLOT);
+    if (!same_words(memory, expected, SLOT)) CHECK_MEM(memory, expected, SLOT);
+}
 
 /* ---- events ---- */
 
@@ -77,12 +99,9 @@ static inline void bond_on_recv(struct hr_ep *ep, const void *hdr, size_t hdr_le
     CHECK_EQ(told.number, side->heard);
     CHECK_EQ(told.len, len);
     side->heard++;
-    for (size_t i = 0; i < len; i++)
-        if (((const uint8_t *)payload)[i] != byte_of(told.number, i)) {
-            CHECK(!"the message is as it was sent");
-            break;
-        }
-    if (told.some) CHECK_MEM(slot_at(side->memory, (int)told.slot), slot_at(side->rig->expected, (int)told.slot), SLOT);
+    watched_read(payload, len);
+    CHECK(same_bytes(payload, len, told.number)); /* as it was sent */
+    if (told.some) check_slot(side->rig, (int)told.slot);
 }
 
 static inline void bond_on_done(struct hr_ep *ep, void *cookie, hr_status status) {
@@ -95,7 +114,7 @@ static inline void bond_on_done(struct hr_ep *ep, void *cookie, hr_status status
     if (job->slot < 0) return;
     uint8_t *local = slot_at(rig->side[0].memory, job->slot);
     CHECK_EQ(status, HR_OK);
-    CHECK_MEM(slot_at(rig->side[1].memory, job->slot), slot_at(rig->expected, job->slot), SLOT);
+    check_slot(rig, job->slot);
     if (job->is_read) CHECK_MEM(local, slot_at(rig->expected, job->slot), job->len);
     memset(local, JUNK, SLOT);
     rig->in_use[job->slot] = 0;
@@ -107,7 +126,7 @@ static inline void bond_on_notify(struct hr_ep *ep, uint64_t value, size_t nbyte
     CHECK_EQ(value >> 8, side->notices);
     side->notices++;
     CHECK(nbytes <= SLOT);
-    if (slot < SLOTS) CHECK_MEM(slot_at(side->memory, slot), slot_at(side->rig->expected, slot), SLOT);
+    if (slot < SLOTS) check_slot(side->rig, slot);
 }
 
 static inline void bond_on_state(struct hr_ep *ep, hr_status status, const char *detail) {

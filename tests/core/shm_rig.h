@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "providers/shm/shm.h"
+#include "watched.h"
 
 extern const struct hr_provider hr_provider_shm;
 static const struct hr_provider *const ops = &hr_provider_shm;
@@ -30,8 +31,17 @@ static inline uint64_t rnd(void) {
     return rnd_state ^= rnd_state << 17;
 }
 
-static void fill(uint8_t *p, size_t len, uint64_t seed) {
+UNWATCHED static void fill_bytes(uint8_t *p, size_t len, uint64_t seed) {
     for (size_t i = 0; i < len; i++) p[i] = (uint8_t)(seed * 31 + i * 7 + (i >> 8));
+}
+UNWATCHED static int same_bytes(const uint8_t *p, size_t len, uint64_t seed) {
+    for (size_t i = 0; i < len; i++)
+        if (p[i] != (uint8_t)(seed * 31 + i * 7 + (i >> 8))) return 0;
+    return 1;
+}
+static void fill(uint8_t *p, size_t len, uint64_t seed) {
+    watched_write(p, len);
+    fill_bytes(p, len, seed);
 }
 
 static void on_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const void *payload, size_t len) {
@@ -39,11 +49,8 @@ static void on_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const voi
     uint64_t seq = *(const uint64_t *)hdr;
     if (s->check_pattern) {
         if (seq != s->received || (uintptr_t)hdr % 8 || hdr_len != 8 + 8 * (seq % 8)) s->bad++;
-        for (size_t i = 0; i < len; i++)
-            if (((const uint8_t *)payload)[i] != (uint8_t)(seq * 31 + i * 7 + (i >> 8))) {
-                s->bad++;
-                break;
-            }
+        watched_read(payload, len);
+        s->bad += !same_bytes(payload, len, seq);
     }
     if (len) s->touched += ((const uint8_t *)payload)[len - 1]; /* faults where it is not mapped */
     s->received++;

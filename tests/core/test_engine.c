@@ -1,15 +1,24 @@
 /* test_engine.c - messages between engines: sizes, order, matching, credit, cancellation, loss. HR_TEST_PROVIDER
  * chooses the provider. */
 
+#include "watched.h"
 #include "world.h"
 
-static void fill(uint8_t *p, size_t n, int seed) {
+UNWATCHED static void fill_bytes(uint8_t *p, size_t n, int seed) {
     for (size_t i = 0; i < n; i++) p[i] = (uint8_t)(i * 7 + (size_t)seed * 13 + (i >> 8));
 }
-static int same(const uint8_t *p, size_t n, int seed) {
+UNWATCHED static int same_bytes(const uint8_t *p, size_t n, int seed) {
     for (size_t i = 0; i < n; i++)
         if (p[i] != (uint8_t)(i * 7 + (size_t)seed * 13 + (i >> 8))) return 0;
     return 1;
+}
+static void fill(uint8_t *p, size_t n, int seed) {
+    watched_write(p, n);
+    fill_bytes(p, n, seed);
+}
+static int same(const uint8_t *p, size_t n, int seed) {
+    watched_read(p, n);
+    return same_bytes(p, n, seed);
 }
 
 static const size_t sizes[] = {0, 1, 8, 63, 64, 1000, 4096, 16384, 16385, 65536, 65537, 300001, 4u << 20};

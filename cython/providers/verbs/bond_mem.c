@@ -8,7 +8,6 @@
  * rail it is the key there, which is never given twice.
  */
 
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -134,7 +133,7 @@ hr_status hr_bond_mem_quiet(struct hr_ep *base, const struct hr_mem *mem) {
     struct hr_bond *bond = hr_bond_of(base);
     const struct hr_bond_reg *reg = mem->priv;
     uint32_t serial = (uint32_t)(mem->rkey >> 32);
-    int64_t limit = hr_now() + PATIENCE;
+    int64_t start = hr_now(), limit = start + PATIENCE;
     unsigned asked = 0, open = 0, answered = 0;
     if (ep->plain)
         return ep->lanes[ep->first].ep ? hr_verbs_mem_quiet(&ep->lanes[ep->first].ep->base, &reg->mems[ep->first])
@@ -155,7 +154,7 @@ hr_status hr_bond_mem_quiet(struct hr_ep *base, const struct hr_mem *mem) {
             if (lane && lane->answered == serial) answered |= 1u << i;
             if (lane && lane->state != HR_VERBS_UP) open &= ~(1u << i); /* broken, which is as good */
         }
-        if (open & ~answered) sched_yield();
+        if (open & ~answered) hr_verbs_quiet_rest(start);
     }
     if (!answered) return HR_ERR_UNSUPPORTED;
     for (int i = 0; i < ep->n; i++)

@@ -10,6 +10,7 @@
 
 #include <sched.h>
 #include <string.h>
+#include <time.h>
 
 #include "providers/verbs/bond.h"
 
@@ -55,10 +56,17 @@ void hr_verbs_quiet_look(struct hr_verbs_domain *d) {
     }
 }
 
+void hr_verbs_quiet_rest(int64_t start) {
+    if (hr_now() - start < HR_VERBS_MS)
+        sched_yield();
+    else /* the peer computes, or is gone */
+        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+}
+
 hr_status hr_verbs_mem_quiet(struct hr_ep *base, const struct hr_mem *mem) {
     struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
     struct hr_verbs_domain *d = hr_verbs_domain_of(base);
-    int64_t limit = hr_now() + PATIENCE;
+    int64_t start = hr_now(), limit = start + PATIENCE;
     uint32_t serial = (uint32_t)(mem->rkey >> 32);
     int asked = 0;
     if (!(mem->access & (HR_ACCESS_REMOTE_WRITE | HR_ACCESS_REMOTE_ATOMIC))) return HR_OK;
@@ -68,7 +76,7 @@ hr_status hr_verbs_mem_quiet(struct hr_ep *base, const struct hr_mem *mem) {
         if (!asked) asked = hr_verbs_send_control(ep, HR_VERBS_REVOKE, serial);
         if (hr_now() > limit || hr_verbs_fetch(d) < 0) break;
         hr_verbs_quiet_look(d);
-        if (ep->answered != serial) sched_yield();
+        if (ep->answered != serial) hr_verbs_quiet_rest(start);
     }
     return ep->answered == serial ? HR_OK : HR_ERR_UNSUPPORTED;
 }

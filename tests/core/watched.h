@@ -1,0 +1,26 @@
+/* watched.h - loops over many bytes: the thread sanitizer hears of all of them at once instead of one by one.
+ *
+ *     UNWATCHED static void fill_bytes(uint8_t *p, size_t n) { for (...) p[i] = ...; }
+ *     static void fill(uint8_t *p, size_t n) { fill_bytes(p, n); watched_write(p, n); }
+ *
+ * It sees the same races, in a small part of the time.
+ */
+#ifndef HR_TESTS_WATCHED_H
+#define HR_TESTS_WATCHED_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __SANITIZE_THREAD__
+void __tsan_read_range(void *addr, long size);
+void __tsan_write_range(void *addr, long size);
+#    define UNWATCHED __attribute__((no_sanitize_thread, noinline, unused))
+static inline void watched_read(const void *p, size_t n) { __tsan_read_range((void *)p, (long)n); }
+static inline void watched_write(void *p, size_t n) { __tsan_write_range(p, (long)n); }
+#else
+#    define UNWATCHED __attribute__((unused))
+static inline void watched_read(const void *p, size_t n) { (void)p, (void)n; }
+static inline void watched_write(void *p, size_t n) { (void)p, (void)n; }
+#endif
+
+#endif
