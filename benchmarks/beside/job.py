@@ -178,6 +178,20 @@ class Job:
         refuse_shortcut(cell, found.operations, loopback_bytes() - before)
         return found
 
+    def ask(self, what: dict[str, Any], limit: float) -> list[dict[str, Any]]:
+        """What each rank answers, in any order.
+
+        Raises
+        ------
+        Failure
+            A rank failed, or did not answer within the limit, in seconds. The job is of no use afterwards.
+        """
+        try:
+            self._tell(what)
+            return self._hear(time.monotonic() + limit)
+        except OSError as error:
+            raise Failure(f"a rank hung up: {error.strerror}; {self._said()}") from None
+
     def _tell(self, value: object) -> None:
         for line in self._lines:
             line.socket.sendall(json.dumps(value).encode() + b"\n")

