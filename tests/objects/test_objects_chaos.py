@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -77,7 +78,8 @@ class Run:
             return self.call(
                 client, node, number, "sum", f"s{number}.{next(self.sums)}", names, draw.randint(1, len(names))
             )
-        client._sock.shutdown(socket.SHUT_RDWR)  # as when its process is killed
+        with suppress(OSError):  # closed already, as its node is gone
+            client._sock.shutdown(socket.SHUT_RDWR)  # as when its process is killed
         return False
 
     def call(self, client: Client, node: str, number: int, verb: str, name: str, names=(), count: int = 0) -> bool:
