@@ -259,11 +259,13 @@ cdef int numpy_learn() except -1:
         NUMPY_DTYPE[dtype.num] = dtype_of_format(letter.encode(), dtype.itemsize)
         NUMPY_SIZE[dtype.num] = dtype.itemsize
     sample = numpy.arange(12, dtype="int16").reshape(2, 6)[1:]
+    span.view.obj = NULL
     if span_numpy(sample, True, &span):
         if (<size_t> sample.ctypes.data, 12, 6, 2, DTYPE_CODE["int16"]) == (
             <size_t> span.ptr, span.nbytes, span.count, span.itemsize, span.dtype
         ) and not span_numpy(numpy.broadcast_to(sample, (2, 6)), False, &span):
             NDARRAY = Py_TYPE(sample)
+        span_close(&span)
     return 0
 
 

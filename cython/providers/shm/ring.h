@@ -134,7 +134,6 @@ static inline void ring_tx_ahead(struct ring_tx *tx, uint64_t n) {
     if (__builtin_expect(tx->clear >= tx->tail + n + 2 * SHM_LINE, 1)) return;
     end = tx->tail + 2 * n + 8 * SHM_LINE;
     if (end > tx->limit) end = tx->limit;
-    if (tx->clear < tx->tail) tx->clear = tx->tail;
     for (; tx->clear < end; tx->clear += SHM_LINE)
         atomic_store_explicit(ring_slot(tx->data, tx->mask, tx->clear), 0, memory_order_relaxed);
 }
