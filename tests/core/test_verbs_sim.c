@@ -219,6 +219,43 @@ TEST(a_peer_that_is_gone_is_found_by_who_sends) {
     end_close(&b);
 }
 
+/* All of it had left, and the peer's device has not looked yet. A port that is mended brings nothing back. */
+TEST(what_was_under_way_when_the_port_goes_down_is_lost) {
+    static const struct {
+        enum ibv_wr_opcode opcode;
+        int mended;
+    } cases[] = {{IBV_WR_RDMA_WRITE, 0}, {IBV_WR_RDMA_WRITE, 1}, {IBV_WR_RDMA_READ, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct end a, b;
+        up(&a, &b, 7);
+        CHECK_EQ(post(&a, IBV_WR_RDMA_WRITE, 100, &b, 0), 0);
+        CHECK_EQ(next(&a).status, IBV_WC_SUCCESS);
+        pthread_mutex_lock(&sim_of(b.ctx)->lock);
+        CHECK_EQ(post(&a, cases[i].opcode, 100, &b, 0), 0);
+        hr_verbs_sim_port(a.ctx, 1, 0);
+        pthread_mutex_unlock(&sim_of(b.ctx)->lock);
+        if (cases[i].mended) hr_verbs_sim_port(a.ctx, 1, 1);
+        CHECK_EQ(next(&a).status, IBV_WC_RETRY_EXC_ERR);
+        end_close(&a);
+        end_close(&b);
+    }
+}
+
+TEST(a_port_is_mended_before_anything_leaves) {
+    struct end a, b;
+    up(&a, &b, 7);
+    hr_verbs_sim_port(a.ctx, 1, 0);
+    CHECK_EQ(post(&a, IBV_WR_RDMA_WRITE, 100, &b, 0), 0);
+    usleep(20000);
+    hr_verbs_sim_port(a.ctx, 1, 1);
+    CHECK_EQ(next(&a).status, IBV_WC_SUCCESS);
+    CHECK_EQ(post_recv(&a, 100), 0); /* b's way to it ended with the port */
+    CHECK_EQ(post(&b, IBV_WR_SEND, 100, NULL, 0), 0);
+    CHECK_EQ(next(&b).status, IBV_WC_RETRY_EXC_ERR);
+    end_close(&a);
+    end_close(&b);
+}
+
 TEST(more_work_than_the_queue_holds) {
     struct end a, b;
     int rc = 0, n = 0;

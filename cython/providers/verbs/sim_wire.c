@@ -108,9 +108,12 @@ static void not_yet(struct sim_qp *qp) {
     else if (!qp->silent)
         qp->silent = now;
     else if (now - qp->silent > patience(qp))
-        qp->gone = 1;
+        sim_on_gone(qp);
     sim_look_again(sim_of(qp->base.context));
 }
+
+/* What has no answer when its port goes down is lost: it is not said again, and waited for in vain. */
+static int lost(const struct sim_qp *qp) { return qp->sq_head != qp->sq_at || qp->at_off; }
 
 /* The port of the peer takes the connection at once or is not there. */
 void sim_dial(struct sim_qp *qp) {
@@ -120,7 +123,7 @@ void sim_dial(struct sim_qp *qp) {
     struct sockaddr_un name;
     socklen_t len = port_name(&qp->attr.ah_attr.grh.dgid, &name);
     if (ctx->tcp) return; /* it is given a socket */
-    if (ctx->down >> qp->attr.port_num & 1) {
+    if (ctx->down >> qp->attr.port_num & 1 || lost(qp)) {
         not_yet(qp);
         return;
     }
@@ -133,6 +136,8 @@ void sim_dial(struct sim_qp *qp) {
                sim_wire_send(qp, 1, &hello, NULL, 0) < 0) {
         drop(ctx, &qp->out);
         qp->gone = 1;
+    } else {
+        qp->silent = 0;
     }
 }
 
