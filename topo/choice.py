@@ -12,6 +12,7 @@ __all__ = ["Choice", "choose"]
 
 _SEGMENTS = (2 << 20, 512 << 10, 128 << 10)  # bytes of a piece; the longest is for those that ask first, and pay for it
 _OPERANDS = 8 << 20  # bytes of the operands of a reduction
+_IN_PLACE = 16 << 20  # the same where they are read in place, for which room is kept all the same
 _MAX_PARTS = 64
 _TIE = 1.03  # the forms are not better than that
 _REDUCING = ("allreduce", "reduce", "reduce_scatter")
@@ -137,7 +138,8 @@ def choose(
 
 
 def _candidates(name: str, collective: str, size: int, nbytes: int, cut: tuple[str, ...], pull: bool) -> list[int]:
-    """Numbers of parts worth a look. Long reductions are always cut: their operands must fit in bounded scratch."""
+    """Numbers of parts worth a look. Long reductions are always cut: their operands must fit in bounded scratch. Where
+    they are read in place no more is gained by it: the fewer and longer the passes are, the faster."""
     if collective not in cut:
         return [1]
     share = nbytes
@@ -145,6 +147,8 @@ def _candidates(name: str, collective: str, size: int, nbytes: int, cut: tuple[s
         share = nbytes // 8  # most of its messages are far smaller than the segment
     elif collective not in ("broadcast", "reduce"):
         share = nbytes // size
+    if name == "direct" and collective in _REDUCING and pull:
+        return [max(1, -(-share * size // _IN_PLACE))]
     most = _SEGMENTS[1] if pull else _SEGMENTS[0]
     if name == "direct" and collective in _REDUCING:
         most = min(most, max(_SEGMENTS[-1], _OPERANDS // size))  # one pass over the pieces of all ranks
