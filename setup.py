@@ -29,7 +29,11 @@ class ParallelBuildExt(build_ext):
     """Compiles the files of the extension side by side, and again only those older than what they are made of."""
 
     def build_extension(self, ext: Extension) -> None:
+        from Cython.Build import cythonize
+
         compiler = self.compiler
+        directives = {"language_level": 3, "binding": True, "embedsignature": True}
+        (translated,) = cythonize([ext], include_path=["cython"], compiler_directives=directives)
         changed = max(os.path.getmtime(name) for name in [*ext.depends, "setup.py"])
 
         def compile_one(source: str) -> list[str]:
@@ -48,7 +52,7 @@ class ParallelBuildExt(build_ext):
             )
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            objects = [name for names in pool.map(compile_one, ext.sources) for name in names]
+            objects = [name for names in pool.map(compile_one, translated.sources) for name in names]
         target = self.get_ext_fullpath(ext.name)
         Path(target).parent.mkdir(parents=True, exist_ok=True)
         compiler.link_shared_object(
@@ -76,21 +80,11 @@ def extension() -> Extension:
     )
 
 
-def extensions() -> list[Extension]:
-    from Cython.Build import cythonize
-
-    return cythonize(
-        [extension()],
-        include_path=["cython"],
-        compiler_directives={"language_level": 3, "binding": True, "embedsignature": True},
-    )
-
-
 found = packages()
 setup(
     packages=list(found),
     package_dir=found,
     package_data={"hrdma": ["py.typed", "*.pyi"]},
-    ext_modules=extensions(),
+    ext_modules=[extension()],
     cmdclass={"build_ext": ParallelBuildExt},
 )

@@ -61,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CSkips(config.stash[C_SKIPS]))
     config.stash[STDERR] = os.dup(2)  # while a test runs, 2 is where its output is collected
     os.environ[MARK] = uuid.uuid4().hex
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # workers have all cores: more threads would wait, spinning
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -55,17 +55,17 @@ class Run(NamedTuple):
 
 
 def runs() -> list[Run]:
-    found = []
+    found = [Run("conformance", provider) for provider in reversed(PROVIDERS)]  # the longest first
     for source in sorted(CORE.glob("test_*.c")):
         on_engines = re.search(r'#include "(world|wild_rig|stress_rig)\.h"', source.read_text())
         found += [Run(source.stem, provider) for provider in (PROVIDERS if on_engines else [None])]
-    return found + [Run("conformance", provider) for provider in PROVIDERS]
+    return found
 
 
 def make(flavour: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """One make at a time: test sessions may run side by side."""
-    (ROOT / "build").mkdir(exist_ok=True)
-    with (ROOT / "build" / "make.lock").open("w") as lock:
+    """One make of a flavour at a time: test sessions may run side by side, and `.ci/run` compiles beside them."""
+    (ROOT / "build" / "c").mkdir(parents=True, exist_ok=True)
+    with (ROOT / "build" / "c" / f"{flavour}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return subprocess.run(
             ["make", "-s", "-f", "tests/core/Makefile", f"FLAVOUR={flavour}", *arguments],

@@ -6,6 +6,9 @@
  * Side 0 has writes, reads and messages under way to side 1, which sends messages back. Each operation's bytes follow
  * from its number. What a message finds at the peer was written before it was posted; memory is scribbled over as soon
  * as the provider has given it back, so that what is sent again from it too late shows.
+ *
+ * Beside the thread that drives both sides only devices touch that memory, and of them the thread sanitizer does not
+ * hear (sim_dma): so it need not hear of the thread either.
  */
 
 #include <string.h>
@@ -72,10 +75,6 @@ UNWATCHED static int same_words(const void *a, const void *b, size_t n) {
         if (((const uint64_t *)a)[i] != ((const uint64_t *)b)[i]) return 0;
     return 1;
 }
-static inline void fill_with(uint8_t *at, size_t len, uint64_t seed) {
-    watched_write(at, len);
-    fill_bytes(at, len, seed);
-}
 static inline uint64_t draw(struct bond_rig *rig, uint64_t below) { return hr_mix(&rig->random) % below; }
 
 static inline struct hr_bond *bond_of(const struct bond_side *side) { return (struct hr_bond *)side->domain; }
@@ -85,7 +84,6 @@ static inline uint8_t *slot_at(uint8_t *memory, int slot) { return memory + (siz
 /* A slot at side 1 is as expected. */
 static inline void check_slot(struct bond_rig *rig, int slot) {
     const uint8_t *memory = slot_at(rig->side[1].memory, slot), *expected = slot_at(rig->expected, slot);
-    watched_read(memory, SLOT);
     if (!same_words(memory, expected, SLOT)) CHECK_MEM(memory, expected, SLOT);
 }
 
@@ -115,8 +113,10 @@ static inline void bond_on_done(struct hr_ep *ep, void *cookie, hr_status status
     uint8_t *local = slot_at(rig->side[0].memory, job->slot);
     CHECK_EQ(status, HR_OK);
     check_slot(rig, job->slot);
+    ours_begin();
     if (job->is_read) CHECK_MEM(local, slot_at(rig->expected, job->slot), job->len);
-    memset(local, JUNK, SLOT);
+    memset(local, JUNK, job->len); /* as it is beyond */
+    ours_end();
     rig->in_use[job->slot] = 0;
 }
 
@@ -258,7 +258,7 @@ static inline hr_status send_told(struct bond_side *side, size_t len, int slot) 
     static uint8_t payload[HR_VERBS_MESSAGE];
     struct told told = {.number = side->sent, .len = (uint32_t)len, .slot = (uint32_t)slot, .some = slot >= 0};
     struct hr_msg msg = {.hdr = &told, .hdr_len = sizeof told, .payload = payload, .len = len};
-    fill_with(payload, len, side->sent);
+    fill_bytes(payload, len, side->sent);
     hr_status status = side->domain->ops->post_send(side->ep, &msg);
     memset(payload, JUNK, len);
     CHECK(!hr_is_error(status));
@@ -285,9 +285,11 @@ static inline hr_status start_job(struct bond_rig *rig, int is_read, size_t len,
     uint8_t *old = NULL;
     if (!is_read) {
         old = malloc(len + 1);
+        fill_bytes(local, len, seed);
+        ours_begin();
         memcpy(old, expected + offset, len);
-        fill_with(local, len, seed);
         memcpy(expected + offset, local, len);
+        ours_end();
     }
     *job = (struct job){.open = 1, .is_read = is_read, .slot = slot, .len = len};
     rig->in_use[slot] = 1;

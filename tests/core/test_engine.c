@@ -146,6 +146,7 @@ static void *flood(void *arg) {
     enum { N = 3000 };
     static struct hr_request reqs[N];
     static uint32_t values[N];
+    static atomic_int counted;
     if (r->rank == 0) {
         memset(reqs, 0, sizeof reqs);
         int stuck = 0;
@@ -159,10 +160,10 @@ static void *flood(void *arg) {
         }
         for (int i = 0; i < N; i++) stuck += !__atomic_load_n(&reqs[i].done, __ATOMIC_ACQUIRE);
         CHECK(stuck > 0); /* credit is finite */
+        atomic_store(&counted, 1);
         for (int i = 0; i < N; i++) CHECK_EQ(finish(r, &reqs[i], 20), HR_OK);
     } else {
-        struct timespec nap = {0, 50000000};
-        nanosleep(&nap, NULL);
+        while (!atomic_load(&counted)) usleep(1000);
         for (int i = 0; i < N; i++) {
             uint8_t buf[4000];
             uint32_t value = 0;

@@ -26,7 +26,8 @@ def test_in_guests(run, hosts):
     out = ROOT / "build" / "rxe_vm" / hosts  # JUnit results stay there
     results = out / "junit.xml"
     results.unlink(missing_ok=True)
-    with (ROOT / "build" / "make.lock").open("w") as lock:  # as test_core.py: what runs in there is built out here
+    (ROOT / "build" / "c").mkdir(parents=True, exist_ok=True)
+    with (ROOT / "build/c/plain.lock").open("w") as lock:  # as test_core.py: what runs in there is built out here
         fcntl.flock(lock, fcntl.LOCK_EX)
         subprocess.run(["make", "-s", "-f", "tests/core/Makefile", "build/c/plain/conformance"], cwd=ROOT, check=True)
     machines, tests = STAGES[hosts]
