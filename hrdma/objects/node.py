@@ -211,7 +211,7 @@ class Node:
         self._positions.cut_off(gone)
         self.feeder.cut_off(gone)
         self.carriers.forget(gone)
-        self.directory.view(self.cluster.me, nodes)
+        self.directory.view(self.cluster.me, nodes, self.cluster.epoch)
         self.asker.view(nodes)
         if not nodes:
             return
