@@ -430,9 +430,12 @@ class Node:
         return self.cluster.me
 
     def grows_here(self, name: str) -> None:
-        """Nobody need bring it."""
-        if name in self._fetches:
-            self._fetches.pop(name).stop()
+        """Nobody need bring it; what was brought is of another making, and nobody would bring the rest."""
+        fetch = self._fetches.pop(name, None)
+        if fetch is not None:
+            fetch.stop()
+            if fetch.segment is not None:
+                self.store.discard(fetch.segment)
 
     def grows_no_more(self, name: str) -> None:
         """A sum here ended: who still waits for the result must have it from elsewhere."""
