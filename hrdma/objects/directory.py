@@ -3,8 +3,12 @@
 An entry has *facts*, which the backup holds too before a question about them is answered (content of small objects, what
 was deleted, what a reduction shall be and what went into it), and *soft state* (copies, waiting questions), which the
 nodes themselves know best. When the view changes, soft state is thrown away and every node tells it again; a shard answers
-nothing until all nodes of the view have said that they have told everything (`synced`). There is one way to recover, and it
-is the same whether a node joined, left or died.
+nothing until all nodes of the view have said that they have told everything (`synced`). Then all facts are here, and only
+then are copies held against them: who was away may have what was deleted or made anew meanwhile, and is told that it goes.
+There is one way to recover, and it is the same whether a node joined, left or died.
+
+Facts have a version that is larger in each later view: what was decided while a node was away prevails over what that node
+decided last, which nobody may have heard.
 
 A question that cannot be answered yet waits in its entry and is tried again whenever the entry changes; whoever asked keeps
 the deadline and withdraws it (`forget`).
@@ -42,6 +46,7 @@ QUESTIONS = frozenset(
     ]
 )
 TOMBSTONES = 1 << 14  # deleted ids remembered
+CHANGES = 32  # bits of a version that count the changes of one view; those above are its epoch
 
 
 class Reducing(Protocol):
@@ -103,7 +108,9 @@ class Directory:
         self.entries: dict[str, Entry] = {}
         self._nodes: tuple[int, ...] = ()
         self._unsynced: set[int] = set()
+        self._epoch = 0
         self._held: list[tuple[int, Body]] = []
+        self._copies: list[tuple[int, Body]] = []  # told, and not yet held against the facts
         self._deleted: OrderedDict[str, None] = OrderedDict()
         self._acks: dict[tuple[str, int], Callable[[], object]] = {}
 
@@ -113,14 +120,15 @@ class Directory:
 
     # views
 
-    def view(self, me: int, nodes: tuple[int, ...]) -> None:
+    def view(self, me: int, nodes: tuple[int, ...], epoch: int = 1) -> None:
         """The nodes changed: hands facts to those who keep them now, and forgets what will be told again.
 
         With no nodes, this one is about to join again: it keeps its facts until it knows to whom they go.
         """
-        self.me, self._nodes = me, nodes
+        self.me, self._nodes, self._epoch = me, nodes, epoch
         self._unsynced = set(nodes)
         self._held.clear()
+        self._copies.clear()
         self._acks.clear()
         for name, entry in list(self.entries.items()):
             keep = keepers(name, nodes) if nodes else ()
@@ -135,6 +143,7 @@ class Directory:
                 entry.reducing = None
             if (nodes and me not in keep) or not (entry.version or entry.reducing):
                 del self.entries[name]
+                self._deleted.pop(name, None)  # who keeps it now knows
 
     def synced(self, node: int) -> None:
         """A node has told all it has. When all have, questions are answered again."""
@@ -143,6 +152,9 @@ class Directory:
         self._unsynced.discard(node)
         if self._unsynced:
             return
+        copies, self._copies = self._copies, []
+        for src, body in copies:
+            self._copy(src, body)
         for entry in list(self.entries.values()):
             if keepers(entry.id, self._nodes)[0] == self.me:
                 if entry.reducing is not None:
@@ -162,8 +174,11 @@ class Directory:
     def heard(self, src: int, body: Body) -> None:
         """A message about an object that this node keeps."""
         verb = body["verb"]
-        if verb in ("facts", "acked", "copy"):
+        if verb in ("facts", "acked"):
             getattr(self, "_" + verb)(src, body)
+            return
+        if verb == "copy":
+            self._copies.append((src, body))
             return
         if not self.settled:
             self._held.append((src, body))
@@ -186,7 +201,7 @@ class Directory:
     def _entry(self, name: str) -> Entry:
         entry = self.entries.get(name)
         if entry is None:
-            entry = self.entries[name] = Entry(name, deleted=name in self._deleted)
+            entry = self.entries[name] = Entry(name)
         return entry
 
     def _answer(self, src: int, body: Body, **answer: Any) -> bool:
@@ -204,7 +219,7 @@ class Directory:
 
     def changed(self, entry: Entry, then: Callable[[], object] | None = None) -> None:
         """Facts changed: `then` runs when the backup has them; questions that wait are tried again."""
-        entry.version += 1
+        entry.version = max(entry.version, self._epoch << CHANGES) + 1
         keep = keepers(entry.id, self._nodes)
         if len(keep) == 1:
             if then is not None:
@@ -222,6 +237,7 @@ class Directory:
             for name in Entry.FACTS:
                 setattr(entry, name, facts[name])
             entry.inline = body["inline"]
+            self._remember(entry)
         if body.get("ack"):
             self._owner.send(src, {"verb": "acked", "id": body["id"], "version": facts["version"]})
 
@@ -233,9 +249,12 @@ class Directory:
     def _copy(self, src: int, body: Body) -> None:
         """What a node has of an object, told after a change of view."""
         entry = self._entry(body["id"])
-        if entry.deleted:
+        stale = body["gen"] != entry.gen and (entry.committed or entry.spec is not None)
+        if entry.deleted or (stale and body["complete"] and "piece" not in body):
             self._owner.send(src, {"verb": "purge", "id": entry.id, "gen": body["gen"]})
             return
+        if stale:
+            return  # a fetch or a sum that will hear of it by itself
         if "piece" in body:
             if body["gen"] == entry.gen and entry.pieces:
                 entry.pieces[body["piece"]].of[src] = Copy(body["complete"], body["producing"], body["via"])
@@ -263,8 +282,8 @@ class Directory:
         mine = entry.gen == body["gen"]
         if not mine and any(copy.producing for copy in entry.copies.of.values()):
             return False
-        self._deleted.pop(entry.id, None)
         entry.deleted, entry.committed = False, False
+        self._remember(entry)
         entry.gen, entry.meta, entry.inline = body["gen"], body["meta"], body.get("inline")
         entry.owner = src if body.get("own") else None
         if not mine:
@@ -274,8 +293,11 @@ class Directory:
             self.changed(entry, lambda: self._answer(src, body, ok=True))
             return True
         entry.copies.of[src] = Copy(False, producing=True)
-        self._answer(src, body, ok=True)
-        self.wake(entry)
+        if entry.version:  # what is known of the one before holds no more, for the backup either
+            self.changed(entry, lambda: self._answer(src, body, ok=True))
+        else:
+            self._answer(src, body, ok=True)
+            self.wake(entry)
         return True
 
     def _unput(self, entry: Entry, src: int, body: Body) -> bool:
@@ -370,13 +392,19 @@ class Directory:
         entry.deleted, entry.committed = True, False
         entry.meta = entry.inline = entry.spec = entry.parts = entry.error = None
         entry.gen = ""
-        self._deleted[entry.id] = None
-        while len(self._deleted) > TOMBSTONES:
-            old, _ = self._deleted.popitem(last=False)
-            if old in self.entries and self.entries[old].deleted and not self.entries[old].waiting:
-                del self.entries[old]
+        self._remember(entry)
         self.changed(entry, lambda: self._answer(src, body, ok=True))
         return True
+
+    def _remember(self, entry: Entry) -> None:
+        """Keeps count of what is deleted: of so much only the last is known."""
+        self._deleted.pop(entry.id, None)
+        if entry.deleted:
+            self._deleted[entry.id] = None
+        while len(self._deleted) > TOMBSTONES:
+            old, _ = self._deleted.popitem(last=False)
+            if not self.entries[old].waiting:
+                del self.entries[old]
 
     def _contributors(self, entry: Entry, src: int, body: Body) -> bool:
         if entry.parts is not None:
@@ -396,8 +424,8 @@ class Directory:
             return self._answer(src, body, error=["value", f"{entry.id!r} is the result of another reduction"])
         if entry.committed or entry.gen:
             return self._answer(src, body, error=["value", f"{entry.id!r} exists already"])
-        self._deleted.pop(entry.id, None)
         entry.deleted = False
+        self._remember(entry)
         entry.spec = {**spec, "node": src, "everywhere": body["everywhere"]}
         entry.owner = src if body.get("own") else None
         entry.reducing = self._owner.reduction(entry)

@@ -211,7 +211,7 @@ class Node:
         self._positions.cut_off(gone)
         self.feeder.cut_off(gone)
         self.carriers.forget(gone)
-        self.directory.view(self.cluster.me, nodes)
+        self.directory.view(self.cluster.me, nodes, self.cluster.epoch)
         self.asker.view(nodes)
         if not nodes:
             return
@@ -430,9 +430,12 @@ class Node:
         return self.cluster.me
 
     def grows_here(self, name: str) -> None:
-        """Nobody need bring it."""
-        if name in self._fetches:
-            self._fetches.pop(name).stop()
+        """Nobody need bring it; what was brought is of another making, and nobody would bring the rest."""
+        fetch = self._fetches.pop(name, None)
+        if fetch is not None:
+            fetch.stop()
+            if fetch.segment is not None:
+                self.store.discard(fetch.segment)
 
     def grows_no_more(self, name: str) -> None:
         """A sum here ended: who still waits for the result must have it from elsewhere."""

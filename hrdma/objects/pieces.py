@@ -2,13 +2,14 @@
 
 One reduction to one host and a broadcast from there move the object over every link twice, and the last host to come receives
 it twice: a sum, then the result. In pieces, each a chain of its own that ends at another host, n hosts move 2 (n - 1) / n of
-it, as a ring does. What is known too early is not planned: while objects still arrive, each host adds one piece after the
-other, and the pieces that nobody has begun are shared out when all have come.
+it, as a ring does. What is known too early is not planned: while objects still arrive, links that are idle begin one piece
+after the other, and the rest of all pieces is shared out when all have come. A host that has much to take in by then sends its
+own straight to where the piece ends, instead of adding it to what comes by.
 
     hosts 0 1 2 are there, 3 is not          when 3 comes
-    piece 0   0 -> 1 -> 2                    0 -> 1 -> 2 -> 3          ends at 3
-    piece 1   0 -> 1                         0 -> 1 -> 3 -> 2          ends at 2
-    piece 2   0 -> 1 (on its way)            0 -> 1 -> 3 -> 2          ends at 2
+    piece 0   0 -> 1 -> 2                    0 -> 1 -> 2, 3 -> 2       ends at 2
+    piece 1   2 -> 0                         2 -> 0 -> 1 -> 3          ends at 3
+    piece 2   1 -> 2 (on its way)            1 -> 2 -> 3 -> 0          ends at 0
     piece 3                                  3 -> 0 -> 2 -> 1          ends at 1
 
 All pieces have the same contributors. So the loss of one begins all of it anew, and there are no backups. Pure: no clock, no
@@ -19,7 +20,9 @@ Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of wor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from hrdma.objects.plan import Order, Plan
 from hrdma.objects.shape import CHAIN
@@ -28,7 +31,10 @@ __all__ = ["Pieces", "bounds", "pieces_of"]
 
 LEAST = 0.05  # seconds that a piece takes on a link at least: opening its streams must not count
 ALIGNED = 64  # bytes
-WINDOW = 2  # pieces that a host takes in at a time before all have come: the next begins while the last one ends
+WINDOW = 2  # pieces that a host takes in, and sends on, at a time before all have come: the next begins while the last one ends
+FINER = 2  # times as many pieces where objects come one after the other: there is more to share out in the end
+STEEP = 8  # the power of loads whose sum is kept low: the higher, the more the largest of them counts
+TURNS = 3  # in which each piece is decided anew, with regard to what was decided for the others
 NOWHERE = -1
 
 
@@ -43,14 +49,26 @@ def bounds(nbytes: int, number: int) -> list[tuple[int, int]]:
     return [(min(nbytes, i * step), min(nbytes, (i + 1) * step)) for i in range(number)]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Member:
     """What a host puts in."""
 
     node: int
     refs: list[str]
-    joined: set[int] = field(default_factory=set)  # pieces
-    taking: set[int] = field(default_factory=set)  # those of them of which a sum is on its way here
+    taking: set[int] = field(default_factory=set)  # pieces of which a sum is on its way here
+    sending: set[int] = field(default_factory=set)  # of which this one's sum is on its way to another
+    ups: float = 0.0  # once all have come: pieces that it has still to send on, sums and the result
+    downs: float = 0.0  # to take in
+
+
+@dataclass
+class _Rest:
+    """How a piece goes on once all have come."""
+
+    root: _Member
+    line: list[_Member]  # each adds what came from the one before, and the root what comes from the last
+    heads: list[_Member]  # each sends its own to the root
+    last: _Member  # it need not send the result on
 
 
 class Pieces:
@@ -61,13 +79,17 @@ class Pieces:
     count : int
         Objects in the result: the first that arrive.
     number : int
-        Pieces.
+        Pieces, where all objects are there when the first orders are given; else twice as many.
     """
 
     def __init__(self, count: int, number: int) -> None:
         self.count = count
+        self._number = number
+        number *= FINER
         self.plans = [Plan(count, NOWHERE, CHAIN) for _ in range(number)]
         self._members: list[_Member] = []
+        self._chains: list[list[_Member]] = [[] for _ in range(number)]  # who has joined each piece, in order
+        self._rings: list[list[int]] = []
         self._spread = False
         self._parts: list[list[str] | None] = [None] * number
 
@@ -87,7 +109,7 @@ class Pieces:
         if len(placed) == self.count or ref in placed:
             return
         for member in self._members:
-            if member.node == node and not member.joined:
+            if member.node == node and not any(member in chain for chain in self._chains):
                 member.refs.append(ref)
                 return
         self._members.append(_Member(node, [ref]))
@@ -95,9 +117,10 @@ class Pieces:
     def absorbed(self, piece: int, position: int, attempt: int, by: int) -> None:
         """The whole sum of a position of a piece is in that of its parent's attempt `by`."""
         self.plans[piece].absorbed(position, attempt, by)
-        for member in self._members:
+        for before, member in pairwise(self._chains[piece]):
             if piece in member.taking and self.plans[piece].attempt_of(member.refs[0]) == by:
                 member.taking.discard(piece)
+                before.sending.discard(piece)
 
     def orders(self) -> list[tuple[int, Order]]:
         """What has to be told to nodes since the last call: the piece and the order."""
@@ -105,7 +128,12 @@ class Pieces:
             self._go_on()
         elif not self._spread:
             self._spread = True
-            self._share_out()
+            if not any(self._chains):
+                for each in (self.plans, self._chains, self._parts):
+                    del each[self._number :]
+                self._go_round()
+            else:
+                self._share_out()
         return [(piece, order) for piece, plan in enumerate(self.plans) for order in plan.orders()]
 
     def repeat(self) -> list[tuple[int, Order]]:
@@ -123,49 +151,108 @@ class Pieces:
 
     def ring(self, piece: int) -> list[int]:
         """In which order the hosts pass a piece of the result on, the one where it ends first."""
-        nodes, root = self.nodes, self.plans[piece].root
-        at = nodes.index(root)
-        return nodes[at:] + nodes[:at]
+        return self._rings[piece]
 
     def _join(self, member: _Member, piece: int) -> None:
-        plan = self.plans[piece]
-        if plan.placed:
+        chain = self._chains[piece]
+        if chain:
             member.taking.add(piece)
-        member.joined.add(piece)
+            chain[-1].sending.add(piece)
+        chain.append(member)
         for ref in member.refs:
-            plan.arrive(ref, member.node)
+            self.plans[piece].arrive(ref, member.node)
 
     def _go_on(self) -> None:
-        """Those who take nothing in begin their next piece."""
-        if len(self._members) < 2:
-            return
-        for member in self._members:
-            for piece, plan in enumerate(self.plans):
-                if len(member.taking) >= WINDOW:
-                    break
-                if piece not in member.joined:
-                    if not plan.placed:
-                        self._join(next(other for other in self._members if other is not member), piece)
-                    self._join(member, piece)
+        """Those whose links are idle begin their next piece, one sending and one taking in."""
+        while steps := list(self._steps()):
+            _, piece, sender, taker = min(steps)
+            if not self._chains[piece]:
+                self._join(self._members[sender], piece)
+            self._join(self._members[taker], piece)
+
+    def _steps(self) -> Iterator[tuple[tuple[int, bool, int, int], int, int, int]]:
+        """Who may send a sum of which piece to whom; the least first: that loads idle links, needs not wait for what is
+        on its way itself, and is of a piece which few have not joined; and those first who came last."""
+        free = [i for i, member in enumerate(self._members) if len(member.taking) < WINDOW]
+        for piece, chain in enumerate(self._chains):
+            for i, sender in enumerate(self._members):
+                if len(sender.sending) < WINDOW and (not chain or sender is chain[-1]):
+                    for j in free:
+                        taker = self._members[j]
+                        if taker is not sender and taker not in chain:
+                            busy = len(sender.sending) + len(taker.taking)
+                            yield (busy, piece in sender.taking, -len(chain), -i - j), piece, i, j
+
+    def _go_round(self) -> None:
+        """All have come before any piece was begun: each ends at another host, and comes to it and goes on from it in a ring."""
+        members = self._members
+        for piece in range(len(self.plans)):
+            at = piece % len(members)
+            after = members[at + 1 :] + members[:at]
+            self._carry_out(piece, _Rest(members[at], after, [], after[-1] if after else members[at]))
 
     def _share_out(self) -> None:
-        """All have come: the rest of each piece, in such an order that the busiest link has least to do."""
-        members, number = self._members, len(self.plans)
-        rest = [[member for member in members if piece not in member.joined] for piece in range(number)]
-        # Pieces that each has still to take in, or to send on: sums, and the result.
-        load = {id(member): float(2 * number + len(member.taking)) for member in members}
-        for missing in rest:
-            for member in missing:
-                load[id(member)] += 2
-        for piece in sorted(range(number), key=lambda piece: len(rest[piece])):  # where there is no choice first
-            missing = rest[piece]
-            # Whoever has most to do ends a piece: it need not send the sum, nor take in the result.
-            root = max(missing or members[-1:], key=lambda member: load[id(member)])
-            load[id(root)] -= 2
-            self.plans[piece].put_root(root.node)
-            at = missing.index(root) + 1 if missing else 0
-            order = missing[at:] + missing[:at]
-            if len(order) == len(members):
-                load[id(order[0])] -= 1  # it takes nothing in
-            for member in order:
-                self._join(member, piece)
+        """All have come: the rest of each piece, in such a way that the busiest link has least to do."""
+        missing = [[member for member in self._members if member not in chain] for chain in self._chains]
+        pieces = sorted(range(len(self.plans)), key=lambda piece: len(missing[piece]))  # where there is no choice first
+        for member in self._members:
+            member.ups, member.downs = len(member.sending) / 2, len(member.taking) / 2
+        nobody = _Member(NOWHERE, [])
+        found = [_Rest(nobody, each, [], nobody) for each in missing]
+        for piece in pieces:
+            self._count(piece, found[piece], 1)
+        for piece in pieces * TURNS:
+            self._count(piece, found[piece], -1)
+            found[piece] = self._rest(piece, missing[piece], found[piece].root)
+            self._count(piece, found[piece], 1)
+        for piece, rest in enumerate(found):
+            self._carry_out(piece, rest)
+
+    def _carry_out(self, piece: int, rest: _Rest) -> None:
+        plan, nodes, there = self.plans[piece], self.nodes, rest.root in self._chains[piece]
+        plan.put_root(rest.root.node)
+        if there:
+            plan.branch()
+        for member in [*rest.line, *([] if there else [rest.root])]:
+            self._join(member, piece)
+        for member in rest.heads:
+            plan.branch()
+            self._join(member, piece)
+        at = nodes.index(rest.root.node)
+        ends = list(dict.fromkeys([rest.root.node, rest.last.node]))
+        self._rings.append([ends[0], *(node for node in nodes[at:] + nodes[:at] if node not in ends), *ends[1:]])
+
+    def _rest(self, piece: int, missing: list[_Member], before: _Member) -> _Rest:
+        found: list[tuple[float, bool, int, _Rest]] = []
+        for root in [*missing, *self._chains[piece][-1:]]:
+            at = missing.index(root) + 1 if root in missing else piece % max(1, len(missing))
+            members = [member for member in missing[at:] + missing[:at] if member is not root]
+            line = sorted(members, key=lambda member: member.downs)
+            heads: list[_Member] = []
+            last = max(self._members, key=lambda member: (member is not root, member.ups + (member in missing)))
+            while True:
+                rest = _Rest(root, [member for member in members if member in line], [*heads], last)
+                self._count(piece, rest, 1)
+                cost = sum(load**STEEP for member in self._members for load in (member.ups, member.downs))
+                self._count(piece, rest, -1)
+                found.append((cost, root is not before, len(found), rest))
+                # Each of the line takes in a sum and the result: whoever has more to take in sends to the root instead.
+                if not line or line[-1].downs < root.downs + len(heads):
+                    break
+                heads.append(line.pop())
+        return min(found)[3]
+
+    def _count(self, piece: int, rest: _Rest, sign: int) -> None:
+        """Adds to the loads, or takes away from them, what the rest of a piece is for each."""
+        chain = self._chains[piece]
+        goes_on = bool(chain) and rest.root is not chain[-1]  # the sum that is there is sent to the others
+        if goes_on:
+            chain[-1].ups += sign
+        for member in [*rest.line, *rest.heads]:
+            member.ups += sign
+        for member in rest.line if goes_on else rest.line[1:]:
+            member.downs += sign
+        rest.root.downs += sign * (len(rest.heads) + bool(rest.line or goes_on))
+        for member in self._members:
+            member.ups += sign * (member is not rest.last)
+            member.downs += sign * (member is not rest.root)

@@ -76,6 +76,7 @@ class Plan:
         self._at: dict[int, _Position] = {ROOT: _Position(node, next(self._attempts))}
         self._placed: set[str] = set()
         self._backups: dict[str, int] = {}
+        self._branches: set[int] = set()  # positions whose sum goes to ROOT, whatever stands above
 
     @property
     def root(self) -> int:
@@ -110,6 +111,10 @@ class Plan:
         """Moves ROOT to a node, before it has orders."""
         assert not self.begun
         self._at[ROOT].node = node
+
+    def branch(self) -> None:
+        """What arrives from now on is not added to what is there, but beside it at ROOT. Before `full`, and if nobody is lost."""
+        self._branches |= {max(self._at)} - {ROOT}
 
     def attempt_of(self, ref: str) -> int:
         """The attempt of the position that adds an object; -1 where none does."""
@@ -236,7 +241,9 @@ class Plan:
         last = max(self._at)
         found = {}
         for number, position in self._at.items():
-            if number != ROOT:
+            if number in self._branches:
+                found[number] = ROOT
+            elif number != ROOT:
                 mine = adopted.get((number, position.attempt))
                 found[number] = parent(self.shape, number, alive | mine if mine else alive, last)
         return found

@@ -320,6 +320,8 @@ class _Session:
         n, name = body["n"], body["id"]
 
         def then(answer: Body) -> None:
+            if self._over:
+                return  # nobody would give back what is pinned
             segment = self._node.store.objects.get(name)
             if "error" in answer or "inline" in answer:
                 self._answer(n, answer)

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hrdma.control.link import is_loopback
-from hrdma.control.wire import HEADER, Kind, decode, encode, proof
+from hrdma.control.wire import HEADER, FrameError, Kind, decode, encode, proof
 from hrdma.errors import HrdmaError
 from hrdma.log import logger
 from hrdma.objects.carriers import BLOCK, Carriers, Line, Source, Stream, Target
@@ -53,7 +53,10 @@ def _receive(sock: socket.socket) -> tuple[Kind, dict[str, Any]]:
             want += struct.unpack_from(">I", frame, HEADER.size - 4)[0]
             if want > LIMIT:
                 raise ConnectionError("the other side is no node")
-    return decode(frame, limit=LIMIT)
+    try:
+        return decode(frame, limit=LIMIT)
+    except FrameError as error:
+        raise ConnectionError(f"the other side is no node: {error}") from None
 
 
 class Feeder:

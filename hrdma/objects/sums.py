@@ -169,20 +169,22 @@ class Sum:
         source = _Source(self, child)
         most = min(block_of(self._host.bandwidth), nbytes)
         staging = Memory(memoryview(bytearray(most)))
-        while done < nbytes:
-            block = source.next(done, min(most, nbytes - done), staging)
-            if block is None:
-                return
-            end = done + len(block)
-            if stage == 0:
-                out[done:end] = block
-            elif self._reach(stage - 1, end):
-                kernels.fold(self._op, self._meta["dtype"], out[done:end], [out[done:end], block])
-            else:
-                return
-            done = end
-            self._pass(stage, done)
-        source.close()
+        try:
+            while done < nbytes:
+                block = source.next(done, min(most, nbytes - done), staging)
+                if block is None:
+                    return
+                end = done + len(block)
+                if stage == 0:
+                    out[done:end] = block
+                elif self._reach(stage - 1, end):
+                    kernels.fold(self._op, self._meta["dtype"], out[done:end], [out[done:end], block])
+                else:
+                    return
+                done = end
+                self._pass(stage, done)
+        finally:
+            source.close()
         if source.opened is not None:
             self._host.absorbed(nbytes, time.monotonic() - source.opened)
         self._tell("absorbed", child)

@@ -92,6 +92,33 @@ def test_a_receiver_that_stops_does_not_hold_up_the_others(three):
         rig.nodes["b"].signal(signal.SIGCONT)
 
 
+@some_stand_still
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_what_is_deleted_while_a_node_is_away_goes_when_it_is_back(three, name):
+    """Whoever keeps the entries then: the node that was away, one that stayed, old or new."""
+    rig, clients = three
+    refs = [clients[name].put(np.full(1 << 15, i, "int32"), id=f"o{i}") for i in range(12)]
+    other = clients["c"]
+    for ref in refs[::2]:
+        other.get(ref)
+    rig.nodes[name].signal(signal.SIGSTOP)
+    try:
+        eventually(lambda: len(other.info()["nodes"]) == 2, 15, "the loss")
+        for ref in refs:
+            other.delete(ref, timeout=10)
+        again = other.put(np.full(1 << 15, 7, "int32"), id="o0")
+    finally:
+        rig.nodes[name].signal(signal.SIGCONT)
+    eventually(lambda: len(other.info()["nodes"]) == 3, 15, "the return")
+    eventually(lambda: clients[name].get(again, timeout=10)[0] == 7, what="the new one, not what had that name before")
+    for ref in refs[1:]:
+        with pytest.raises(ObjectLost):
+            clients[name].get(ref, timeout=10)
+    other.delete(again)
+    for client in clients.values():
+        eventually(lambda client=client: client.info()["used"] == 0, what="an empty store")
+
+
 def test_clients_that_are_killed_leave_nothing(three):
     _, clients = three
     text = (

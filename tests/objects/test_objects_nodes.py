@@ -231,6 +231,20 @@ def test_a_sender_that_goes_in_the_middle(four, slow):
     assert moved < 4 * 8 * BIG, "what was there was not sent again"
 
 
+def test_what_was_brought_of_a_result_goes_when_it_is_made_here(four, slow):
+    _, clients = four
+    slow.hold(3 * BIG)
+    ref = clients["a"].put(numbers())
+    request = clients["b"].get(ref, async_op=True)
+    eventually(lambda: clients["b"].info()["used"] > 0 and clients["a"].info()["sent"] > 2 * BIG)
+    node = four[0].nodes["b"].node
+    node.post(lambda: node.grows_here(ref.id))
+    eventually(lambda: clients["b"].info()["used"] == 0, what="an empty store")
+    slow.go_on()
+    node.post(lambda: node.grows_no_more(ref.id))  # it was not made here after all
+    assert np.array_equal(request.wait(10), numbers())
+
+
 def test_the_only_copy_goes_in_the_middle(four, slow):
     rig, clients = four
     slow.hold(3 * BIG)

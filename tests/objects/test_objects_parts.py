@@ -162,6 +162,63 @@ def test_after_a_change_of_view_nothing_is_answered_until_all_have_told():
     assert owner.answers(2)[0]["sender"] == 1
 
 
+@pytest.fixture
+def keeps():
+    """A shard in a view of two nodes, of which this one, number 1, keeps "x"; the other has not told what it has."""
+    owner = Owner()
+    directory = Directory(owner, 1)
+    name = next(f"x{i}" for i in range(99) if keepers(f"x{i}", (1, 2))[0] == 1)
+    directory.view(1, (1,), 1)
+    directory.synced(1)
+    directory.heard(1, {"verb": "put", "id": name, "n": 1, "gen": "old", "meta": META})
+    directory.heard(1, {"verb": "have", "id": name, "n": 2, "gen": "old"})
+    directory.view(1, (), 0)
+    directory.view(1, (1, 2), 3)
+    owner.sent.clear()
+    return owner, directory, name
+
+
+TOLD = {"verb": "copy", "complete": True, "producing": False, "via": None, "gen": "old", "meta": META}
+FACTS = dict.fromkeys(("meta", "owner", "spec", "parts", "error"))
+
+
+@pytest.mark.parametrize("gen, deleted", [("", True), ("new", False)])
+@pytest.mark.parametrize("first", ["copy", "facts"])
+def test_who_was_away_is_told_that_its_copy_goes(keeps, gen, deleted, first):
+    """Though it keeps the entry itself, and changed it as often as those who stayed."""
+    owner, directory, name = keeps
+    facts = {**FACTS, "version": (2 << 32) + 1, "gen": gen, "committed": not deleted, "deleted": deleted}
+    messages = [(1, {**TOLD, "id": name}), (2, {"verb": "facts", "id": name, "facts": facts, "inline": None})]
+    for src, body in messages if first == "copy" else messages[::-1]:
+        directory.heard(src, body)
+    directory.synced(1)
+    directory.synced(2)
+    assert owner.sent == [(1, {"verb": "purge", "id": name, "gen": "old"})]
+    assert directory.entries[name].copies.of == {}
+
+
+def test_what_was_decided_first_does_not_come_back(keeps):
+    owner, directory, name = keeps
+    directory.heard(1, {**TOLD, "id": name})
+    facts = {**FACTS, "version": 99, "gen": "", "committed": False, "deleted": True}
+    directory.heard(2, {"verb": "facts", "id": name, "facts": facts, "inline": None})
+    directory.synced(1)
+    directory.synced(2)
+    assert owner.sent == [] and directory.entries[name].copies.complete == [1]
+
+
+def test_of_what_was_deleted_a_backup_remembers_no_more_than_a_keeper(monkeypatch):
+    from hrdma.objects import directory as module
+
+    monkeypatch.setattr(module, "TOMBSTONES", 4)
+    directory = Directory(Owner(), 1)
+    directory.view(1, (1, 2))
+    for i in range(9):
+        facts = {**FACTS, "version": 1, "gen": "", "committed": False, "deleted": True}
+        directory.heard(2, {"verb": "facts", "id": f"x{i}", "facts": facts, "inline": None})
+    assert list(directory.entries) == ["x5", "x6", "x7", "x8"]
+
+
 def test_questions_are_asked_again_when_the_keeper_changes():
     sent, answers = [], []
     asker = Asker(lambda node, body: sent.append((node, body["n"])))

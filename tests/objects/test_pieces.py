@@ -75,22 +75,52 @@ def test_every_piece_is_the_sum_of_the_same_objects(seed):
     assert all(pieces.ring(piece)[0] == plan.root for piece, plan in enumerate(pieces.plans))
 
 
-def test_when_all_are_there_every_link_carries_the_same():
-    pieces = Pieces(8, 8)
-    for host in range(8):
-        pieces.arrive(f"r{host}", host)
-    taken = dict.fromkeys(range(8), 0)
-    for _, order in pieces.orders():
-        taken[order.node] += len(order.children)
-    assert set(taken.values()) == {7}
-    assert sorted(plan.root for plan in pieces.plans) == list(range(8))
+def loads(pieces: Pieces, orders: list) -> tuple[list[int], list[int]]:
+    """How many pieces each host sends and takes in, sums and results."""
+    up, down = dict.fromkeys(pieces.nodes, 0), dict.fromkeys(pieces.nodes, 0)
+    told = {(piece, order.position): order for piece, order in orders}
+    ways = [(child.node, order.node) for order in told.values() for child in order.children]
+    ways += [way for piece in range(len(pieces.plans)) for way in pairwise(pieces.ring(piece))]
+    for sender, taker in ways:
+        up[sender] += sender != taker
+        down[taker] += sender != taker
+    return list(up.values()), list(down.values())
 
 
-def test_the_last_host_does_not_end_all_pieces():
-    pieces = Pieces(4, 4)
-    for host in range(3):
+@pytest.mark.parametrize("hosts", [3, 4, 8, 16])
+def test_when_all_are_there_every_link_carries_the_same(hosts):
+    pieces = Pieces(hosts, hosts)
+    for host in range(hosts):
         pieces.arrive(f"r{host}", host)
-        pieces.orders()
-    pieces.arrive("r3", 3)
-    pieces.orders()
-    assert sorted(plan.root for plan in pieces.plans) == [2, 2, 3, 3]
+    up, down = loads(pieces, pieces.orders())
+    assert len(pieces.plans) == hosts
+    assert set(up + down) == {2 * (hosts - 1)}
+
+
+@pytest.mark.parametrize("hosts", [3, 4, 8, 16])
+@pytest.mark.parametrize("done", [0, 3, 99])
+def test_who_comes_last_has_no_more_to_do_than_others(hosts, done):
+    """However many sums have passed on at each arrival before: the links are loaded alike with what is left."""
+    pieces = Pieces(hosts, hosts)
+    passed: set[tuple[int, int, int]] = set()
+    orders: list = []
+    for host in range(hosts - 1):
+        pieces.arrive(f"r{host}", host)
+        orders += pieces.orders()
+        for _ in range(done):
+            todo = [
+                (piece, child.position, child.attempt, order.attempt)
+                for piece, order in orders
+                for child in order.children
+                if (piece, child.position, child.attempt) not in passed
+            ]
+            for each in todo[:1]:
+                passed.add(each[:3])
+                pieces.absorbed(*each)
+                orders += pieces.orders()
+    pieces.arrive(f"r{hosts - 1}", hosts - 1)
+    orders = pieces.orders()
+    assert len(pieces.plans) == 2 * hosts
+    up, down = loads(pieces, [(piece, order) for piece, order in orders if order.children])
+    assert max(up[-1], down[-1]) <= sum(up) / hosts + 3
+    assert max(up + down) <= sum(up) / hosts + 3
