@@ -65,10 +65,11 @@ enum {
 
 struct hr_caps {
     uint32_t flags;
-    uint32_t max_send;  /* largest payload of one post_send, header not counted; at least 4096 */
-    uint32_t eager_max; /* up to this size copying through a message beats a rendezvous */
-    uint32_t segment;   /* a good size for one read or write of a long transfer */
-    uint64_t window;    /* bulk bytes that may be in flight before a rate was measured; 0: no need of a bound */
+    uint32_t max_send;     /* largest payload of one post_send, header not counted; at least 4096 */
+    uint32_t eager_max;    /* up to this size copying through a message beats a rendezvous */
+    uint32_t eager_mapped; /* HR_CAP_MAP: the same for memory in arenas; no more than eager_max */
+    uint32_t segment;      /* a good size for one read or write of a long transfer */
+    uint64_t window;       /* bulk bytes that may be in flight before a rate was measured; 0: no need of a bound */
 };
 
 /* Local memory known to a domain. Filled by mem_register. */

@@ -63,6 +63,7 @@ static hr_status loop_domain_open(const struct hr_provider *self, const struct h
         .flags = HR_CAP_READ | HR_CAP_WRITE | HR_CAP_ATOMIC | HR_CAP_MAP | HR_CAP_ANYMEM | HR_CAP_REVOKE | HR_CAP_LOCAL,
         .max_send = LOOP_MAX_SEND,
         .eager_max = 8192,
+        .eager_mapped = 8192,
         .segment = 1 << 19,
         .window = 0, /* nothing is ever under way: every copy is made inside post_* */
     };

@@ -16,6 +16,8 @@
 #include "providers/shm/shm.h"
 
 #define STAGE_BELOW ((uint64_t)4 << 20)
+#define EAGER (32u << 10)
+#define EAGER_CROWDED (4u << 10) /* of arenas where ranks share cores: what is read in place is not copied twice */
 
 int hr_shm_grow(void *array_p, uint32_t n, uint32_t *cap_p, size_t element) {
     void *array;
@@ -143,7 +145,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
         .owner = params->owner,
         .caps = {.flags = HR_CAP_READ | HR_CAP_WRITE | HR_CAP_ATOMIC | HR_CAP_MAP | HR_CAP_ANYMEM | HR_CAP_LOCAL,
                  .max_send = SHM_MAX_SEND,
-                 .eager_max = 32 << 10,
+                 .eager_max = EAGER,
                  .segment = 512 << 10,
                  .window = 0},
     };
@@ -154,6 +156,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     dom->ring_size = o.ring;
     dom->cma_allowed = o.cma;
     dom->stage_below = params->local_peers < cores() ? STAGE_BELOW : 0;
+    dom->base.caps.eager_mapped = params->local_peers < cores() ? EAGER : EAGER_CROWDED;
     if (status == HR_OK) status = find_host(dom, o.host[0] ? o.host : NULL, detail);
     if (status == HR_OK && (getrandom(dom->name, sizeof dom->name, 0) != sizeof dom->name ||
                             getrandom(&dom->probe, sizeof dom->probe, 0) != sizeof dom->probe)) {
