@@ -55,7 +55,7 @@ class Reducing(Protocol):
     @property
     def making(self) -> str: ...
     def view(self, nodes: tuple[int, ...]) -> None: ...
-    def whole(self, node: int) -> bool: ...
+    def whole(self, node: int, then: Callable[[], object]) -> bool: ...
     def heard(self, src: int, verb: str, body: Body) -> None: ...
     def stop(self) -> None: ...
 
@@ -309,11 +309,14 @@ class Directory:
     def _have(self, entry: Entry, src: int, body: Body) -> bool:
         if entry.gen != body["gen"] or entry.deleted:
             return self._answer(src, body, stale=True)
-        if entry.reducing is not None and not entry.reducing.whole(src):
+        making = entry.reducing
+        if making is not None and not making.whole(src, lambda: self._answer(src, body, ok=True)):
             return False  # until the sum counts: its root may yet die and begin anew
         for copies in (entry.copies, *entry.pieces):
             copies.completed(src)
-        if entry.committed:
+        if making is not None:
+            self.wake(entry)
+        elif entry.committed:
             self._answer(src, body, ok=True)
             self.wake(entry)
         else:

@@ -67,12 +67,15 @@ class Reduction:
     def stop(self) -> None:
         """Ends it; nodes free their sums."""
         self._over = True
+        self._forget()
         self._withdraw(anew=self._entry.reducing is not None)
 
-    def _withdraw(self, anew: bool) -> None:
+    def _forget(self) -> None:
         for question in self._questions.values():
             self._owner.asker.forget(question)
         self._questions.clear()
+
+    def _withdraw(self, anew: bool) -> None:
         if self._plan is not None or self._pieces is not None:
             for node in self._owner.nodes():
                 body = {"verb": "unsum", "id": self._entry.id, "making": self._making, "anew": anew}
@@ -80,6 +83,7 @@ class Reduction:
 
     def _anew(self) -> None:
         """Begins from the beginning: something is lost of which some pieces have a part."""
+        self._forget()
         self._withdraw(anew=True)
         self._making, self._pieces = secrets.token_hex(6), None
         self._entry.gen, self._entry.copies, self._entry.pieces = "", Copies(), []
@@ -144,12 +148,12 @@ class Reduction:
             if pieces.parts is not None:
                 self._owner.directory.wake(self._entry)  # some node may have all of it
 
-    def whole(self, node: int) -> bool:
-        """A node has the whole result: whether it counts now."""
+    def whole(self, node: int, then: Callable[[], object]) -> bool:
+        """A node has the whole result: whether it counts now. `then` runs when that is known."""
         if self._pieces is None or self._pieces.parts is None:
             return False
         self._entry.copies.completed(node)
-        self._finish(self._pieces.parts)
+        self._finish(self._pieces.parts, then)
         return True
 
     def _seek(self, ref: str) -> None:
@@ -246,14 +250,23 @@ class Reduction:
         self._entry.inline = bytes(out)
         self._finish(list(self._small))
 
-    def _finish(self, parts: list[str]) -> None:
-        entry = self._entry
+    def _finish(self, parts: list[str], then: Callable[[], object] = lambda: None) -> None:
+        """It counts when the backup knows: else a keeper that was away, and is not one any more, could end it by itself."""
+        entry, plan = self._entry, self._plan
         entry.parts, entry.committed, entry.reducing = parts, True, None
-        if self._plan is not None:
-            entry.copies.completed(self._plan.root)
-            self._owner.send(self._plan.root, {"verb": "counts", "id": entry.id, "gen": entry.gen})
-        self.stop()
-        self._owner.directory.changed(entry)
+        if plan is not None:
+            entry.copies.completed(plan.root)
+        gen = entry.gen
+
+        def known() -> None:
+            if plan is not None:
+                self._owner.send(plan.root, {"verb": "counts", "id": entry.id, "gen": gen})
+            self._withdraw(anew=False)
+            then()
+
+        self._over = True
+        self._forget()
+        self._owner.directory.changed(entry, known)
 
     def _fail(self, kind: str, text: str) -> None:
         self.stop()
