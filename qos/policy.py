@@ -217,6 +217,7 @@ def _lines(text: str) -> dict[str, int]:
         if heading := re.match(r"\s*(\[\[?)\s*([\w.-]+)\s*\]", line):
             jobs += heading[1] == "[["
             prefix = f"{heading[2]}[{jobs}]" if heading[1] == "[[" else heading[2]
+            found.setdefault(heading[2], number)
             found.setdefault(prefix, number)
         elif key := re.match(r"\s*\"?([\w-]+)\"?\s*=", line):
             found.setdefault(f"{prefix}.{key[1]}" if prefix else key[1], number)

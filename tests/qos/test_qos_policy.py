@@ -87,6 +87,7 @@ def test_the_readmes_policy():
         ('"tls-rr"', '"fifo"\nacks = "1mbit"', 3, "qos.acks", "no bands for them to go before"),
         ("dscp = 26 }]", "dscp = 26 }]\nanswers = 104", 15, "job[1].answers", "it would be DSCP 26"),
         ("dscp = 26 }]", "dscp = 26 }]\nanswers = 26", 15, "job[1].answers", "overlaps job[1].match[0], {'dscp': 26}"),
+        ('"10gbit"', '"10gbit"\n[[jobs]]', 5, "jobs", "unknown; there are: job, qos"),
         ('"10gbit"', '"10gbit"\nanswer_pool = [64]', 5, "qos.answer_pool", "it would be DSCP 16"),
     ],
 )  # fmt: skip
