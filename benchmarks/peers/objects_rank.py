@@ -23,6 +23,7 @@ CLONE_NEWNET = 0x40000000
 PORT = 29700
 SECONDS = 60.0
 CYCLE = 1024  # values repeat after so many elements: sums of them are exact in float32
+QUIET = 0.05  # seconds after its end for which a host does nothing: they share processors, and others may still be at it
 
 
 def enter(namespace: str) -> None:
@@ -75,6 +76,8 @@ class Objects:
             return [client.get(refs[0])] if self.rank else []
         if self.late:
             threading.Thread(target=lambda: (until(mine_at), client.put(mine, id=refs[self.rank].id))).start()
+        if self.rank and operation in ("gather", "reduce"):
+            return []
         until(start)
         if self.rank == 0 and operation == "gather":
             return client.get(refs)
@@ -190,6 +193,7 @@ def main() -> None:
             start = json.loads(lines.readline())["start"]
             found = peer.run(operation, key, mine, start, start + rank * stagger)
             end = time.monotonic()
+            time.sleep(QUIET)
             print(json.dumps({"end": end, "right": right(operation, found, n, size)}), file=lines, flush=True)
             lines.readline()  # all are done
             del found
