@@ -112,6 +112,7 @@ cdef extern from "hr/provider.h" nogil:
         HR_CAP_ANYMEM
         HR_CAP_REVOKE
         HR_CAP_LOCAL
+        HR_CAP_CONFIRMS
 
     struct hr_caps:
         uint32_t flags

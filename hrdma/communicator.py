@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Communicator", "cost_for"]
 
+_LANDING = 64 << 10  # bytes; shorter operands are few messages, of which the first are reduced while others come
 VERDICT_SECONDS = 2.0  # how long a rank that saw a mismatch waits to be told who differs
 
 
@@ -289,6 +290,7 @@ class Communicator(_core.CommunicatorBase):
             in_place=in_place,
             cost=self._costs(),
             mapped=self._mapped(),
+            landing=self._landing(),
             algorithm=algorithm,
             parts=parts,
             on=network,
@@ -322,6 +324,13 @@ class Communicator(_core.CommunicatorBase):
             name == "loop" or all("map" in runtime.cards[rank]["caps"][name] for rank in self._members)
             for name in runtime.links(self._members)
         )
+
+    def _landing(self) -> int:
+        """From which length on operands land, where all that comes over a network is written by devices."""
+        runtime, own = self._runtime, self._members[self.rank]
+        caps = [runtime.cards[own]["caps"][name] for name in runtime.links(self._members) if name != "loop"]
+        written = [words for words in caps if "map" not in words]
+        return _LANDING if written and all("confirms" in words for words in written) else 0
 
     def _costs(self) -> Cost:
         if self._cost is None:

@@ -74,7 +74,7 @@ class Network:
 
     def plan(
         self, collective: str, *, rank: int, counts, itemsize: int, root: int, in_place: bool, deterministic: bool, cost: Cost,
-        algorithm: str | None = None, parts: int | None = None,
+        algorithm: str | None = None, parts: int | None = None, landing: int = 0,
     ) -> Plan | str:  # fmt: skip
         """The program of one rank for a collective of all ranks, or why there is none.
 
@@ -82,7 +82,7 @@ class Network:
         ----------
         algorithm : str, optional
             Only this one, in so many `parts` (1).
-        collective, rank, counts, itemsize, root, in_place, cost
+        collective, rank, counts, itemsize, root, in_place, cost, landing
             As in `plan`.
         deterministic : bool
             Whether the association matters.
@@ -120,7 +120,7 @@ class Network:
                 made = plan_on_fabric(collective, self.fabric, nbytes, cost, root=root)
                 schedule = made.schedule(rank)
             scratch = _of_one_round(schedule, rank, counts * itemsize * blocks)
-            spec = lower(schedule, rank, counts, itemsize, in_place=in_place, scratch=scratch)
+            spec = lower(schedule, rank, counts, itemsize, in_place=in_place, scratch=scratch, landing=landing)
         except ValueError as error:  # no algorithm has this collective here, or a given plan does not do for the counts
             if algorithm is not None:
                 raise
@@ -195,6 +195,7 @@ def plan(
     in_place: bool = False,
     cost: Cost | None = None,
     mapped: bool = False,
+    landing: int = 0,
     algorithm: str | None = None,
     parts: int | None = None,
     on: Network | None = None,
@@ -224,6 +225,8 @@ def plan(
         Of the slowest connection in use. Every rank must plan with the same cost, and the same `mapped`.
     mapped : bool
         Peers' buffers can be read in place (shared memory).
+    landing : int
+        As in `lower`. Ranks may differ in it.
     algorithm : str, optional
         Only this one (measurements); every rank must ask for the same.
     parts : int, optional
@@ -272,12 +275,14 @@ def plan(
         nbytes = sum(block_counts(collective, size, rank, counts)) * itemsize
     rounded = deterministic and not dtype.startswith(("int", "uint"))
     if schedule is not None:
-        return _of_given(schedule, collective, size, rank, counts, itemsize, root, in_place, rounded, nbytes)
+        return _of_given(
+            schedule, collective, size, rank, counts, itemsize, root, in_place, rounded, nbytes, landing
+        )  # fmt: skip
     why = ""
     if on is not None:
         found = on.plan(
             collective, rank=rank, counts=counts, itemsize=itemsize, root=root, in_place=in_place, deterministic=rounded,
-            cost=cost or NETWORK, algorithm=algorithm, parts=parts,
+            cost=cost or NETWORK, algorithm=algorithm, parts=parts, landing=landing,
         )  # fmt: skip
         if isinstance(found, Plan):
             return found
@@ -287,7 +292,7 @@ def plan(
         deterministic=rounded, algorithm=algorithm, parts=parts,
     )  # fmt: skip
     schedule = ALGORITHMS[choice.algorithm].build(collective, size, parts=choice.parts, root=root, rank=rank)
-    spec = lower(schedule, rank, counts, itemsize, in_place=in_place)
+    spec = lower(schedule, rank, counts, itemsize, in_place=in_place, landing=landing)
     return Plan(**vars(spec), choice=choice, reason=why and f"not planned for {on.fabric.name}: {why}" if on else "")
 
 
@@ -327,7 +332,7 @@ def given(what: Schedule | str, size: int) -> Schedule:
 
 def _of_given(
     schedule: Schedule, collective: str, size: int, rank: int, counts, itemsize: int, root: int, in_place: bool,
-    ordered: bool, nbytes: int,
+    ordered: bool, nbytes: int, landing: int,
 ) -> Plan:  # fmt: skip
     """The program of one rank of a schedule that is proved, but perhaps not for this call."""
     name = schedule.name or "the given schedule"
@@ -342,7 +347,7 @@ def _of_given(
             text = f"deterministic=True needs rank order, and {name} has another: {error}"
             raise ScheduleError(text, rank=error.rank, chunk=error.chunk) from None
     scratch = _of_one_round(schedule, rank, nbytes)
-    spec = lower(schedule, rank, counts, itemsize, in_place=in_place, scratch=scratch)
+    spec = lower(schedule, rank, counts, itemsize, in_place=in_place, scratch=scratch, landing=landing)
     return Plan(**vars(spec), reason=f"{collective} on {size} ranks: {name}, as given")
 
 

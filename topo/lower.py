@@ -42,8 +42,9 @@ _PACK = struct.Struct("=BBHiIIIIIIQBB6xQQ").pack
 
 
 def lower(
-    schedule: Schedule, rank: int, counts, itemsize: int, *, in_place: bool = False, scratch: int = SCRATCH
-) -> ProgramSpec:
+    schedule: Schedule, rank: int, counts, itemsize: int, *, in_place: bool = False, scratch: int = SCRATCH,
+    landing: int = 0,
+) -> ProgramSpec:  # fmt: skip
     """One rank's program of a schedule.
 
     Parameters
@@ -55,6 +56,9 @@ def lower(
         As in `plan`.
     scratch : int
         Bytes of scratch after which ranges are used again; one group of operands may need more.
+    landing : int
+        Bytes from which on operands of reductions land in scratch, into which a device writes them by itself; 0: all are reduced
+        as they come, message by message. Other ranks need not do the same.
 
     Raises
     ------
@@ -63,13 +67,16 @@ def lower(
     ValueError
         When the counts do not fit the collective.
     """
-    return _Lowering(schedule, rank, counts, itemsize, in_place, scratch).run()
+    return _Lowering(schedule, rank, counts, itemsize, in_place, scratch, landing).run()
 
 
 class _Lowering(Cells):
     """State of one lowering."""
 
-    def __init__(self, schedule: Schedule, rank: int, counts, itemsize: int, in_place: bool, scratch: int) -> None:
+    def __init__(
+        self, schedule: Schedule, rank: int, counts, itemsize: int, in_place: bool, scratch: int, landing: int
+    ) -> None:  # fmt: skip
+        self.landing = landing
         self.schedule = schedule = schedule.for_rank(rank)
         table, places = schedule.table, layout(schedule, rank, counts, itemsize, in_place)
         self.names: list[int] | None = None  # of joined chunks: the first that each was made of
@@ -287,7 +294,8 @@ class _Lowering(Cells):
             owns = homes
             pieces = [(0, 1)] if span == 1 else self.runs(chunks, homes)
         simple = len(pieces) == 1 and not conflict
-        if simple and len(sources) == 1 and owns == homes:
+        lands = op == OP_REDUCE and 0 < self.landing <= length
+        if simple and len(sources) == 1 and owns == homes and not lands:
             ((src, tag, lane),) = sources
             code = isa.RECV_REDUCE if op == OP_REDUCE else isa.RECV
             flags |= isa.SWAP if code == isa.RECV_REDUCE and src < self.rank else 0

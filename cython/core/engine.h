@@ -71,7 +71,7 @@ enum hr_msg_kind {
 
 struct hr_hdr {
     uint8_t kind;
-    uint8_t flags;  /* RTS, CTS: HR_HDR_DESC. BREAK: phase */
+    uint8_t flags;  /* RTS, CTS: HR_HDR_*. BREAK: phase */
     uint8_t bucket; /* EAGER, RTS, SKIP: of the order */
     int8_t status;  /* FIN, CANCEL, BREAK */
     uint32_t order; /* EAGER, RTS, SKIP: place in its bucket */
@@ -84,7 +84,10 @@ struct hr_hdr {
     uint32_t credit; /* eager bytes that the peer got back */
     uint32_t ack;    /* bulk bytes that have arrived */
 };
-enum { HR_HDR_DESC = 1 };
+enum {
+    HR_HDR_DESC = 1, /* it has a descriptor */
+    HR_HDR_SURE = 2  /* the provider confirms writes (HR_CAP_CONFIRMS); CTS: both do, so only the last is told of */
+};
 
 struct hr_hdr_long { /* RTS (size, desc), CTS (desc) */
     struct hr_hdr h;
@@ -102,6 +105,7 @@ struct hr_hdr_long { /* RTS (size, desc), CTS (desc) */
 #define HR_COLL_TAG (1ull << 63)
 #define HR_COLL_SEQ(tag) (((tag) & ~HR_COLL_TAG) >> 24)
 #define HR_SEGMENT_MIN (16u << 10)
+#define HR_WRITES 8 /* of a transfer, that the provider has and will confirm */
 #define HR_WINDOW_MIN (64u << 10)
 #define HR_INLINE_WORK (32u << 10) /* copying or reducing less than this is done at once */
 
@@ -128,10 +132,11 @@ struct hr_xfer {         /* one rendezvous, on one side */
     struct hr_request *req;
     struct hr_conn *conn;
     uint32_t id, remote;
-    uint8_t mode, has_mem, has_rmem;
-    uint32_t outstanding; /* reads or writes in the provider */
+    uint8_t mode, has_mem, has_rmem, sure; /* sure: of writes that are confirmed */
+    uint32_t outstanding;                  /* reads or writes in the provider */
     char *buf;
     uint64_t len, posted, completed;
+    uint32_t writes[HR_WRITES], first; /* SEND_PUSH: bytes of those in the provider, where it confirms them; a ring */
     struct hr_mem mem;
     struct hr_rmem rmem;
 };
@@ -182,6 +187,7 @@ struct hr_conn {
     int64_t credit; /* eager bytes that we may send */
     uint64_t inflight, window;
     uint64_t tx_bulk, tx_bulk_acked, tx_bulk_lost; /* posted so far; what of it has, and what never will be heard of */
+    uint64_t tx_writes;                            /* on their way; the provider says when they have arrived */
     uint32_t order_tx[HR_BUCKETS];
     /* receiving */
     uint32_t order_rx[HR_BUCKETS];
@@ -355,6 +361,9 @@ uint64_t hr_credit_max(struct hr_engine *engine);
 /* window.c */
 void hr_window_sent(struct hr_conn *conn, uint64_t nbytes);
 void hr_window_acked(struct hr_conn *conn, uint64_t nbytes);
+void hr_window_writes(struct hr_conn *conn, uint64_t nbytes);  /* the same for writes that the provider confirms, */
+void hr_window_wrote(struct hr_conn *conn, uint64_t nbytes);   /* when it does, */
+void hr_window_forgets(struct hr_conn *conn, uint64_t nbytes); /* and when it never will */
 void hr_window_probe(struct hr_conn *conn); /* bulk was cut off on its way: what of it is never acknowledged? */
 void hr_window_probed(struct hr_conn *conn, const struct hr_hdr *probe);
 void hr_window_echoed(struct hr_conn *conn, const struct hr_hdr *echo);

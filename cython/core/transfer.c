@@ -4,7 +4,8 @@
  * The receiver decides, when its receive matches the sender's RTS:
  *   lent     the borrower reads the sender's mapped memory in place and says FIN when it is through
  *   pull     the RTS has a descriptor that this side can read: it reads (or reduces) piece by piece, then FIN
- *   push     this side's buffer can be written by the peer: CTS with a descriptor; the sender writes with notification
+ *   push     this side's buffer can be written by the peer: CTS with a descriptor; the sender writes with notification,
+ *            of the last write alone where its provider says of each when it has arrived
  *   segments CTS without one: the sender sends the bytes as messages; they are copied or reduced as they arrive
  * Either side may give up at any time: FIN with an error from the receiver, CANCEL from the sender. Transfers are named
  * on the wire by an id that carries a generation, so that what comes late for one that is over is recognised and
@@ -62,11 +63,12 @@ void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_
               hr_store_into(dst, len, req->rflags & HR_RECV_NT));
 }
 
-/* Pieces of a segment: whole elements, whole cache lines. */
-static uint64_t segment_size(struct hr_conn *conn, int message) {
+/* Pieces of a segment: whole elements, whole cache lines. What is confirmed costs the peer nothing, and each piece this
+ * side a system call: so they are long, and less than twice the window is on its way. */
+static uint64_t segment_size(struct hr_conn *conn, int message, int confirmed) {
     uint64_t n = conn->caps->segment;
     if (conn->caps->window) {
-        uint64_t share = conn->window / 4;
+        uint64_t share = confirmed && conn->rate > 0 ? conn->window : conn->window / 4;
         if (n > share) n = share;
         if (n < HR_SEGMENT_MIN) n = HR_SEGMENT_MIN;
     }
@@ -83,11 +85,15 @@ static int conn_pulls(struct hr_conn *conn) {
            ((conn->caps->flags & HR_CAP_MAP) || !(conn->caps->flags & HR_CAP_WRITE));
 }
 
+/* Whether bulk goes by one endpoint, which says of writes when they have arrived. */
+static int confirms(const struct hr_conn *conn) { return conn->caps->flags & HR_CAP_CONFIRMS && conn->nlanes <= 2; }
+
 hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_hdr_long *rts) {
     struct hr_ep *ep = conn->lanes[0].ep;
     struct hr_xfer *x = hr_xfer_new(conn->engine, req, conn, HR_XFER_SEND);
     if (!x) return HR_ERR_NOMEM;
     rts->h.sreq = x->id;
+    if (confirms(conn)) rts->h.flags = HR_HDR_SURE;
     if (!conn_pulls(conn)) return HR_OK;
     hr_status status = conn->caps->flags & HR_CAP_MAP ? hr_ledger_enter(conn, x->id) : HR_OK;
     if (status == HR_AGAIN || conn->state == HR_CONN_LOST) {
@@ -99,7 +105,7 @@ hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_
         return HR_OK;
     x->has_mem = 1;
     status = ep->domain->ops->mem_export(ep, &x->mem, x->buf, x->len, &rts->desc);
-    if (status == HR_OK) rts->h.flags = HR_HDR_DESC;
+    if (status == HR_OK) rts->h.flags |= HR_HDR_DESC;
     if (status == HR_AGAIN) {
         hr_xfer_free(conn->engine, x);
         return HR_AGAIN;
@@ -123,6 +129,7 @@ void hr_xfer_on_cts(struct hr_conn *conn, const struct hr_hdr_long *cts) {
             return;
         }
         x->has_rmem = 1;
+        x->sure = cts->h.flags & HR_HDR_SURE && confirms(conn);
         x->mode = HR_XFER_SEND_PUSH;
         HR_COUNT(conn->engine, push);
     } else {
@@ -154,15 +161,16 @@ static hr_status write_segment(struct hr_conn *conn, struct hr_rma *rma) {
 
 hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t *nbytes_p) {
     if (x->mode == HR_XFER_RMA) return hr_rma_segment(conn, x);
-    uint64_t left = x->len - x->posted, n = segment_size(conn, x->mode == HR_XFER_SEND_SEG);
+    uint64_t left = x->len - x->posted, n = segment_size(conn, x->mode == HR_XFER_SEND_SEG, x->sure);
     hr_status status;
+    if (x->sure && x->outstanding == HR_WRITES) return HR_AGAIN;
     if (n > left) n = left;
     if (x->mode == HR_XFER_SEND_PUSH) {
         struct hr_rma rma = {.local = x->buf + x->posted,
                              .len = n,
                              .remote = &x->rmem,
                              .offset = x->posted,
-                             .with_notify = 1,
+                             .with_notify = !x->sure || n == left, /* the last comes behind all others */
                              .value = x->remote,
                              .cookie = HR_XFER_COOKIE(x)};
         status = write_segment(conn, &rma);
@@ -175,9 +183,15 @@ hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t
         hr_conn_lost(conn, hr_is_peer_error(status) ? status : HR_ERR_PEER_LOST, "a segment could not be sent");
         return status;
     }
-    *nbytes_p = n;
+    *nbytes_p = x->sure ? 0 : n;
     if (x->mode == HR_XFER_SEND_PUSH) conn->tx_bytes += n;
     x->posted += n;
+    if (x->sure && status == HR_INPROGRESS) {
+        x->writes[(x->first + x->outstanding) % HR_WRITES] = (uint32_t)n;
+        hr_window_writes(conn, n);
+    } else if (x->sure) {
+        x->completed += n;
+    }
     if (status == HR_INPROGRESS) x->outstanding++;
     if (x->posted == x->len) {
         hr_list_remove(&x->work.link);
@@ -233,7 +247,7 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     struct hr_xfer *x = hr_container(work, struct hr_xfer, work);
     struct hr_conn *conn = x->conn;
     struct hr_ep *ep = conn->lanes[0].ep;
-    uint64_t n = segment_size(conn, 0), left = x->len - x->posted;
+    uint64_t n = segment_size(conn, 0, 0), left = x->len - x->posted;
     if (n > left) n = left;
     if (!hr_ledger_stands(conn, x->remote)) { /* in the same process the memory may even be gone */
         hr_work_remove(engine, work);
@@ -332,7 +346,8 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
         x->has_mem = 1;
         if (ops->mem_export(ep, &x->mem, x->buf, x->len, &cts.desc) == HR_OK) {
             x->mode = HR_XFER_PUSH;
-            cts.h.flags = HR_HDR_DESC;
+            x->sure = rts->h.flags & HR_HDR_SURE && confirms(conn);
+            cts.h.flags = HR_HDR_DESC | (x->sure ? HR_HDR_SURE : 0);
         }
     }
     ask(conn, x, &cts);
@@ -357,14 +372,16 @@ void hr_xfer_on_notify(struct hr_conn *conn, uint64_t value, size_t nbytes) {
         hr_note_arrived(conn, value);
         return;
     }
-    hr_conn_owe(conn, 0, (uint32_t)nbytes);
     struct hr_xfer *x = value <= UINT32_MAX ? xfer_find(conn, (uint32_t)value) : NULL;
+    int sure = x ? x->sure : confirms(conn); /* nobody waits to hear of those */
+    if (!sure) hr_conn_owe(conn, 0, (uint32_t)nbytes);
     if (!x) return;
     if (x->mode != HR_XFER_PUSH || nbytes > x->len - x->completed) {
         hr_conn_lost(conn, HR_ERR_PROTOCOL, "a notification that does not fit its transfer");
         return;
     }
-    x->completed += nbytes;
+    if (x->sure) conn->rx_bytes += x->len - nbytes;
+    x->completed = x->sure ? x->len : x->completed + nbytes; /* it came behind all others */
     if (x->completed == x->len) recv_finished(conn, x, 0);
 }
 
@@ -402,6 +419,11 @@ void hr_xfer_on_cancel(struct hr_conn *conn, const struct hr_hdr *h) {
 /* A read or write has left the provider. */
 void hr_xfer_on_done(struct hr_xfer *x, hr_status status) {
     struct hr_conn *conn = x->conn;
+    if (x->sure && x->mode == HR_XFER_SEND_PUSH) {
+        uint32_t n = x->writes[x->first++ % HR_WRITES];
+        x->completed += n;
+        hr_window_wrote(conn, n);
+    }
     x->outstanding--;
     if (status == HR_ERR_ACCESS && x->mode == HR_XFER_PULL && !hr_ledger_stands(conn, x->remote)) return;
     if (hr_is_error(status)) {

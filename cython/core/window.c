@@ -7,6 +7,9 @@
  * bound promised is 2 ms: where processes share a core, the path is two to four times slower for a while. After a
  * burst that met an idle shaper's bucket that is not so for one round, which then takes the burst's place.
  *
+ * Writes of which the device says that they have arrived (HR_CAP_CONFIRMS) are on their way until it does: neither
+ * end's engine has a part in that, so a peer that is busy holds nothing up.
+ *
  * Where the peer sends bulk too, its acknowledgements stand in line behind that, where there is one stream: a part of
  * what is not acknowledged has arrived long ago, and lies ahead of nobody. So as much more may be on its way as came
  * from there meanwhile, up to the same again. (Without this two ranks that exchange by one stream got half of a 100
@@ -31,17 +34,26 @@ static void conn_round(struct hr_conn *conn, int64_t now) {
 static void conn_inflight(struct hr_conn *conn) {
     uint64_t ended = conn->tx_bulk_acked + conn->tx_bulk_lost, more = ended > conn->tx_bulk ? ended - conn->tx_bulk : 0;
     conn->tx_bulk_lost -= more < conn->tx_bulk_lost ? more : conn->tx_bulk_lost;
-    conn->inflight = more ? 0 : conn->tx_bulk - ended;
+    conn->inflight = (more ? 0 : conn->tx_bulk - ended) + conn->tx_writes;
+}
+
+static void conn_sends(struct hr_conn *conn) {
+    if (conn->inflight) return;
+    conn->busy_since = conn->alone_since = hr_now();
+    conn_round(conn, conn->busy_since);
 }
 
 /* Both ends count what is at least HR_BULK_MIN: small messages need no clock and no acknowledgement. */
 void hr_window_sent(struct hr_conn *conn, uint64_t nbytes) {
     if (!conn->caps->window || nbytes < HR_BULK_MIN) return;
-    if (!conn->inflight) {
-        conn->busy_since = conn->alone_since = hr_now();
-        conn_round(conn, conn->busy_since);
-    }
+    conn_sends(conn);
     conn->tx_bulk += nbytes;
+    conn_inflight(conn);
+}
+
+void hr_window_writes(struct hr_conn *conn, uint64_t nbytes) {
+    conn_sends(conn);
+    conn->tx_writes += nbytes;
     conn_inflight(conn);
 }
 
@@ -75,9 +87,8 @@ static void conn_measure(struct hr_conn *conn, int64_t now) {
     conn_round(conn, now);
 }
 
-void hr_window_acked(struct hr_conn *conn, uint64_t nbytes) {
+static void conn_arrived(struct hr_conn *conn, uint64_t nbytes) {
     int64_t now = hr_now();
-    conn->tx_bulk_acked += nbytes;
     conn_inflight(conn);
     conn->round_bytes += nbytes;
     if (conn->alone_since) { /* the first answer since nothing was in flight: the round trip, with as little queue as
@@ -88,6 +99,21 @@ void hr_window_acked(struct hr_conn *conn, uint64_t nbytes) {
     conn_measure(conn, now);
     if (!conn->inflight) conn->busy_ns += (uint64_t)(now - conn->busy_since);
     if (conn->nqueued || conn->nbulk) hr_conn_activate(conn);
+}
+
+void hr_window_acked(struct hr_conn *conn, uint64_t nbytes) {
+    conn->tx_bulk_acked += nbytes;
+    conn_arrived(conn, nbytes);
+}
+
+void hr_window_wrote(struct hr_conn *conn, uint64_t nbytes) {
+    conn->tx_writes -= nbytes;
+    conn_arrived(conn, nbytes);
+}
+
+void hr_window_forgets(struct hr_conn *conn, uint64_t nbytes) {
+    conn->tx_writes -= nbytes;
+    conn_inflight(conn);
 }
 
 /* What a cancelled transfer had on its way may arrive and be acknowledged, or may not. The peer counts what has come:

@@ -41,6 +41,7 @@ struct hr_xfer *hr_xfer_new(struct hr_engine *engine, struct hr_request *req, st
 void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x) {
     struct hr_conn *conn = x->conn;
     hr_ledger_strike(engine, x->id);
+    if (x->mode == HR_XFER_SEND_PUSH && x->sure) hr_window_forgets(conn, x->posted - x->completed);
     if (!hr_list_empty(&x->work.link)) {
         if (x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG || x->mode == HR_XFER_RMA) {
             hr_list_remove(&x->work.link);

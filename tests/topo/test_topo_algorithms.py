@@ -31,7 +31,11 @@ def test_computes_what_numpy_does(name: str, collective: str, size: int) -> None
             for kind in ("zero", "one", "few", "odd", "even") if size < 9 else ("few", "odd"):
                 counts = counts_of(collective, size, kind)
                 for in_place in (False, True):
-                    programs = [lower(schedule, r, counts[r], 8, in_place=in_place) for r in range(size)]
+                    lands = (0, 1, 64)[case // len(ways) % 3]  # nothing, all, what is not short; ranks may differ
+                    programs = [
+                        lower(schedule, r, counts[r], 8, in_place=in_place, landing=lands * (case % 5 > 0 or r % 2))
+                        for r in range(size)
+                    ]
                     run(programs, collective, counts, root, in_place, seed=case, **ways[case % len(ways)])
                     case += 1
 
@@ -61,7 +65,7 @@ def test_ordered_is_what_the_table_says(name: str, collective: str, size: int) -
         schedule.check(ordered=True, single=True)
         counts = counts_of(collective, size, "odd")
         for in_place in (False, True):
-            programs = [lower(schedule, r, counts[r], 8, in_place=in_place) for r in range(size)]
+            programs = [lower(schedule, r, counts[r], 8, in_place=in_place, landing=r % 2) for r in range(size)]
             run(programs, collective, counts, 0, in_place, op=mixed, mapped=True, seed=size)
             run(programs, collective, counts, 0, in_place, op=mixed, credits=2, seed=size)
     elif size == 8:
@@ -86,7 +90,7 @@ def test_average_is_scaled_once(name: str, collective: str, size: int) -> None:
 @pytest.mark.parametrize(("name", "collective"), [case for case in CASES if case[1] == "allreduce"])
 @pytest.mark.parametrize("size", (2, 3, 7, 8))
 def test_all_ranks_hold_the_same_bits(name: str, collective: str, size: int) -> None:
-    programs = [lower(build(name, collective, size, parts=2), r, 500, 8) for r in range(size)]
+    programs = [lower(build(name, collective, size, parts=2), r, 500, 8, landing=256 * (r % 3)) for r in range(size)]
     rng = np.random.default_rng(size)
     outputs = execute(programs, [rng.integers(0, 1000, 500) for _ in range(size)], mixed, seed=1)
     assert all(np.array_equal(outputs[0], out) for out in outputs[1:])

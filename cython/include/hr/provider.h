@@ -61,6 +61,8 @@ enum {
     HR_CAP_REVOKE = 1 << 5, /* mem_deregister of an exported region takes effect at once: late remote access fails; the
                                engine does not count on it, but asks mem_quiet */
     HR_CAP_LOCAL = 1 << 6,  /* peers are on this host */
+    HR_CAP_CONFIRMS = 1 << 7, /* writes arrive in the order of posting, and the end of one says that it has; one from
+                                 memory that was not registered may be in buffers of the provider's own by then */
 };
 
 struct hr_caps {

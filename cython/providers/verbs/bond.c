@@ -223,7 +223,8 @@ static const struct hr_provider bond_ops = {
     .event_disarm = event_disarm,
 };
 
-/* All caps of a domain on one device, but that it can do only what all devices can. */
+/* All caps of a domain on one device, but that it can do only what all devices can, and that what goes by several
+ * arrives in any order. */
 static hr_status open_rail(struct hr_bond *bond, int i, const struct hr_domain_params *params,
                            const struct hr_verbs_options *options, const struct hr_verbs_found *found,
                            char detail[256]) {
@@ -231,7 +232,7 @@ static hr_status open_rail(struct hr_bond *bond, int i, const struct hr_domain_p
     hr_status status =
         hr_verbs_domain_open(&hr_provider_verbs, params, options, found, HR_BOND_ADDRESSES, &bond->rails[i], detail);
     if (status != HR_OK) return status;
-    uint32_t flags = bond->n ? caps->flags : UINT32_MAX;
+    uint32_t flags = (bond->n ? caps->flags : UINT32_MAX) & ~(uint32_t)HR_CAP_CONFIRMS;
     *caps = bond->rails[i]->base.caps;
     caps->flags &= flags;
     bond->n = i + 1;

@@ -149,7 +149,8 @@ hr_status hr_verbs_domain_open(const struct hr_provider *self, const struct hr_d
         return status;
     }
     d->base.caps = (struct hr_caps){
-        .flags = HR_CAP_READ | HR_CAP_WRITE | HR_CAP_ANYMEM | (d->attr.atomic_cap ? HR_CAP_ATOMIC : 0),
+        .flags =
+            HR_CAP_READ | HR_CAP_WRITE | HR_CAP_ANYMEM | HR_CAP_CONFIRMS | (d->attr.atomic_cap ? HR_CAP_ATOMIC : 0),
         .max_send = HR_VERBS_MESSAGE,
         .eager_max = HR_VERBS_MESSAGE,
         .segment = SEGMENT,
