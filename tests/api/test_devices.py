@@ -37,6 +37,27 @@ def test_the_simulated_device_is_taken_when_it_is_named(env, transport):
         assert text.startswith("sim, named: port 1 GID 0 fd") == ("HRDMA_DEVICES" in env)
 
 
+def reduced_where_it_lies(comm):
+    found = {}
+    for name, given, out in (("in place", None, None), ("out of place", 1, 2), ("plain array", np, None)):
+        x = np.empty(300_000, "float32") if given is np else hrdma.empty(300_000, "float32")
+        y = hrdma.empty(300_000, "float32") if out else x
+        for turn in range(2):
+            x[:] = np.arange(x.size) + comm.rank
+            before = comm.stats()["counters"]
+            comm.allreduce(x, **({"out": y} if out else {}))
+            after = comm.stats()["counters"]
+            assert (y == np.arange(x.size) * 2 + 1).all(), (name, turn)
+        found[name] = [after[what] - before[what] for what in ("transfers_pushed", "transfers_segments")]
+    return found
+
+
+def test_what_is_reduced_is_written_by_the_device_and_not_copied_along():
+    for found in harness.ranks(reduced_where_it_lies, 2, env=SIM):
+        for name, (pushed, segments) in found.items():
+            assert pushed >= 2 and segments == 0, (name, found)
+
+
 def through_failures(comm):
     """Sums stay right while queue pairs of the first rail fail; until one was used again."""
     x = np.empty(150_000, "int64")
