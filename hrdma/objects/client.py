@@ -239,8 +239,8 @@ class Client(Connection):
         -----
         Waits for nothing but, where there is a name, to hear that it was free. Each object enters once; it must not be deleted
         before the result is there. Where a node dies, its part is replaced by other objects or by the same from elsewhere;
-        the result is exactly the reduction of `contributors`. The order of additions is that of arrival. An input that
-        cannot be reduced (another dtype or shape) is an error of `get`, which names it.
+        the result is exactly the reduction of `contributors`. The order of additions is that of arrival, of objects up to 64 KiB
+        that of `refs`. An input that cannot be reduced (another dtype or shape) is an error of `get`, which names it.
 
         References
         ----------

@@ -86,6 +86,7 @@ class Entry:
     pieces: list[Copies] = field(default_factory=list)  #: of each piece, of a result that is made in pieces
     waiting: list[tuple[int, Body]] = field(default_factory=list)
     reducing: Reducing | None = None
+    held: bool = False  #: nobody hears what is in it before the backup does, which could find something else
 
     FACTS = ("version", "meta", "gen", "owner", "committed", "deleted", "spec", "parts", "error")
 
@@ -167,6 +168,7 @@ class Directory:
         for src, body in held:
             self.heard(src, body)
         for entry in list(self.entries.values()):
+            entry.held = False  # all facts have been told
             self.wake(entry)
 
     # messages
@@ -346,6 +348,8 @@ class Directory:
         return self._answer(src, body, ok=spare and not fed)
 
     def _locate(self, entry: Entry, src: int, body: Body) -> bool:
+        if entry.held:
+            return False
         if self._ended(entry, src, body):
             return True
         if entry.inline is not None:
@@ -363,6 +367,8 @@ class Directory:
 
     def _watch(self, entry: Entry, src: int, body: Body) -> bool:
         """Answered when all of it exists; a patient watcher waits for a lost object to be made again."""
+        if entry.held:
+            return False
         if entry.inline is not None:
             inline = entry.inline if body.get("content") else b""
             return self._answer(src, body, meta=entry.meta, inline=inline)
@@ -410,6 +416,8 @@ class Directory:
                 del self.entries[old]
 
     def _contributors(self, entry: Entry, src: int, body: Body) -> bool:
+        if entry.held:
+            return False
         if entry.parts is not None:
             return self._answer(src, body, parts=entry.parts)
         if entry.committed and entry.spec is None:

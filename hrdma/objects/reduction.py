@@ -1,7 +1,7 @@
 """A reduction at the keeper of its result: watches the objects, drives the plan, gives orders, and says when it counts.
 
-Small objects are reduced here, from the content that their entries hold, in the order of arrival. Large ones stay where they
-are: `hrdma.objects.plan` says which node adds what, and the nodes do it (`hrdma.objects.sums`). Orders leave a moment after
+Small objects are reduced here, from the content that their entries hold, in the order in which they were named: where all of
+them count, whoever does it finds the same. Large ones stay where they are: `hrdma.objects.plan` says which node adds what, and the nodes do it (`hrdma.objects.sums`). Orders leave a moment after
 an arrival rather than at once, so that objects of one node that arrive together share one position: they are then added in
 one pass, without a hop between them.
 """
@@ -241,14 +241,16 @@ class Reduction:
     def _finish_small(self) -> None:
         assert self._meta is not None
         out = bytearray(self._meta["nbytes"])
-        op, dtype, values = self._spec["op"], self._meta["dtype"], list(self._small.values())
+        parts = [ref for ref in self._spec["refs"] if ref in self._small]
+        op, dtype, values = self._spec["op"], self._meta["dtype"], [self._small[ref] for ref in parts]
         if out:
             kernels.fold(op, dtype, out, values)
             if op == "avg":
                 kernels.scale(dtype, out, len(values))
         self._entry.meta, self._entry.gen = self._meta, self._making
         self._entry.inline = bytes(out)
-        self._finish(list(self._small))
+        self._entry.held = len(parts) < len(self._spec["refs"])
+        self._finish(parts)
 
     def _finish(self, parts: list[str], then: Callable[[], object] = lambda: None) -> None:
         """It counts when the backup knows: else a keeper that was away, and is not one any more, could end it by itself."""
@@ -259,6 +261,9 @@ class Reduction:
         gen = entry.gen
 
         def known() -> None:
+            if entry.held:
+                entry.held = False
+                self._owner.directory.wake(entry)
             if plan is not None:
                 self._owner.send(plan.root, {"verb": "counts", "id": entry.id, "gen": gen})
             self._withdraw(anew=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from hrdma.objects.asker import Asker, keepers
@@ -173,3 +175,37 @@ def test_a_sum_counts_when_the_backup_knows_of_what(everywhere):
     assert not {"counts", "unsum", "answer"}.intersection(owner.verbs())
     owner.directory.heard(2, {"verb": "acked", "id": name, "version": asked["facts"]["version"]})
     assert owner.verbs()[-3:] == ["unsum", "unsum", "answer"] if everywhere else ["counts", "unsum", "unsum"]
+
+
+@pytest.mark.parametrize("changed", (False, True), ids=["acknowledged", "another view"])
+@pytest.mark.parametrize("count", (2, 3))
+def test_a_small_sum_is_told_when_nobody_can_find_another(count, changed):
+    """Of all that are named there is one sum, in one order; of the first that came the backup has to know which they were."""
+    owner = Reducer()
+    name = next(f"x{i}" for i in range(99) if keepers(f"x{i}", (1, 2))[0] == 1)
+    owner.directory.view(1, (1, 2), 1)
+    for node in (1, 2):
+        owner.directory.synced(node)
+    entry = owner.directory._entry(name)
+    entry.spec = {"refs": ["p", "q", "r"], "count": count, "op": "sum", "node": 1, "everywhere": False}
+    meta = {"kind": "array", "dtype": "float64", "shape": [1], "nbytes": 8}
+    making = entry.reducing = Reduction(entry, owner)
+    owner.directory.heard(2, {"verb": "locate", "id": name, "n": 7})
+    for ref, value in (("r", -1e16), ("p", 1e16), ("q", 1.0))[:count]:
+        making._arrived(ref, {"meta": meta, "inline": struct.pack("d", value)})
+    owner.directory.heard(2, {"verb": "contributors", "id": name, "n": 8})
+    asked = next(body for to, body in owner.sent if to == 2 and body.get("ack"))
+    if count < 3:
+        assert "answer" not in owner.verbs()
+        if changed:
+            owner.directory.view(1, (1, 2, 3), 2)
+            owner.sent.clear()
+            for node in (1, 2, 3):
+                owner.directory.synced(node)
+            owner.directory.heard(2, {"verb": "locate", "id": name, "n": 7})
+            owner.directory.heard(2, {"verb": "contributors", "id": name, "n": 8})
+        else:
+            owner.directory.heard(2, {"verb": "acked", "id": name, "version": asked["facts"]["version"]})
+    total, parts = owner.answers(2)
+    assert struct.unpack("d", total["inline"])[0] == {3: (1e16 + 1.0) - 1e16, 2: 0.0}[count]
+    assert parts["parts"] == ["p", "q", "r"] if count == 3 else parts["parts"] == ["p", "r"]
