@@ -56,6 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"timeout(seconds): time limit of this test, instead of {TIME_LIMIT:g} s")
+    config.addinivalue_line("markers", "first: begins before all others, as nothing must wait for it in the end")
     config.addinivalue_line("markers", "nightly: left out without --nightly")
     config.stash[C_SKIPS] = Counter()
     config.pluginmanager.register(CSkips(config.stash[C_SKIPS]))
@@ -65,6 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.get_closest_marker("first"))  # the rest keep their order
     if config.getoption("--nightly"):
         return
     late = [item for item in items if item.get_closest_marker("nightly")]

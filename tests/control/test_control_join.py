@@ -160,7 +160,7 @@ def test_a_wrong_token_does_not_join_and_does_not_disturb(start, theirs):
 
 def test_a_wrong_token_is_hinted_at_when_time_is_up(start):
     port = free_port()
-    ranks = start(2, [0], port=port, seconds=1.5)
+    ranks = start(2, [0], port=port, seconds=4)  # in which rank 1 starts and knocks
     failures(start(2, [1], port=port, token="other"))
     (found,) = failures(ranks)
     assert found[0] == "TimeoutError" and "rank 1 did not arrive" in found[1] and "HRDMA_TOKEN" in found[1]

@@ -57,13 +57,20 @@ TEST(every_message_wakes) {
     }
 }
 
+/* Armed again while it is armed. Something else may come between, as the provider's own messages do: then once more. */
+static int fall_asleep_twice(struct side *side) {
+    for (int i = 0; i < 100 && fall_asleep(side); i++)
+        if (side->domain->ops->event_arm(side->domain) == HR_OK) return 1;
+    CHECK(!"what is armed can be armed");
+    return 0;
+}
+
 TEST(arming_twice_is_harmless) {
     ONE_THREAD(rig);
     PAIR(rig, a, b);
     struct op *op = op_new(8);
     for (uint64_t i = 1; i <= 100; i++) {
-        if (!fall_asleep(b->side)) return;
-        CHECK_EQ(b->side->domain->ops->event_arm(b->side->domain), HR_OK);
+        if (!fall_asleep_twice(b->side)) return;
         CHECK_EQ(end_send(a, 8, op), HR_OK);
         /* Armed again after it came: it is there already, or the descriptor says so. */
         if (b->side->domain->ops->event_arm(b->side->domain) == HR_OK && !woken(b->side)) return;

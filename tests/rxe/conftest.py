@@ -78,11 +78,16 @@ def other(guest: dict[str, str], pytestconfig: pytest.Config) -> Iterator[hosts.
 
 @pytest.fixture(scope="session")
 def output():
-    """Output of a program on this host that must end well: ``output("rdma link")``."""
+    """Output of a program on this host that must end well: ``output("rdma link")``; ``given``: its input."""
 
-    def run(command: str, timeout: float = 60) -> str:
+    def run(command: str, timeout: float = 60, given: str = "") -> str:
         done = subprocess.run(
-            shlex.split(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout
+            shlex.split(command),
+            input=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
         )
         assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}"
         return done.stdout

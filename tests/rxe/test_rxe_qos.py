@@ -29,6 +29,14 @@ JOBS = (
     Job("network", (Match(dst="10.99.0.0/16"), Match(dst="fd99::/16")), band=0),
 )
 STRICT = Policy("strict", JOBS, rate=RATE)
+CARD = f"""
+link set card0 up
+link set card1 up
+addr add {HERE}/24 dev card0
+addr add {HERE6}/64 dev card0 nodad
+neighbor add {THERE} lladdr 02:00:00:00:00:01 dev card0
+neighbor add {THERE6} lladdr 02:00:00:00:00:01 dev card0
+"""
 
 
 @pytest.fixture
@@ -36,12 +44,7 @@ def card(guest, output):
     """A device with four transmit queues, whose packets go to one that nobody listens at."""
     output("ip link add card0 numtxqueues 4 type veth peer name card1")
     try:
-        for end in ("card0", "card1"):
-            output(f"ip link set {end} up")
-        output(f"ip addr add {HERE}/24 dev card0")
-        output(f"ip addr add {HERE6}/64 dev card0 nodad")
-        for there in (THERE, THERE6):
-            output(f"ip neighbor add {there} lladdr 02:00:00:00:00:01 dev card0")
+        output("ip -batch -", given=CARD)
         yield "card0"
     finally:
         output("ip link del card0")
@@ -52,7 +55,8 @@ def state(card, output):
     """What is on the card, as tc says; without counters."""
 
     def told() -> str:
-        return "".join(output(f"tc -d {what} show dev {card}") for what in ("qdisc", "class", "filter"))
+        kinds = ("qdisc", "class", "filter")
+        return output("tc -d -batch -", given="".join(f"{kind} show dev {card}\n" for kind in kinds))
 
     return told
 

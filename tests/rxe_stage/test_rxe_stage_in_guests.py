@@ -20,6 +20,7 @@ STAGES = {
 
 @pytest.mark.xdist_group("rxe")
 @pytest.mark.slow
+@pytest.mark.first
 @pytest.mark.timeout(620)
 @pytest.mark.parametrize("hosts", STAGES)
 def test_in_guests(run, hosts):
