@@ -23,7 +23,9 @@ CLONE_NEWNET = 0x40000000
 PORT = 29700
 SECONDS = 60.0
 CYCLE = 1024  # values repeat after so many elements: sums of them are exact in float32
-QUIET = 0.05  # seconds after its end for which a host does nothing: they share processors, and others may still be at it
+QUIET = (
+    0.05  # seconds after its end for which a host does nothing: they share processors, and others may still be at it
+)
 
 
 def enter(namespace: str) -> None:

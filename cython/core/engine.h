@@ -396,6 +396,7 @@ uint8_t hr_match_bucket(uint64_t comm, uint64_t tag);
 #define HR_XFER_COOKIE(x) ((void *)((uintptr_t)(x) | 1))
 struct hr_xfer *hr_xfer_new(struct hr_engine *engine, struct hr_request *req, struct hr_conn *conn, int mode);
 void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x);
+void hr_xfer_send_fin(struct hr_conn *conn, uint64_t comm, uint32_t sreq, hr_status status);
 hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_hdr_long *rts);
 void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct hr_hdr_long *rts);
 void hr_xfer_on_cts(struct hr_conn *conn, const struct hr_hdr_long *cts);

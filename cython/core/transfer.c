@@ -33,11 +33,6 @@ static struct hr_xfer *xfer_find(struct hr_conn *conn, uint32_t id) {
     return NULL;
 }
 
-static void send_fin(struct hr_conn *conn, uint64_t comm, uint32_t sreq, hr_status status) {
-    struct hr_hdr h = {.kind = HR_MSG_FIN, .status = (int8_t)status, .comm = comm, .rreq = sreq};
-    hr_conn_send_ctl(conn, &h, sizeof h);
-}
-
 /* Arenas are what peers read in place. */
 hr_store hr_store_into(const void *dst, uint64_t len, int unread) {
     struct hr_arena_info arena;
@@ -233,7 +228,7 @@ static void recv_finished(struct hr_conn *conn, struct hr_xfer *x, int fin) {
     uint32_t sreq = x->remote;
     req->nbytes = x->len;
     hr_xfer_free(conn->engine, x);
-    if (fin) send_fin(conn, comm, sreq, HR_OK);
+    if (fin) hr_xfer_send_fin(conn, comm, sreq, HR_OK);
     hr_finish(conn->engine, req, HR_OK);
 }
 
@@ -266,7 +261,7 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
         if (status == HR_ERR_ACCESS && !hr_ledger_stands(conn, x->remote)) return 1;
         if (hr_is_error(status)) {
             struct hr_request *req = x->req;
-            send_fin(conn, req->comm->id, x->remote, status);
+            hr_xfer_send_fin(conn, req->comm->id, x->remote, status);
             hr_xfer_abort(engine, x, 0);
             hr_fail(engine, req, status, req->peer, HR_PHASE_TRANSFER, conn);
             return 0;
@@ -306,7 +301,7 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
     if (!x) {
         if (status == HR_OK) status = HR_ERR_NOMEM;
         req->nbytes = rts->size;
-        send_fin(conn, rts->h.comm, rts->h.sreq, status);
+        hr_xfer_send_fin(conn, rts->h.comm, rts->h.sreq, status);
         hr_fail(engine, req, status, req->peer, HR_PHASE_MATCH, conn);
         return;
     }
@@ -432,7 +427,7 @@ void hr_xfer_on_done(struct hr_xfer *x, hr_status status) {
             hr_conn_lost(conn, status, "a segment could not be sent");
             return;
         }
-        if (x->mode == HR_XFER_PULL) send_fin(conn, req->comm->id, x->remote, status);
+        if (x->mode == HR_XFER_PULL) hr_xfer_send_fin(conn, req->comm->id, x->remote, status);
         hr_xfer_abort(conn->engine, x, x->mode != HR_XFER_PULL);
         hr_fail(conn->engine, req, status, hr_comm_rank_of(req->comm, conn), HR_PHASE_TRANSFER, conn);
         return;
@@ -453,59 +448,5 @@ void hr_xfer_return(struct hr_engine *engine, struct hr_xfer *x) {
     uint32_t sreq = x->remote;
     conn->rx_bytes += x->len;
     hr_xfer_free(engine, x);
-    send_fin(conn, comm, sreq, HR_OK);
-}
-
-/* Takes back what is in the provider; 0 where that cannot be. One cookie stands for all operations of a transfer. */
-static int withdraw(struct hr_conn *conn, struct hr_xfer *x) {
-    for (int i = 0; i < conn->nlanes; i++) {
-        struct hr_ep *ep = conn->lanes[i].ep;
-        if (!conn->lanes[i].up) continue; /* aborted */
-        while (x->outstanding && ep->domain->ops->cancel(ep, HR_XFER_COOKIE(x)) == HR_OK) x->outstanding--;
-    }
-    return !x->outstanding;
-}
-
-/* Whether the sender's provider has stopped writing into this buffer for good. */
-static int hushed(struct hr_conn *conn, struct hr_xfer *x) {
-    for (int i = 0; i < conn->nlanes; i++) {
-        struct hr_ep *ep = conn->lanes[i].ep;
-        if (ep->domain->ops->mem_quiet(ep, &x->mem) != HR_OK) return 0;
-    }
-    return 1;
-}
-
-/* Gives up. tell: the peer does not know yet. On return neither side's provider touches the buffer any more. */
-void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
-    struct hr_conn *conn = x->conn;
-    int sender = x->mode == HR_XFER_SEND || x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG;
-    uint32_t posted = x->outstanding;
-    if (x->mode == HR_XFER_RMA) tell = 0; /* the peer knows nothing of it */
-    int lost = conn->state == HR_CONN_LOST, cut = !withdraw(conn, x);
-    /* A sender that has withdrawn said so behind the last of its writes, on the lane that they took. On a connection
-     * that is lost nobody says anything: there only a dead endpoint keeps late writes out of the buffer. */
-    if (x->mode == HR_XFER_PUSH && (lost || ((tell || conn->nlanes > 1) && !hushed(conn, x)))) cut = 1;
-    if (!lost) {
-        if (tell && sender) {
-            struct hr_hdr h = {.kind = HR_MSG_CANCEL,
-                               .status = HR_ERR_CANCELED,
-                               .comm = x->req->comm->id,
-                               .tag = x->req->tag,
-                               .sreq = x->id,
-                               .rreq = x->mode == HR_XFER_SEND ? 0 : x->remote};
-            hr_conn_send_ctl(conn, &h, sizeof h);
-        } else if (tell) {
-            send_fin(conn, x->req->comm->id, x->remote, HR_ERR_CANCELED);
-        }
-        if (posted && !tell) { /* what the withdrawn headers said must be said again */
-            struct hr_hdr h = {.kind = HR_MSG_CREDIT};
-            hr_conn_send_ctl(conn, &h, sizeof h);
-        }
-        if (sender && x->posted) hr_window_probe(conn);
-    }
-    hr_xfer_free(engine, x);
-    if (cut) {
-        hr_conn_cut(conn);
-        hr_conn_lost(conn, HR_ERR_PEER_LOST, "cut off: an operation on this connection could not be withdrawn");
-    }
+    hr_xfer_send_fin(conn, comm, sreq, HR_OK);
 }
