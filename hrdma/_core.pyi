@@ -411,7 +411,8 @@ class Completion:
 
 class CompletionQueue(Resource):
     device: Device
-    def __init__(self, device: Device, entries: int = 256) -> None: ...
+    spin_us: int
+    def __init__(self, device: Device, entries: int = 256, spin_us: int = 50) -> None: ...
     def poll(self, limit: int = 16, timeout: float = 0.0) -> list[Completion]: ...
 
 _Pieces = MemoryRegion | Piece | Sequence[MemoryRegion | Piece]

@@ -18,8 +18,7 @@ cdef extern from "<arpa/inet.h>" nogil:
     uint32_t ntohl(uint32_t value) noexcept
 
 cdef enum:
-    VERBS_SPINS = 200   # polls before sleeping
-    VERBS_SLICE = 100   # milliseconds of sleep between two looks at signals
+    VERBS_SLICE = 100   # milliseconds of polling or sleep between two looks at signals
     VERBS_POLL = 64     # completions in one call
 
 VERBS_OPCODES = {
@@ -95,6 +94,8 @@ cdef class CompletionQueue(Resource):
     device : Device
     entries : int
         At least as many as work requests may be under way on its queue pairs: what does not fit breaks the queue.
+    spin_us : int
+        Microseconds for which `poll` with a timeout keeps a processor before it sleeps, 0 or more.
 
     Raises
     ------
@@ -105,10 +106,13 @@ cdef class CompletionQueue(Resource):
     cdef ibv_comp_channel *channel
     cdef ibv_cq *cq
     cdef readonly Device device
+    cdef readonly int spin_us
 
-    def __cinit__(self, Device device not None, int entries=256):
+    def __cinit__(self, Device device not None, int entries=256, int spin_us=50):
         cdef int flags, rc
-        self.device = device
+        if spin_us < 0:
+            raise ValueError(f"spin_us={spin_us}: microseconds, 0 or more")
+        self.device, self.spin_us = device, spin_us
         self.begin(2, (device,))
         self.channel = self.verbs.create_comp_channel(device.ctx)
         if self.channel != NULL:
@@ -143,6 +147,16 @@ cdef class CompletionQueue(Resource):
             self.verbs.ack_cq_events(cq, 1)
         return 0
 
+    cdef int spin(self, int limit, ibv_wc *found, int64_t until) noexcept nogil:
+        """What `ibv_poll_cq` finds: asked once, and again until then or until a slice is over."""
+        cdef int64_t now = hr_now()
+        cdef int64_t stop = min(until, now + VERBS_SLICE * 1000000)
+        cdef int n = ibv_poll_cq(self.cq, limit, found)
+        while not n and now < stop:
+            n = ibv_poll_cq(self.cq, limit, found)
+            now = hr_now()
+        return n
+
     def poll(self, int limit=16, double timeout=0.0):
         """Completions in the order in which they came.
 
@@ -165,26 +179,25 @@ cdef class CompletionQueue(Resource):
 
         Notes
         -----
-        Runs without the GIL: some polls, then asleep until the device tells, with a look at signals ten times a second.
+        Runs without the GIL: polls for `spin_us`, then sleeps until the device tells, with a look at signals ten times
+        a second.
         """
         cdef ibv_wc found[VERBS_POLL]
-        cdef int64_t until
+        cdef int64_t until, spins, now
         cdef int n = 0, turn
         self.check()
         if not 1 <= limit <= VERBS_POLL:
             raise ValueError(f"limit={limit}: 1 to {<int> VERBS_POLL}")
         if not 0 <= timeout <= 1e9:
             raise ValueError(f"timeout={timeout}: seconds, 0 or more")
-        until = hr_now() + <int64_t> (timeout * 1e9)
+        now = hr_now()
+        until, spins = now + <int64_t> (timeout * 1e9), now + <int64_t> self.spin_us * 1000
         self.inside += 1
         try:
             while True:
                 with nogil:
-                    for turn in range(VERBS_SPINS):
-                        n = ibv_poll_cq(self.cq, limit, found)
-                        if n or hr_now() >= until:
-                            break
-                    if not n and hr_now() < until:  # armed, then looked again: what came in between would not wake
+                    n, now = self.spin(limit, found, min(spins, until)), hr_now()
+                    if not n and spins <= now < until:  # armed, then looked again: what came in between would not wake
                         ibv_req_notify_cq(self.cq, 0)
                         n = ibv_poll_cq(self.cq, limit, found)
                         if not n:

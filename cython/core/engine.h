@@ -253,14 +253,14 @@ struct hr_engine {
     char *names[HR_MAX_DOMAINS]; /* of the domains: the wrapped provider's own name, and ":1" for rail 1 */
     struct hr_auth auth;
     pthread_mutex_t mutex;
-    _Atomic uint32_t let_in; /* how many got it after waiting */
-    _Atomic int contenders;  /* threads that want the lock */
-    _Atomic int driving;     /* somebody has the progress role */
-    _Atomic int want_role;   /* a user thread waits for the background thread to give it up */
-    int sleeping;            /* the driver is in epoll_wait */
-    int armed;               /* peers must wake this process */
-    int bg_forever;          /* the background thread sleeps without a limit */
-    uint64_t drive_seq;
+    _Atomic uint32_t let_in;    /* how many got it after waiting */
+    _Atomic int contenders;     /* threads that want the lock */
+    _Atomic int driving;        /* somebody has the progress role */
+    _Atomic int want_role;      /* a user thread waits for the background thread to give it up */
+    int sleeping;               /* the driver is in epoll_wait */
+    int armed;                  /* peers must wake this process */
+    int bg_forever;             /* the background thread sleeps without a limit */
+    _Atomic uint64_t drive_seq; /* counts ends of driving */
     struct hr_domain *domains[HR_MAX_DOMAINS];
     uint32_t domain_conns[HR_MAX_DOMAINS];
     int ndomains;

@@ -69,9 +69,9 @@ int hr_pass(struct hr_engine *engine, struct hr_conn *hint) {
     for (int d = 0; d < engine->ndomains; d++) {
         struct hr_domain *domain = engine->domains[d];
         int mine = ep && ep->domain == domain;
-        /* Nobody to hear from, or a system call per poll while the message will come elsewhere: look now and then. */
+        /* Nobody to hear from, or the message comes elsewhere, and a poll may be a system call: look now and then. */
         if (!engine->domain_conns[d] && (engine->pass & 63)) continue;
-        if (ep && !mine && !(domain->caps.flags & HR_CAP_LOCAL) && (engine->pass & 15)) continue;
+        if (ep && !mine && (engine->pass & (domain->caps.flags & HR_CAP_LOCAL ? 3 : 15))) continue;
         n += domain->ops->progress(domain, BUDGET, mine ? ep : NULL);
     }
     while (!hr_list_empty(&engine->dead) || !hr_list_empty(&engine->ready)) {
@@ -357,11 +357,29 @@ hr_status hr_wait(struct hr_engine *engine, struct hr_request *req, int64_t dead
 /* --- the background thread
  * ------------------------------------------------------------------------------------------------------ */
 
-static void bg_rest(struct hr_engine *engine, int timeout_ms) {
+/* Lock not held. 1: kicked. */
+static int bg_sleep(struct hr_engine *engine, int timeout_ms) {
     struct pollfd p = {.fd = engine->bgfd, .events = POLLIN};
     eventfd_t count;
+    if (poll(&p, 1, timeout_ms) <= 0) return 0;
+    (void)!eventfd_read(engine->bgfd, &count);
+    return 1;
+}
+
+static void bg_rest(struct hr_engine *engine, int timeout_ms) {
     hr_unlock(engine);
-    if (poll(&p, 1, timeout_ms) > 0) (void)!eventfd_read(engine->bgfd, &count);
+    bg_sleep(engine, timeout_ms);
+    hr_lock(engine);
+}
+
+/* Until nobody has driven for a tick. Who drives holds the lock nearly always, and need not step back for a look. */
+static void bg_watch(struct hr_engine *engine, uint64_t *seen) {
+    uint64_t now;
+    hr_unlock(engine);
+    while ((now = atomic_load_explicit(&engine->drive_seq, memory_order_relaxed)) != *seen) {
+        *seen = now;
+        if (bg_sleep(engine, TICK_MS)) break;
+    }
     hr_lock(engine);
 }
 
@@ -377,9 +395,8 @@ static void *bg_main(void *arg) {
     uint64_t seen = engine->drive_seq;
     while (!engine->stop) {
         if (engine->drive_seq != seen) {
-            seen = engine->drive_seq;
+            bg_watch(engine, &seen);
             recent = hr_now() + RECENT_NS;
-            bg_rest(engine, TICK_MS);
             continue;
         }
         if (engine->driving) {

@@ -204,16 +204,36 @@ def test_waiting_sleeps_until_something_comes_and_no_longer_than_told(pair):
     assert got.check().nbytes == 10
 
 
-def test_a_signal_interrupts_a_wait(pair):
+def test_waiting_polls_for_as_long_as_asked(pair):
+    keen = verbs.CompletionQueue(pair.device, spin_us=10_000_000)
+    qp, other = (verbs.QueuePair(pair.pd, cq) for cq in (keen, pair.cqs[0]))
+    start, used = time.monotonic(), time.thread_time()
+    assert keen.poll(timeout=0.3) == []
+    assert 0.3 <= time.monotonic() - start < 2 and time.thread_time() - used > 0.05  # a busy machine gave us that much
+    qp.connect(other.address)
+    other.connect(qp.address)
+    qp.post_recv(pair.regions[1])
+    timer = threading.Timer(0.2, other.post_send, [pair.regions[0][:10]])
+    timer.start()
+    (got,) = keen.poll(timeout=20)
+    timer.join()
+    assert got.check().nbytes == 10
+    with pytest.raises(ValueError, match="spin_us=-1: microseconds, 0 or more"):
+        verbs.CompletionQueue(pair.device, spin_us=-1)
+
+
+@pytest.mark.parametrize("spin_us", [0, 60_000_000])
+def test_a_signal_interrupts_a_wait(pair, spin_us):
     def stop(*_):
         raise KeyboardInterrupt
 
+    queue = verbs.CompletionQueue(pair.device, spin_us=spin_us)
     before = signal.signal(signal.SIGALRM, stop)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         start = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            pair.cqs[0].poll(timeout=30)
+            queue.poll(timeout=30)
         assert time.monotonic() - start < 5
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
