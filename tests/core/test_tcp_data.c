@@ -1,5 +1,7 @@
 /* test_tcp_data.c - the tcp provider on slow sockets: partial sends, revoking and taking back half-way. */
 
+#include <netinet/tcp.h>
+
 #include "tcp_rig.h"
 
 #define TINY "sndbuf=4K,rcvbuf=4K"
@@ -128,6 +130,39 @@ TEST(an_idle_connection_is_small) {
     struct hr_tcp_ep *ep = (struct hr_tcp_ep *)p.cb.ep;
     CHECK(ep->rx_cap <= 16384 && !ep->ring && !ep->pending && !ep->serve);
     pair_close(&p);
+}
+
+/* Frames around whole segments of loopback, which are cut evenly: all of it, in order, and on from where a write ended
+ * if the socket takes only a part. */
+TEST(frames_that_end_in_a_short_segment) {
+    static const char *const options[] = {NULL, "sndbuf=96K", TINY};
+    for (int o = 0; o < 3; o++) {
+        struct pair p;
+        struct hr_mem mem;
+        struct hr_rmem rmem;
+        pair_open(&p, options[o]);
+        CHECK_EQ(((struct hr_tcp_ep *)p.ca.ep)->tx_long, o < 2);
+        rig_share(&p.cb, &p.ca, sink_memory, BIG, HR_ACCESS_REMOTE_WRITE, &mem, &rmem);
+        for (int i = 0; i < 200; i++) {
+            int mss = 0;
+            socklen_t size = sizeof mss;
+            CHECK_EQ(getsockopt(((struct hr_tcp_ep *)p.ca.ep)->source.fd, IPPROTO_TCP, TCP_MAXSEG, &mss, &size), 0);
+            size_t len = (size_t)(1 + i % 9) * (size_t)mss - 200 + (size_t)i * 7, from = (size_t)i * 1000;
+            struct hr_rma write = {
+                .local = source + from, .len = len, .remote = &rmem, .with_notify = 1, .value = from};
+            int before = p.cb.notifies;
+            memset(sink_memory, 0, len + 64);
+            CHECK(!hr_is_error(tcp->post_write(p.ca.ep, &write)));
+            CHECK(!hr_is_error(rig_send(&p.ca, from, source, 8))); /* behind it */
+            RUN(&p.a, &p.b, p.cb.notifies == before + 1 && p.cb.messages == i + 1);
+            CHECK_EQ(p.cb.hdr[0], from);
+            CHECK_EQ(p.cb.value, from);
+            CHECK_EQ(p.cb.nbytes, len);
+            CHECK_MEM(sink_memory, source + from, len);
+            CHECK_EQ(sink_memory[len], 0);
+        }
+        pair_close(&p);
+    }
 }
 
 /* ---- revoking and taking back ---- */

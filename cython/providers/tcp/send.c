@@ -8,6 +8,7 @@
  */
 
 #include <errno.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -18,6 +19,7 @@
 #define SMALL 1024 /* up to this payload copying behind the header beats a second iovec */
 #define MAX_IOV 16
 #define ROUNDS 8 /* writes to one socket in a row */
+enum { CUT_MOST = 8 /* segments of a frame that is cut evenly */, LONG_SEGMENT = 16 << 10 };
 
 static struct hr_tcp_op *ring_at(struct hr_tcp_ep *ep, uint32_t i) {
     return &ep->ring[(ep->tx_head + i) % HR_TCP_RING];
@@ -30,13 +32,13 @@ void hr_tcp_tx_fail(struct hr_tcp_ep *ep, int error) {
     hr_tcp_ep_ready(ep);
 }
 
-static ssize_t send_now(struct hr_tcp_ep *ep, const uint8_t *head, size_t head_len, const void *payload, size_t len) {
+static ssize_t send_once(struct hr_tcp_ep *ep, const uint8_t *head, size_t head_len, const void *payload, size_t len) {
     uint8_t small[sizeof(struct hr_tcp_frame) + HR_MAX_HDR + SMALL];
     struct iovec iov[2] = {{(void *)(uintptr_t)head, head_len}, {(void *)(uintptr_t)payload, len}};
     struct msghdr msg = {.msg_iov = iov, .msg_iovlen = 2};
     ssize_t n;
     if (len <= SMALL) {
-        memcpy(small, head, head_len);
+        if (head_len) memcpy(small, head, head_len);
         if (len) memcpy(small + head_len, payload, len);
     }
     do {
@@ -44,6 +46,34 @@ static ssize_t send_now(struct hr_tcp_ep *ep, const uint8_t *head, size_t head_l
                          : sendmsg(ep->source.fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
     } while (n < 0 && errno == EINTR);
     return n;
+}
+
+/* Bytes that go to the receiver as one. Over loopback it grows with the window, up to 64 KiB. */
+static size_t segment_of(const struct hr_tcp_ep *ep) {
+    int mss = 0;
+    socklen_t len = sizeof mss;
+    return getsockopt(ep->source.fd, IPPROTO_TCP, TCP_MAXSEG, &mss, &len) == 0 && mss > 0 ? (size_t)mss : 0;
+}
+
+void hr_tcp_tx_ready(struct hr_tcp_ep *ep) { ep->tx_long = segment_of(ep) >= LONG_SEGMENT; }
+
+/* The kernel sends a segment when it is full, and on a host that wakes the receiver at once. For a few bytes behind it
+ * the receiver is woken again, and where ranks share cores it had the sender's until then. So a frame that would end in
+ * a short segment goes in segments of one length. */
+static ssize_t send_now(struct hr_tcp_ep *ep, const uint8_t *head, size_t head_len, const uint8_t *payload,
+                        size_t len) {
+    size_t total = head_len + len, segment = ep->tx_long && total > LONG_SEGMENT ? segment_of(ep) : 0;
+    size_t tail = segment ? total % segment : 0;
+    if (total <= segment || !tail || tail > segment / 4 || total > CUT_MOST * segment)
+        return send_once(ep, head, head_len, payload, len);
+    size_t parts = total / segment + 1, share = (total + parts - 1) / parts, want = share - head_len;
+    ssize_t n = send_once(ep, head, head_len, payload, want), sent = n;
+    for (size_t at = want; n > 0 && (size_t)sent == head_len + at && at < len; at += want) {
+        want = len - at < share ? len - at : share;
+        n = send_once(ep, NULL, 0, payload + at, want);
+        if (n > 0) sent += n;
+    }
+    return sent;
 }
 
 static struct hr_tcp_op *ring_add(struct hr_tcp_ep *ep) {

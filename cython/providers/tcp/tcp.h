@@ -146,6 +146,7 @@ struct hr_tcp_ep {
     struct hr_tcp_op *ring; /* HR_TCP_RING, allocated when first needed, as are the two below */
     uint32_t tx_head, tx_count, tx_chunks;
     uint64_t tx_bytes; /* in the ring and not in the kernel */
+    int tx_long;       /* segments are as long as a message, as they are over loopback */
     int tx_errno;      /* sending failed: the rest is received, then the peer is lost */
 
     struct hr_tcp_pending *pending; /* HR_TCP_READS */
@@ -217,6 +218,7 @@ hr_status hr_tcp_push(struct hr_tcp_ep *ep, enum hr_tcp_op_kind kind, const stru
 int hr_tcp_flush(struct hr_tcp_ep *ep, int budget);
 /* Sending is over. What the peer sent before is still received; the loss is told after that. */
 void hr_tcp_tx_fail(struct hr_tcp_ep *ep, int error);
+void hr_tcp_tx_ready(struct hr_tcp_ep *ep); /* it is connected */
 /* Forgets what waits. */
 void hr_tcp_tx_clear(struct hr_tcp_ep *ep);
 /* Gives queued chunks of this region a copy of what they point to. */
