@@ -147,14 +147,20 @@ cdef class CompletionQueue(Resource):
             self.verbs.ack_cq_events(cq, 1)
         return 0
 
-    cdef int spin(self, int limit, ibv_wc *found, int64_t until) noexcept nogil:
-        """What `ibv_poll_cq` finds: asked once, and again until then or until a slice is over."""
+    cdef int await_some(self, int limit, ibv_wc *found, int64_t spins, int64_t until) noexcept nogil:
+        """What `ibv_poll_cq` finds: asked until the first moment, then asleep until the second, a slice of it all."""
         cdef int64_t now = hr_now()
         cdef int64_t stop = min(until, now + VERBS_SLICE * 1000000)
-        cdef int n = ibv_poll_cq(self.cq, limit, found)
-        while not n and now < stop:
+        cdef int n = 0
+        while not n and now < min(spins, stop):
             n = ibv_poll_cq(self.cq, limit, found)
             now = hr_now()
+        if not n and now < stop:  # armed, then looked again: what came in between would not wake
+            ibv_req_notify_cq(self.cq, 0)
+            n = ibv_poll_cq(self.cq, limit, found)
+            if not n:
+                self.sleep(until)
+                n = ibv_poll_cq(self.cq, limit, found)
         return n
 
     def poll(self, int limit=16, double timeout=0.0):
@@ -183,28 +189,24 @@ cdef class CompletionQueue(Resource):
         a second.
         """
         cdef ibv_wc found[VERBS_POLL]
-        cdef int64_t until, spins, now
-        cdef int n = 0, turn
+        cdef int64_t until, spins
+        cdef int n, turn
         self.check()
         if not 1 <= limit <= VERBS_POLL:
             raise ValueError(f"limit={limit}: 1 to {<int> VERBS_POLL}")
         if not 0 <= timeout <= 1e9:
             raise ValueError(f"timeout={timeout}: seconds, 0 or more")
-        now = hr_now()
-        until, spins = now + <int64_t> (timeout * 1e9), now + <int64_t> self.spin_us * 1000
         self.inside += 1
         try:
-            while True:
-                with nogil:
-                    n, now = self.spin(limit, found, min(spins, until)), hr_now()
-                    if not n and spins <= now < until:  # armed, then looked again: what came in between would not wake
-                        ibv_req_notify_cq(self.cq, 0)
-                        n = ibv_poll_cq(self.cq, limit, found)
-                        if not n:
-                            self.sleep(until)
-                if n or hr_now() >= until:
-                    break
-                PyErr_CheckSignals()
+            with nogil:
+                n = ibv_poll_cq(self.cq, limit, found)
+            if not n and timeout > 0:
+                spins = hr_now() + <int64_t> self.spin_us * 1000
+                until = hr_now() + <int64_t> (timeout * 1e9)
+                while not n and hr_now() < until:
+                    PyErr_CheckSignals()
+                    with nogil:
+                        n = self.await_some(limit, found, spins, until)
         finally:
             self.inside -= 1
         if n < 0:

@@ -71,6 +71,7 @@ static ssize_t send_now(struct hr_tcp_ep *ep, const uint8_t *head, size_t head_l
     for (size_t at = want; n > 0 && (size_t)sent == head_len + at && at < len; at += want) {
         want = len - at < share ? len - at : share;
         n = send_once(ep, NULL, 0, payload + at, want);
+        if (n < 0 && errno != EAGAIN) hr_tcp_tx_fail(ep, errno); /* the kernel says why only once */
         if (n > 0) sent += n;
     }
     return sent;
