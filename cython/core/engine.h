@@ -259,7 +259,6 @@ struct hr_engine {
     _Atomic int want_role;      /* a user thread waits for the background thread to give it up */
     int sleeping;               /* the driver is in epoll_wait */
     int armed;                  /* peers must wake this process */
-    int look_all;               /* the next pass polls every domain */
     int bg_forever;             /* the background thread sleeps without a limit */
     _Atomic uint64_t drive_seq; /* counts ends of driving */
     struct hr_domain *domains[HR_MAX_DOMAINS];

@@ -65,15 +65,13 @@ static int pump_all(struct hr_engine *engine) {
 int hr_pass(struct hr_engine *engine, struct hr_conn *hint) {
     int n = 0;
     struct hr_ep *ep = hint && hint->state == HR_CONN_UP ? hint->lanes[0].ep : NULL;
-    const int all = engine->look_all;
-    engine->look_all = 0;
     engine->pass++;
     for (int d = 0; d < engine->ndomains; d++) {
         struct hr_domain *domain = engine->domains[d];
         int mine = ep && ep->domain == domain;
         /* Nobody to hear from, or the message comes elsewhere, and a poll may be a system call: look now and then. */
-        if (!all && !engine->domain_conns[d] && (engine->pass & 63)) continue;
-        if (!all && ep && !mine && (engine->pass & (domain->caps.flags & HR_CAP_LOCAL ? 3 : 15))) continue;
+        if (!engine->domain_conns[d] && (engine->pass & 63)) continue;
+        if (ep && !mine && (engine->pass & (domain->caps.flags & HR_CAP_LOCAL ? 3 : 15))) continue;
         n += domain->ops->progress(domain, BUDGET, mine ? ep : NULL);
     }
     while (!hr_list_empty(&engine->dead) || !hr_list_empty(&engine->ready)) {
@@ -108,7 +106,6 @@ int hr_progress(struct hr_engine *engine) {
 static void disarm(struct hr_engine *engine) {
     if (!engine->armed) return;
     engine->armed = 0;
-    engine->look_all = 1;
     for (int d = 0; d < engine->ndomains; d++) engine->domains[d]->ops->event_disarm(engine->domains[d]);
     if (engine->bg_forever) (void)!eventfd_write(engine->kickfd, 1);
 }
@@ -117,11 +114,8 @@ static void disarm(struct hr_engine *engine) {
 static int arm(struct hr_engine *engine) {
     if (engine->nwork || !hr_list_empty(&engine->ready) || !hr_list_empty(&engine->dead)) return 0;
     engine->armed = 1;
-    for (int d = 0; d < engine->ndomains; d++) {
-        if (engine->domains[d]->ops->event_arm(engine->domains[d]) == HR_OK) continue;
-        engine->look_all = 1; /* at what it has, or it will not let us sleep next time either */
-        return 0;
-    }
+    for (int d = 0; d < engine->ndomains; d++)
+        if (engine->domains[d]->ops->event_arm(engine->domains[d]) != HR_OK) return 0;
     return 1;
 }
 
@@ -135,7 +129,6 @@ static hr_status nap(struct hr_engine *engine, int timeout_ms, int driver) {
     int n = epoll_wait(engine->epfd, events, 8, timeout_ms);
     int interrupted = n < 0 && errno == EINTR;
     hr_lock(engine);
-    engine->look_all = 1;
     for (int i = 0; i < n; i++)
         if (events[i].data.fd == engine->kickfd && (driver || !engine->sleeping))
             (void)!eventfd_read(engine->kickfd, &count);
