@@ -4,6 +4,10 @@ Rank 0 coordinates first; when it is gone, the lowest living rank does. What mak
 the decisions that it was told and its own open contributions, and brings both to the new coordinator, which decides
 nothing new until each living member has come. A decision that reached any survivor is therefore the decision of all.
 One that reached none may come out differently, and nobody can tell.
+
+A coordinator may itself have been away (stopped, or cut off) while the others went on without it, and wake up to what
+they had sent before. So members confirm each loss that they are told of, and nothing is decided without the lost ranks
+before those who are left in it have: whoever went on has hung up and confirms nothing.
 """
 
 from __future__ import annotations
@@ -104,6 +108,7 @@ class Coordinator:
         self.asked: set[int] = set()
         self._decisions = decisions
         self._send = send
+        self._unseen: dict[int, set[int]] = {}
         self._stalls = Stalls()
         self._agreements: dict[str, _Agreement] = {}
 
@@ -118,8 +123,10 @@ class Coordinator:
         if left:
             self.left.add(rank)
         self.awaited.discard(rank)
+        self._unseen.pop(rank, None)
         for other in self.living():
-            self._send(other, Kind.LOST, {"rank": rank, "reason": reason, "left": left})
+            if other not in self.awaited:  # those hear of it when they come
+                self._tell(other, rank)
         self._settle()
 
     def silent(self, rank: int) -> None:
@@ -137,10 +144,16 @@ class Coordinator:
             self._decisions.add(key, decision)
         for key, body in state.get("agrees", {}).items():
             self._agree(rank, {"key": key, **body})
-        for gone, reason in self.lost.items():
-            self._send(rank, Kind.LOST, {"rank": gone, "reason": reason, "left": gone in self.left})
+        for gone in self.lost:
+            self._tell(rank, gone)
         self.awaited.discard(rank)
         self._settle()
+
+    def _tell(self, rank: int, gone: int) -> None:
+        """A member is told of a loss, and owes word that it knows."""
+        self._send(rank, Kind.LOST, {"rank": gone, "reason": self.lost[gone], "left": gone in self.left})
+        if rank != self.rank:
+            self._unseen.setdefault(rank, set()).add(gone)
 
     def receive(self, rank: int, kind: Kind, body: dict[str, Any], now: float) -> None:
         """A message of a living member. One that makes no sense is dropped and logged."""
@@ -154,6 +167,9 @@ class Coordinator:
             elif kind is Kind.LEAVE:
                 self._send(rank, Kind.BYE, {})
                 self.lose(rank, f"rank {rank} left", left=True)
+            elif kind is Kind.SEEN:
+                self._unseen.get(rank, set()).discard(int(body["rank"]))
+                self._settle()
             elif kind is Kind.STALL:
                 self._stall(rank, body, now)
             else:
@@ -204,7 +220,12 @@ class Coordinator:
                 self._send(rank, Kind.DECIDED, {"key": key, **decision})
 
     def _missing(self, agreement: _Agreement) -> list[int]:
-        return [rank for rank in agreement.members if rank not in agreement.payloads and rank not in self.lost]
+        """Living members that have not come, or have not confirmed the loss of those that the result will leave out."""
+        gone = self.lost.keys() & agreement.members
+        living = [rank for rank in agreement.members if rank not in self.lost]
+        return [
+            rank for rank in living if rank not in agreement.payloads or not gone.isdisjoint(self._unseen.get(rank, ()))
+        ]
 
     def _who(self, rank: int, key: str) -> None:
         agreement = self._agreements.get(key)

@@ -7,7 +7,8 @@ the caller was lost, it expels the caller; if the old coordinator goes, it is th
 because its interpreter is silent: only the end of a connection, a refused call, or missing heartbeats count.
 
 A coordinator on which all others have hung up may itself be the one that was away (stopped, or cut off), while they
-went on without it. It asks each of them before it decides anything alone: who lives says that it is expelled.
+went on without it. It asks each of them before it decides anything alone: who lives says that it is expelled. As long as
+it holds some for members, these confirm what it decides (`hrdma.control.coordinator`).
 """
 
 from __future__ import annotations
@@ -213,10 +214,13 @@ class Membership:
     def _down(self, kind: Kind, body: dict[str, Any]) -> None:
         """From the coordinator, which may be this rank itself."""
         if kind is Kind.LOST:
-            self._mark(int(body["rank"]), str(body["reason"]), left=body["left"] is True)
-            if int(body["rank"]) == self.chief and self._coordinator is None:
+            gone = int(body["rank"])
+            self._mark(gone, str(body["reason"]), left=body["left"] is True)
+            if self._coordinator is None and gone == self.chief:
                 self._forget_dialog()
                 self._take_over()
+            elif self._coordinator is None:
+                self._up(Kind.SEEN, {"rank": gone})
         elif kind is Kind.DECIDED:
             key = str(body.pop("key"))
             self._decisions.add(key, body)

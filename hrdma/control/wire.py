@@ -20,7 +20,7 @@ from typing import Any
 __all__ = ["PROTOCOL", "FrameError", "Kind", "ProtocolError", "decode", "encode", "frame_limit", "job_key", "proof"]
 
 MAGIC = b"HRCP"
-PROTOCOL = 2
+PROTOCOL = 3
 HEADER = struct.Struct(">4sBBHI")
 _DECODER = json.JSONDecoder()
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
@@ -49,6 +49,7 @@ class Kind(IntEnum):
     MISSING = 18  #: down: for these
     DECIDED = 19  #: down: the result of an agreement
     OBJECT = 20  #: between nodes and clients of hrdma.objects: the body's "verb" says what
+    SEEN = 21  #: up: you told me of that loss, and I am still yours
 
 
 class FrameError(ValueError):

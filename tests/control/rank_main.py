@@ -17,8 +17,10 @@ import sys
 import threading
 import time
 
+import zmq
+
 from hrdma.config import Config, world_from_env
-from hrdma.control import ControlPlane, meet, wire
+from hrdma.control import ControlPlane, link, meet, wire
 from hrdma.log import configure
 
 lock = threading.Lock()
@@ -53,6 +55,26 @@ def cut(plane: ControlPlane) -> None:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
             copy.getpeername()
             copy.shutdown(socket.SHUT_RDWR)
+
+
+def part_hang_ups(seconds: float) -> None:
+    """Connections of this rank's listener that end are told of one by one, so far apart."""
+    events, held, last = link.Listener.events, [], [0.0]
+
+    def one_by_one(listener) -> list[tuple[int, int]]:
+        found = []
+        for event in events(listener):
+            (held if event[0] == zmq.EVENT_DISCONNECTED else found).append(event)
+        if held and time.monotonic() >= last[0] + seconds:
+            last[0] = time.monotonic()
+            found.append(held.pop(0))
+        return found
+
+    def look(listener) -> bool:
+        listener.pending = link.Link.look(listener) or bool(held)
+        return listener.pending
+
+    link.Listener.events, link.Listener.look = one_by_one, look
 
 
 def obey(plane: ControlPlane, do: str, a: dict):
@@ -118,6 +140,8 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     if "protocol" in options:
         wire.PROTOCOL = options["protocol"]
+    if "apart" in options:
+        part_hang_ups(options["apart"])
     config = Config.load(**options.get("config", {}))
     configure(config.log_level, None)
     logging.getLogger("hrdma").addHandler(Warnings(logging.WARNING))

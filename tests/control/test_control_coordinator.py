@@ -22,6 +22,12 @@ class Hall:
         body = {"key": key, "members": list(members), "payload": payload or {"r": rank}}
         self.coordinator.receive(rank, Kind.AGREE, body, 0.0)
 
+    def confirm(self, *ranks) -> None:
+        """They have read what they were sent, and say so."""
+        for rank, kind, body in list(self.sent):
+            if kind is Kind.LOST and rank in ranks:
+                self.coordinator.receive(rank, Kind.SEEN, {"rank": body["rank"]}, 0.0)
+
     def of(self, kind: Kind) -> dict[int, dict]:
         return {rank: body for rank, found, body in self.sent if found is kind}
 
@@ -42,8 +48,34 @@ def test_the_dead_are_left_out_even_if_they_had_come():
     hall.agree(2)
     hall.coordinator.lose(2, "gone")
     hall.agree(1)
+    hall.confirm(1)
     assert hall.of(Kind.DECIDED)[0]["result"] == {"0": {"r": 0}, "1": {"r": 1}}
     assert 2 not in hall.of(Kind.DECIDED)
+
+
+def test_nothing_is_decided_without_the_lost_before_the_others_know_of_them():
+    """What rank 2 sent may be old: it may have gone on with rank 1, and its hang-up comes next."""
+    hall = Hall(4)
+    hall.agree(2)
+    hall.agree(2, key="others", members=(0, 2))
+    hall.coordinator.lose(1, "gone")
+    hall.agree(0)
+    hall.coordinator.receive(0, Kind.WHO, {"key": "k"}, 0.0)
+    assert not hall.of(Kind.DECIDED) and hall.of(Kind.MISSING)[0]["ranks"] == [2]
+    hall.agree(0, key="others", members=(0, 2))
+    assert hall.of(Kind.DECIDED)[0]["key"] == "others"  # nobody in it is lost
+    hall.sent.clear()
+    hall.coordinator.receive(2, Kind.SEEN, {"rank": 1}, 0.0)
+    assert hall.of(Kind.DECIDED)[0] == {"key": "k", "result": {"0": {"r": 0}, "2": {"r": 2}}}
+
+
+def test_who_hangs_up_confirms_nothing_and_is_not_waited_for():
+    hall = Hall()
+    hall.agree(2)
+    hall.coordinator.lose(1, "gone")
+    hall.agree(0)
+    hall.coordinator.lose(2, "gone")
+    assert hall.of(Kind.DECIDED)[0]["result"] == {"0": {"r": 0}}
 
 
 def test_a_late_repetition_gets_the_same_result():
@@ -69,6 +101,8 @@ def test_a_new_coordinator_decides_nothing_before_all_have_come():
     hall.coordinator.bring(2, {"agrees": {"k": {"members": [0, 1, 2], "payload": {"r": 2}}}})
     assert not hall.of(Kind.DECIDED)
     hall.coordinator.bring(3, {})
+    assert not hall.of(Kind.DECIDED)
+    hall.confirm(2)
     assert hall.of(Kind.DECIDED)[1]["result"] == {"1": {"r": 1}, "2": {"r": 2}}
 
 
@@ -95,6 +129,8 @@ def test_losses_known_to_one_are_told_to_all():
         (Kind.AGREE, {"key": "k", "members": [0, 9], "payload": {}}),
         (Kind.AGREE, {"key": "k", "members": "all", "payload": {}}),
         (Kind.WHO, {}),
+        (Kind.SEEN, {}),
+        (Kind.SEEN, {"rank": "all"}),
         (Kind.STALL, {"comm": 1}),
         (Kind.STALL, {"comm": 1, "members": [1, 2], "sequence": 0, "signature": 0, "text": "x"}),
         (Kind.HELLO, {}),
@@ -155,6 +191,7 @@ def test_any_order_of_messages_and_deaths_gives_one_result():
                     contributed.add(rank)
                     body = {"r": rank, "c": chief}
                     hall.agree(rank, members=range(size), payload=body)
+            hall.confirm(*others if last else (rank for rank in others if rng.random() < 0.5))
             delivered = hall.sent if last else hall.sent[: rng.randrange(len(hall.sent) + 1)]
             for rank, kind, body in delivered:
                 if kind is Kind.DECIDED:

@@ -172,7 +172,7 @@ def test_another_version_is_refused_by_name(start):
     (found,) = failures(start(2, [1], port=port, protocol=9))
     assert found == (
         "PeerError",
-        f"version mismatch: rank 0 at 127.0.0.1:{port} speaks control protocol 2; this rank speaks 9: "
+        f"version mismatch: rank 0 at 127.0.0.1:{port} speaks control protocol 3; this rank speaks 9: "
         "install the same hrdma for all ranks",
     )
     ranks += start(2, [1], port=port)

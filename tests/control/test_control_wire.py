@@ -184,4 +184,4 @@ def test_each_reason_is_logged_once(caplog):
         door.give(encode(Kind.HELLO, {"rank": "1", "nonce": "x"}, limit=LIMIT))
     assert len(caplog.records) == 4
     kinds = {decode(data, limit=LIMIT)[1]["text"] for _, data in door.sent}
-    assert kinds == {"version mismatch: rank speaks control protocol 7, not 2"}
+    assert kinds == {"version mismatch: rank speaks control protocol 7, not 3"}
