@@ -39,6 +39,8 @@ class Cost:
         Per step and per rank more than one on a core.
     eager : int
         Bytes up to which a message is sent unasked.
+    loose : int
+        The same where ranks share cores and each has several peers at a time.
     pull : bool
         Peers' memory is read in place.
     cores : int
@@ -55,6 +57,7 @@ class Cost:
     latency: float = 0.0
     switch: float = 0.0
     eager: int = 1 << 62
+    loose: int = 1 << 62
     pull: bool = False
     cores: int = 0
     offload: bool = False
@@ -65,13 +68,13 @@ class Cost:
             value = getattr(self, field)
             if not 0 <= value < 1:
                 raise ValueError(f"{field} must be seconds in [0, 1), not {value}")
-        for field in ("cores", "eager"):
+        for field in ("cores", "eager", "loose"):
             if getattr(self, field) < 0:
                 raise ValueError(f"{field} must not be negative, but is {getattr(self, field)}")
 
-    def message(self, nbytes: float) -> float:
+    def message(self, nbytes: float, *, loose: bool = False) -> float:
         """Seconds for one message, without those for its bytes."""
-        if nbytes <= self.eager:
+        if nbytes <= (min(self.eager, self.loose) if loose else self.eager):
             return self.alpha
         return 2 * self.alpha if self.pull else 3 * self.alpha + 2 * self.latency
 
@@ -92,11 +95,11 @@ class Cost:
 DEFAULT_COST: dict[str, Cost] = {
     "loop": Cost(2e-7, 1e-10, 2.5e-11, pull=True, name="default for loop"),
     "shm": Cost(2.5e-7, 1.2e-10, 2.5e-11, 2e-7, 1e-6, 32 << 10, pull=True, name="default for shm"),
-    "tcp": Cost(7e-6, 3e-10, 2.5e-11, 5e-7, 1e-6, 64 << 10, name="default for tcp"),
+    "tcp": Cost(7e-6, 3e-10, 2.5e-11, 5e-7, 1e-6, 128 << 10, 64 << 10, name="default for tcp"),
     "verbs": Cost(1e-6, 8e-11, 2.5e-11, 2e-6, 5e-6, 4 << 10, offload=True, name="default for verbs"),
 }
 
-NETWORK = Cost(7e-6, 8e-10, 2.5e-11, 2e-5, 5e-6, 64 << 10, offload=True, name="a network of 10 Gbit/s")
+NETWORK = Cost(7e-6, 8e-10, 2.5e-11, 2e-5, 5e-6, 128 << 10, offload=True, name="a network of 10 Gbit/s")
 
 
 def effort(operands: int) -> float:
@@ -130,7 +133,8 @@ class Work(NamedTuple):
         most = max(self.sent, arriving)
         moving = cost.beta * (arriving if cost.pull else most) / self.rails
         reducing = cost.gamma * self.reduced * self.effort
-        path = self.messages * cost.message(most / max(self.messages, 1))
+        loose = cost.crowd(size) > 1 and self.messages > self.steps * parts
+        path = self.messages * cost.message(most / max(self.messages, 1), loose=loose)
         hidden = min(moving, reducing) * (1 - 1 / parts) if cost.offload else 0.0
         alone = path + moving + reducing - hidden
         # who pulls is busy instead of the sender: over all ranks it is the same

@@ -190,10 +190,13 @@ void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack) {
 
 /* A quarter of the credit is for headers alone: when the peer holds much that it has not asked for yet, messages
  * announce themselves instead of coming along, so that the one it does wait for still gets through. */
-static int conn_eager(struct hr_conn *conn, const void *buf, uint64_t len) {
+static int conn_eager(struct hr_conn *conn, const struct hr_request *req) {
+    const struct hr_caps *caps = conn->caps;
     struct hr_arena_info info;
-    if (len > conn->caps->eager_max) return 0;
-    if (conn->caps->flags & HR_CAP_MAP && len > conn->caps->eager_mapped && hr_arena_find(buf, len, &info)) return 0;
+    uint64_t len = req->len;
+    if (len > caps->eager_max || !hr_window_fits(conn, len)) return 0;
+    if (caps->eager_loose && len > caps->eager_loose && !(req->flags & HR_REQ_PACED)) return 0;
+    if (caps->flags & HR_CAP_MAP && len > caps->eager_mapped && hr_arena_find(req->buf, len, &info)) return 0;
     return len <= HR_EAGER_COST || conn->credit >= HR_EAGER_COST + (int64_t)(len + hr_credit_max(conn->engine) / 4);
 }
 
@@ -202,7 +205,7 @@ static hr_status send_header(struct hr_conn *conn, struct hr_request *req) {
     uint32_t *order = &conn->order_tx[req->rflags];
     struct hr_hdr_long m = {
         .h = {.bucket = req->rflags, .order = *order, .comm = req->comm->id, .tag = req->tag, .aux = req->sig}};
-    if (conn_eager(conn, req->buf, req->len)) {
+    if (conn_eager(conn, req)) {
         m.h.kind = HR_MSG_EAGER;
         status = hr_conn_post(conn, &m.h, sizeof m.h, req->buf, req->len, req);
         if (hr_is_error(status) || status == HR_AGAIN) return status;

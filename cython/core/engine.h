@@ -368,6 +368,10 @@ void hr_window_probe(struct hr_conn *conn); /* bulk was cut off on its way: what
 void hr_window_probed(struct hr_conn *conn, const struct hr_hdr *probe);
 void hr_window_echoed(struct hr_conn *conn, const struct hr_hdr *echo);
 static inline int hr_window_open(struct hr_conn *conn) { return !conn->caps->window || conn->inflight < conn->window; }
+/* Whether so much may leave in one piece: no more than may be on its way. */
+static inline int hr_window_fits(const struct hr_conn *conn, uint64_t len) {
+    return !conn->caps->window || len <= conn->window;
+}
 
 /* sink.c */
 extern const struct hr_sink hr_engine_sink;

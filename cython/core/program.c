@@ -156,6 +156,18 @@ out:
     return ok;
 }
 
+/* What may be sent at once goes to one peer; all else waits for something, in whatever way. */
+static int is_paced(const struct hr_program *p) {
+    int peer = -1;
+    for (uint32_t i = 0; i < p->nfirst; i++) {
+        const struct hr_instr *in = &p->instrs[p->first[i]];
+        if (in->op != HR_OP_SEND) continue;
+        if (peer >= 0 && peer != in->peer) return 0;
+        peer = in->peer;
+    }
+    return 1;
+}
+
 static void *copy_of(const void *data, size_t n) {
     void *copy = malloc(n ? n : 1);
     if (copy && n) memcpy(copy, data, n);
@@ -189,6 +201,7 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
         hr_program_put(p);
         return status;
     }
+    p->paced = is_paced(p);
     *program_p = p;
     return HR_OK;
 }

@@ -14,7 +14,7 @@ struct hr_program {
     uint32_t *first; /* instructions that may start at once */
     uint32_t ninstr, nunlock, nref, nfirst;
     uint64_t in_bytes, out_bytes, tmp_bytes;
-    int size;
+    int size, paced;             /* paced: as HR_REQ_PACED */
     struct hr_run *_Atomic idle; /* one run kept for the next time */
 };
 

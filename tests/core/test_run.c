@@ -1,5 +1,7 @@
 /* test_run.c - programs: validation, and the interpreter on several engines. HR_TEST_PROVIDER chooses the provider. */
 
+#include "core/engine.h"
+#include "core/program.h"
 #include "world.h"
 
 /* --- validation
@@ -188,6 +190,73 @@ TEST(direct_allreduce_small) { allreduce_world(2, (struct job){.elements = 1000,
 TEST(direct_allreduce_lent) { allreduce_world(3, (struct job){.elements = 300000, .arena = 1, .rounds = 10}); }
 TEST(direct_allreduce_copied) { allreduce_world(3, (struct job){.elements = 300000, .rounds = 10}); }
 TEST(direct_allreduce_eight) { allreduce_world(8, (struct job){.elements = 80000, .arena = 1, .rounds = 10}); }
+
+/* --- what goes unasked
+ * ------------------------------------------------------------------------------------------------------- */
+
+enum { LOOSE = 4096, LONGER = 4800 }; /* every provider sends so much unasked where nothing else is said */
+
+/* Rank 0 sends to ranks 1 and 2: at once, or to the second one after the first one's answer. */
+static struct hr_program *fan(int rank, int paced) {
+    struct builder *b = calloc(1, sizeof *b);
+    struct hr_instr send = {.op = HR_OP_SEND, .src_buf = HR_BUF_IN, .len = LONGER}, recv = {.op = HR_OP_RECV},
+                    answer = {.op = HR_OP_SEND, .src_buf = HR_BUF_IN, .tag = 1};
+    recv.dst_buf = HR_BUF_TMP;
+    if (rank) {
+        recv.len = LONGER;
+        uint32_t came = add(b, recv);
+        if (rank == 1 && paced) after(b, came, add(b, answer));
+    } else {
+        uint32_t last = 0;
+        send.peer = recv.peer = 1;
+        recv.tag = 1;
+        add(b, send);
+        if (paced) last = add(b, recv);
+        send.peer = 2;
+        add(b, send);
+        if (paced) after(b, last, b->n - 1);
+    }
+    struct hr_program *program = build(b, LONGER, LONGER, 3);
+    free(b);
+    return program;
+}
+
+static uint64_t unasked(struct rank *r) {
+    hr_lock(r->engine);
+    uint64_t found = r->engine->count_eager;
+    hr_unlock(r->engine);
+    return found;
+}
+
+static void *fans(void *arg) {
+    struct rank *r = arg;
+    char x[LONGER] = {0};
+    struct hr_request req;
+    for (int paced = 0; paced < 2; paced++) {
+        struct hr_program *p = fan(r->rank, paced);
+        uint64_t before = unasked(r);
+        CHECK_EQ(run_once(r, p, (float *)x, 1, &req, 10), HR_OK);
+        if (!r->rank) CHECK_EQ(p->paced, paced);
+        if (!r->rank) CHECK_EQ(unasked(r) - before, paced ? 2 : 0);
+        hr_program_put(p);
+    }
+    if (r->rank == 2) return NULL;
+    for (int len = LOOSE; len <= LONGER; len += LONGER - LOOSE) { /* messages alone */
+        uint64_t before = unasked(r);
+        CHECK_EQ(r->rank ? recv_from(r, x, (size_t)len, 0, 7, NULL) : send_to(r, x, (size_t)len, 1, 7), HR_OK);
+        if (!r->rank) CHECK_EQ(unasked(r) - before, len == LOOSE);
+    }
+    return NULL;
+}
+TEST(what_is_long_goes_unasked_where_something_paces_it) {
+    struct world w;
+    world_open(&w, 3, NULL);
+    hr_lock(w.ranks[0].engine);
+    for (int i = 0; i < w.ranks[0].engine->ndomains; i++) w.ranks[0].engine->domains[i]->caps.eager_loose = LOOSE;
+    hr_unlock(w.ranks[0].engine);
+    world_run(&w, fans, NULL);
+    world_close(&w);
+}
 
 /* --- failures
  * ------------------------------------------------------------------------------------------------------------------ */

@@ -32,8 +32,10 @@ static void unless_stopped(int (*good)(void)) {
 
 static int widened(void) {
     struct hr_conn conn = idle_conn();
+    CHECK(hr_window_fits(&conn, HR_WINDOW_MIN) && !hr_window_fits(&conn, HR_WINDOW_MIN + 1));
     for (int i = 0; i < 12; i++) burst(&conn, conn.window, 20);
-    return conn.window > 1 << 20; /* 64 KiB in 20 us is 3 GB/s, of which half a millisecond is 1.6 MB */
+    return conn.window > 1 << 20 &&
+           hr_window_fits(&conn, 1 << 20); /* 64 KiB in 20 us is 3 GB/s, of which half a millisecond is 1.6 MB */
 }
 
 TEST(bursts_that_fill_the_window_widen_it) { unless_stopped(widened); }

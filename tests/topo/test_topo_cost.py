@@ -70,6 +70,14 @@ def test_shared_cores_count() -> None:
     assert ALGORITHMS["direct"].work("broadcast", 8, 0).seconds(8, shared) == pytest.approx(7e-6)
 
 
+def test_where_cores_are_shared_several_peers_at_a_time_are_asked_sooner() -> None:
+    tight, wide = Cost(1e-6, 0, 0, eager=1000, loose=100, cores=2), Cost(1e-6, 0, 0, eager=1000, loose=100, cores=4)
+    assert tight.message(500) == 1e-6 and tight.message(500, loose=True) == pytest.approx(3e-6)
+    direct, halving = (ALGORITHMS[name].work("allreduce", 4, 2000) for name in ("direct", "halving"))
+    assert direct.seconds(4, wide) == pytest.approx(6e-6) and direct.seconds(4, tight) == pytest.approx(36e-6)
+    assert halving.seconds(4, tight) == pytest.approx(8e-6)
+
+
 def test_long_messages_ask_first() -> None:
     cost = Cost(1e-6, 0, 0, latency=1e-7, eager=1000)
     assert cost.message(1000) == 1e-6 and cost.message(1001) == pytest.approx(3.2e-6)

@@ -13,7 +13,7 @@ import pytest
 from hrdma.errors import ScheduleError
 from hrdma.topo import plan_file
 from hrdma.topo.algorithms.on_fabric import lookup
-from hrdma.topo.cost import Cost
+from hrdma.topo.cost import NETWORK, Cost
 from hrdma.topo.fabrics import parse
 from hrdma.topo.lower import lower
 from hrdma.topo.planner import compare, plan
@@ -29,7 +29,7 @@ BIG, SMALL = 64 << 20, 64
         ("bcube:3,2", "broadcast", BIG, {"bml"}),
         ("bcube:2,3", "reduce_scatter", BIG, {"bml"}),
         ("torus:4x4", "allreduce", BIG, {"torus"}),
-        ("torus:3x3", "alltoall", 1 << 20, {"relay"}),
+        ("torus:3x3", "alltoall", 1 << 20, {"direct"}),
         ("mesh:4x4", "allreduce", BIG, {"multitree"}),
         ("cluster:2,4,2", "allreduce", BIG, {"cluster-ring", "cluster-mesh", "cluster-halving"}),
         ("star:8", "allreduce", SMALL, {"exchange", "doubling"}),
@@ -46,6 +46,12 @@ def test_takes_what_suits_the_fabric(fabric: str, collective: str, nbytes: int, 
     made = plan(collective, parse(fabric), nbytes)
     assert made.algorithm in names
     assert made.seconds == min(c.seconds for c in made.candidates) or made.seconds <= 1.01 * made.candidates[1].seconds
+    made.check()
+
+
+def test_fewer_and_longer_messages_where_each_must_be_announced() -> None:
+    made = plan("alltoall", parse("torus:3x3"), 1 << 20, replace(NETWORK, eager=64 << 10))
+    assert made.algorithm == "relay"
     made.check()
 
 

@@ -10,8 +10,10 @@
 
 #include "providers/tcp/tcp.h"
 
-#define EAGER_MAX (64u << 10)    /* one more copy costs less than the round trip of a rendezvous up to here */
-#define SEGMENT (1u << 20)       /* larger ones gain nothing */
+#define EAGER_MAX (128u << 10) /* one more copy costs less than the round trip of a rendezvous up to here */
+#define EAGER_LOOSE \
+    (64u << 10)            /* ranks that share cores run ahead of one another, and what they send must be put aside */
+#define SEGMENT (1u << 20) /* larger ones gain nothing */
 #define FIRST_WINDOW (64u << 10) /* the bound that the slowest links get as well */
 #define MAX_STREAMS 4            /* lanes of a connection in the engine */
 
@@ -133,6 +135,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
         .flags = HR_CAP_READ | HR_CAP_WRITE | HR_CAP_ATOMIC | HR_CAP_ANYMEM | HR_CAP_REVOKE,
         .max_send = HR_TCP_MAX_SEND,
         .eager_max = EAGER_MAX,
+        .eager_loose = params->crowded ? EAGER_LOOSE : 0,
         .segment = SEGMENT,
         .window = FIRST_WINDOW,
     };
