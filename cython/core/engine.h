@@ -261,6 +261,8 @@ struct hr_engine {
     int armed;                  /* peers must wake this process */
     int bg_forever;             /* the background thread sleeps without a limit */
     _Atomic uint64_t drive_seq; /* counts ends of driving */
+    _Atomic uint32_t nasync;    /* requests that nobody may be waiting for */
+    _Atomic int bg_lazy;        /* the background thread looks less often: hr_bg_rouse */
     struct hr_domain *domains[HR_MAX_DOMAINS];
     uint32_t domain_conns[HR_MAX_DOMAINS];
     int ndomains;
@@ -332,6 +334,7 @@ void hr_work_remove(struct hr_engine *engine, struct hr_work *work);
 void hr_kick(struct hr_engine *engine); /* after posting: whoever sleeps must look at new work */
 hr_status hr_bg_start(struct hr_engine *engine);
 void hr_bg_stop(struct hr_engine *engine);
+void hr_bg_rouse(struct hr_engine *engine); /* it looks every tick again, beginning now */
 /* Drives until cond says 1 or the deadline passes. Lock held. */
 hr_status hr_drive_until(struct hr_engine *engine, int (*cond)(struct hr_engine *, void *), void *arg,
                          int64_t deadline);

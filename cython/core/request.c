@@ -24,6 +24,9 @@ void hr_request_init(struct hr_comm *comm, struct hr_request *req, int kind) {
     req->queued = HR_QUEUED_NO;
     req->kind = (uint8_t)kind;
     if (req->priority < 0 || req->priority >= HR_PRIORITIES) req->priority = HR_PRIORITY_DEFAULT;
+    if (!(req->flags & HR_REQ_ASYNC)) return;
+    atomic_fetch_add(&comm->engine->nasync, 1);
+    hr_bg_rouse(comm->engine);
 }
 
 static void pending_add(struct hr_request *req) {
@@ -60,6 +63,7 @@ void hr_finish(struct hr_engine *engine, struct hr_request *req, hr_status statu
     }
     if (engine->sleeping) hr_kick(engine); /* ended from outside: the driver may be the one who waits for it */
     if (req->flags & HR_REQ_ASYNC) {
+        atomic_fetch_sub_explicit(&engine->nasync, 1, memory_order_relaxed);
         req->next = NULL;
         if (engine->done_tail)
             engine->done_tail->next = req;

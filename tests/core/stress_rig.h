@@ -53,6 +53,7 @@ static inline const char *unrest(struct world *w, uint64_t full) {
         for (uint32_t k = 0; k < e->nxfers; k++)
             if (e->xfers[k]->mode != HR_XFER_FREE) return "a transfer is open";
         if (e->nwork || !hr_list_empty(&e->ready) || !hr_list_empty(&e->waiters)) return "work is left";
+        if (atomic_load(&e->nasync)) return "a request is counted that nobody may be waiting for";
         if (atomic_load(&e->contenders)) return "somebody is counted who wants the lock";
         for (struct hr_link *l = e->comms.next; l != &e->comms; l = l->next)
             if (hr_container(l, struct hr_comm, link)->pending) return "a request is pending";
