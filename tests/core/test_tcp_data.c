@@ -1,6 +1,7 @@
 /* test_tcp_data.c - the tcp provider on slow sockets: partial sends, revoking and taking back half-way. */
 
 #include <netinet/tcp.h>
+#include <sys/syscall.h>
 
 #include "tcp_rig.h"
 
@@ -132,6 +133,52 @@ TEST(an_idle_connection_is_small) {
     pair_close(&p);
 }
 
+static struct {
+    int calls;
+    ssize_t least, most;
+} handed; /* to the kernel, at a time */
+
+ssize_t sendmsg(int fd, const struct msghdr *msg, int flags) { /* in place of the library's */
+    ssize_t n = syscall(SYS_sendmsg, fd, msg, flags);
+    if (n <= 0) return n;
+    if (!handed.calls++ || n < handed.least) handed.least = n;
+    if (n > handed.most) handed.most = n;
+    return n;
+}
+
+static size_t segment_now(struct hr_ep *ep) {
+    int mss = 0;
+    socklen_t size = sizeof mss;
+    CHECK_EQ(getsockopt(((struct hr_tcp_ep *)ep)->source.fd, IPPROTO_TCP, TCP_MAXSEG, &mss, &size), 0);
+    return (size_t)mss;
+}
+
+/* A little more than a segment goes as two of one length; a little less, as one. */
+TEST(a_short_segment_is_made_longer) {
+    struct pair p;
+    struct hr_mem mem;
+    struct hr_rmem rmem;
+    int seen[2] = {0};
+    pair_open(&p, NULL);
+    rig_share(&p.cb, &p.ca, sink_memory, BIG, HR_ACCESS_REMOTE_WRITE, &mem, &rmem);
+    for (int i = 0; i < 200; i++) {
+        size_t mss = segment_now(p.ca.ep), heads = sizeof(struct hr_tcp_frame) + sizeof(struct hr_tcp_write);
+        struct hr_rma write = {.local = source, .remote = &rmem, .with_notify = 1};
+        write.len = i % 2 ? mss + mss / 8 - heads : mss - mss / 8 - heads;
+        int before = p.cb.notifies;
+        memset(&handed, 0, sizeof handed);
+        CHECK(!hr_is_error(tcp->post_write(p.ca.ep, &write)));
+        if (segment_now(p.ca.ep) == mss && (size_t)handed.least * (size_t)handed.calls + 1 >= write.len + heads) {
+            CHECK_EQ(handed.calls, 1 + i % 2);
+            CHECK(handed.most - handed.least <= 1);
+            seen[i % 2]++;
+        }
+        RUN(&p.a, &p.b, p.cb.notifies == before + 1);
+    }
+    CHECK(seen[0] > 50 && seen[1] > 50); /* in the others the segment grew, or the socket took a part */
+    pair_close(&p);
+}
+
 /* Frames around whole segments of loopback, which are cut evenly: all of it, in order, and on from where a write ended
  * if the socket takes only a part. */
 TEST(frames_that_end_in_a_short_segment) {
@@ -144,10 +191,7 @@ TEST(frames_that_end_in_a_short_segment) {
         CHECK_EQ(((struct hr_tcp_ep *)p.ca.ep)->tx_long, o < 2);
         rig_share(&p.cb, &p.ca, sink_memory, BIG, HR_ACCESS_REMOTE_WRITE, &mem, &rmem);
         for (int i = 0; i < 200; i++) {
-            int mss = 0;
-            socklen_t size = sizeof mss;
-            CHECK_EQ(getsockopt(((struct hr_tcp_ep *)p.ca.ep)->source.fd, IPPROTO_TCP, TCP_MAXSEG, &mss, &size), 0);
-            size_t len = (size_t)(1 + i % 9) * (size_t)mss - 200 + (size_t)i * 7, from = (size_t)i * 1000;
+            size_t len = (size_t)(1 + i % 9) * segment_now(p.ca.ep) - 200 + (size_t)i * 7, from = (size_t)i * 1000;
             struct hr_rma write = {
                 .local = source + from, .len = len, .remote = &rmem, .with_notify = 1, .value = from};
             int before = p.cb.notifies;
