@@ -1,9 +1,6 @@
 /* engine.c - opens and closes an engine, its domains and its connections; counters. */
 
-#define _GNU_SOURCE
-
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,12 +52,6 @@ static char *nic_of(const char *rails, int rail) {
     return rails ? strndup(rails, strcspn(rails, ",")) : NULL;
 }
 
-/* Of this process: as many ranks can run at once, where each has one. */
-static int cores(void) {
-    cpu_set_t own;
-    return sched_getaffinity(0, sizeof own, &own) == 0 ? CPU_COUNT(&own) : 1;
-}
-
 static hr_status open_domain(struct hr_engine *engine, const char *name, char detail[256]) {
     struct rail_name parsed = parse_name(name);
     const struct hr_provider *provider = hr_provider_find(parsed.provider), *inner = NULL;
@@ -99,7 +90,6 @@ static hr_status open_domain(struct hr_engine *engine, const char *name, char de
                                       .sink = &hr_engine_sink,
                                       .owner = engine,
                                       .local_peers = engine->config.local_peers,
-                                      .crowded = engine->config.local_peers >= cores(),
                                       .options = fault ? fault : options,
                                       .inner = inner};
     status = provider->domain_open(provider, &params, &domain, detail);

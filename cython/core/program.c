@@ -156,16 +156,31 @@ out:
     return ok;
 }
 
-/* What may be sent at once goes to one peer; all else waits for something, in whatever way. */
+static int waits_for_peer(const struct hr_instr *in) {
+    return in->op == HR_OP_RECV || in->op == HR_OP_RECV_REDUCE || in->op == HR_OP_BORROW;
+}
+
+/* What is sent if nothing ever arrives goes to one peer. */
 static int is_paced(const struct hr_program *p) {
-    int peer = -1;
-    for (uint32_t i = 0; i < p->nfirst; i++) {
-        const struct hr_instr *in = &p->instrs[p->first[i]];
-        if (in->op != HR_OP_SEND) continue;
-        if (peer >= 0 && peer != in->peer) return 0;
-        peer = in->peer;
+    size_t n = p->ninstr ? p->ninstr : 1;
+    uint32_t *left = malloc(n * sizeof *left), *queue = malloc(n * sizeof *queue), head = 0, tail = 0;
+    int peer = -1, paced = left && queue;
+    for (uint32_t i = 0; paced && i < p->ninstr; i++) {
+        left[i] = p->instrs[i].after;
+        if (!left[i] && !waits_for_peer(&p->instrs[i])) queue[tail++] = i;
     }
-    return 1;
+    while (paced && head < tail) {
+        const struct hr_instr *in = &p->instrs[queue[head++]];
+        if (in->op == HR_OP_SEND) {
+            if (peer >= 0 && peer != in->peer) paced = 0;
+            peer = in->peer;
+        }
+        for (uint32_t k = in->unlock; k < in->unlock + in->nunlock; k++)
+            if (!--left[p->unlocks[k]] && !waits_for_peer(&p->instrs[p->unlocks[k]])) queue[tail++] = p->unlocks[k];
+    }
+    free(left);
+    free(queue);
+    return paced;
 }
 
 static void *copy_of(const void *data, size_t n) {

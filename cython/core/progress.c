@@ -7,8 +7,8 @@
  * epoll_wait. Others who wait meanwhile sleep on a condition; the one who leaves wakes the next.
  *
  * The background thread serves when nobody has driven for a tick (2 ms): requests that nobody waits for, and what peers
- * need of a rank that computes. While callers come and go it only looks every tick, and every 8 ms where they have done
- * so for long, nobody has left a request behind, and the engine nothing to do: each look takes a processor from
+ * need of a rank that computes. While callers come and go it only looks every tick, and every 8 ms where many have
+ * done so for long, and left neither a request behind nor the engine something to do: each look takes a processor from
  * somebody. Once nothing was driven for a second it sleeps without a limit, armed, and costs nothing. A caller who
  * begins to poll disarms (so that peers need not wake anybody) and, if the thread sleeps without a limit, kicks it back
  * to ticking. While one call drives for long (a tick in which no other call ended) the thread sleeps deep and is kicked
@@ -31,7 +31,8 @@
 #define BUDGET 16
 #define TICK_MS 2
 #define LAZY_MS 8
-#define LAZY_TICKS 16 /* of callers that come and go, before it looks less often */
+#define LAZY_CALLS 4  /* that end in each millisecond: between them no peer waits for long */
+#define LAZY_TICKS 16 /* of that, before it looks less often */
 #define RECENT_NS 1000000000
 #define ROLE_SPIN_NS 100000
 #define SLICE_NS 100000000
@@ -387,17 +388,19 @@ static void bg_rest(struct hr_engine *engine, int timeout_ms) {
 /* Until nobody has driven for a tick. Who drives holds the lock nearly always, and need not step back for a look. */
 static void bg_watch(struct hr_engine *engine, uint64_t *seen) {
     uint64_t now;
-    int ticks = 0, lazy;
+    int ticks = 0, lazy, slept = TICK_MS;
     hr_unlock(engine);
     while ((now = atomic_load_explicit(&engine->drive_seq, memory_order_relaxed)) != *seen) {
+        ticks = now - *seen < (uint64_t)(LAZY_CALLS * slept) ? 0 : ticks + 1;
         *seen = now;
-        lazy = ++ticks > LAZY_TICKS;
+        lazy = ticks > LAZY_TICKS;
         atomic_store(&engine->bg_lazy, lazy);
         if (atomic_load(&engine->nasync)) { /* in this order: else who posts one sees that it must be roused */
             lazy = ticks = 0;
             atomic_store(&engine->bg_lazy, 0);
         }
-        if (bg_sleep(engine, lazy ? LAZY_MS : TICK_MS)) break;
+        slept = lazy ? LAZY_MS : TICK_MS;
+        if (bg_sleep(engine, slept)) break;
     }
     atomic_store_explicit(&engine->bg_lazy, 0, memory_order_relaxed);
     hr_lock(engine);

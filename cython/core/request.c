@@ -165,7 +165,9 @@ void hr_settle(struct hr_engine *engine) {
         hr_conns_bury(engine);
         hr_runs_drain(engine);
     }
-    if (engine->nwork || !hr_list_empty(&engine->active)) hr_kick(engine);
+    if (!engine->nwork && hr_list_empty(&engine->active)) return;
+    hr_kick(engine);
+    hr_bg_rouse(engine);
 }
 
 static void settle_and_unlock(struct hr_engine *engine) {

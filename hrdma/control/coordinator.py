@@ -6,13 +6,15 @@ nothing new until each living member has come. A decision that reached any survi
 One that reached none may come out differently, and nobody can tell.
 
 A coordinator may itself have been away (stopped, or cut off) while the others went on without it, and wake up to what
-they had sent before. So members confirm each loss that they are told of, and nothing is decided without the lost ranks
-before those who are left in it have: whoever went on has hung up and confirms nothing.
+they had sent before. So it decides only what all living members of the agreement have just confirmed: whoever went on has
+hung up and confirms nothing. Confirmations count for less time than it takes members to lose a coordinator that is silent.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -67,6 +69,9 @@ class _Agreement:
     def __init__(self, members: tuple[int, ...]) -> None:
         self.members = members
         self.payloads: dict[int, Any] = {}
+        self.turn = 0  # of asking for confirmations; 0: not yet
+        self.since = -math.inf
+        self.confirmed: set[int] = set()
 
 
 class Coordinator:
@@ -82,6 +87,10 @@ class Coordinator:
         Those among them that left in good order.
     awaited : iterable of int
         Ranks that have not brought their state yet.
+    patience : float
+        Seconds for which a confirmation counts: half of what it takes to lose a rank that is silent.
+    clock : callable
+        Gives the time in seconds.
 
     Attributes
     ----------
@@ -99,6 +108,8 @@ class Coordinator:
         left: set[int],
         decisions: Decisions,
         awaited: Iterable[int] = (),
+        patience: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -108,7 +119,8 @@ class Coordinator:
         self.asked: set[int] = set()
         self._decisions = decisions
         self._send = send
-        self._unseen: dict[int, set[int]] = {}
+        self._patience = patience
+        self._clock = clock
         self._stalls = Stalls()
         self._agreements: dict[str, _Agreement] = {}
 
@@ -123,10 +135,8 @@ class Coordinator:
         if left:
             self.left.add(rank)
         self.awaited.discard(rank)
-        self._unseen.pop(rank, None)
         for other in self.living():
-            if other not in self.awaited:  # those hear of it when they come
-                self._tell(other, rank)
+            self._send(other, Kind.LOST, {"rank": rank, "reason": reason, "left": left})
         self._settle()
 
     def silent(self, rank: int) -> None:
@@ -144,16 +154,10 @@ class Coordinator:
             self._decisions.add(key, decision)
         for key, body in state.get("agrees", {}).items():
             self._agree(rank, {"key": key, **body})
-        for gone in self.lost:
-            self._tell(rank, gone)
+        for gone, reason in self.lost.items():
+            self._send(rank, Kind.LOST, {"rank": gone, "reason": reason, "left": gone in self.left})
         self.awaited.discard(rank)
         self._settle()
-
-    def _tell(self, rank: int, gone: int) -> None:
-        """A member is told of a loss, and owes word that it knows."""
-        self._send(rank, Kind.LOST, {"rank": gone, "reason": self.lost[gone], "left": gone in self.left})
-        if rank != self.rank:
-            self._unseen.setdefault(rank, set()).add(gone)
 
     def receive(self, rank: int, kind: Kind, body: dict[str, Any], now: float) -> None:
         """A message of a living member. One that makes no sense is dropped and logged."""
@@ -167,9 +171,8 @@ class Coordinator:
             elif kind is Kind.LEAVE:
                 self._send(rank, Kind.BYE, {})
                 self.lose(rank, f"rank {rank} left", left=True)
-            elif kind is Kind.SEEN:
-                self._unseen.get(rank, set()).discard(int(body["rank"]))
-                self._settle()
+            elif kind is Kind.CONFIRM:
+                self._confirm(rank, str(body["key"]), int(body["turn"]))
             elif kind is Kind.STALL:
                 self._stall(rank, body, now)
             else:
@@ -209,8 +212,7 @@ class Coordinator:
             if key in self._decisions:
                 self._decide(key, self._decisions[key])
             elif not self._missing(agreement):
-                payloads = {str(rank): item for rank, item in agreement.payloads.items() if rank not in self.lost}
-                self._decide(key, {"result": payloads})
+                self._propose(key, agreement)
 
     def _decide(self, key: str, decision: dict[str, Any]) -> None:
         agreement = self._agreements.pop(key)
@@ -220,16 +222,35 @@ class Coordinator:
                 self._send(rank, Kind.DECIDED, {"key": key, **decision})
 
     def _missing(self, agreement: _Agreement) -> list[int]:
-        """Living members that have not come, or have not confirmed the loss of those that the result will leave out."""
-        gone = self.lost.keys() & agreement.members
-        living = [rank for rank in agreement.members if rank not in self.lost]
-        return [
-            rank for rank in living if rank not in agreement.payloads or not gone.isdisjoint(self._unseen.get(rank, ()))
-        ]
+        return [rank for rank in agreement.members if rank not in agreement.payloads and rank not in self.lost]
+
+    def _unconfirmed(self, agreement: _Agreement) -> list[int]:
+        mine = {self.rank, *agreement.confirmed, *self.lost}
+        return [rank for rank in agreement.members if rank not in mine]
+
+    def _propose(self, key: str, agreement: _Agreement) -> None:
+        """All have come. Those who still are members say so, and then it is decided."""
+        # each turn has more time, for a machine on which all answers are late
+        late = self._clock() > agreement.since + self._patience * agreement.turn
+        if late and (not agreement.turn or (agreement.confirmed and not self._unconfirmed(agreement))):
+            agreement.turn += 1
+            agreement.confirmed.clear()
+            agreement.since = self._clock()
+            for rank in self._unconfirmed(agreement):
+                self._send(rank, Kind.PROPOSE, {"key": key, "turn": agreement.turn})
+        if not self._unconfirmed(agreement):
+            payloads = {str(rank): item for rank, item in agreement.payloads.items() if rank not in self.lost}
+            self._decide(key, {"result": payloads})
+
+    def _confirm(self, rank: int, key: str, turn: int) -> None:
+        agreement = self._agreements.get(key)
+        if agreement is not None and turn == agreement.turn:
+            agreement.confirmed.add(rank)
+            self._settle()
 
     def _who(self, rank: int, key: str) -> None:
         agreement = self._agreements.get(key)
-        missing = [] if agreement is None else self._missing(agreement)
+        missing = [] if agreement is None else self._missing(agreement) or self._unconfirmed(agreement)
         self._send(rank, Kind.MISSING, {"key": key, "ranks": missing or sorted(self.awaited)})
 
     def _stall(self, rank: int, body: dict[str, Any], now: float) -> None:

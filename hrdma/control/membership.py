@@ -8,7 +8,7 @@ because its interpreter is silent: only the end of a connection, a refused call,
 
 A coordinator on which all others have hung up may itself be the one that was away (stopped, or cut off), while they
 went on without it. It asks each of them before it decides anything alone: who lives says that it is expelled. As long as
-it holds some for members, these confirm what it decides (`hrdma.control.coordinator`).
+it holds some for members, these confirm what it is about to decide (`hrdma.control.coordinator`).
 """
 
 from __future__ import annotations
@@ -214,13 +214,12 @@ class Membership:
     def _down(self, kind: Kind, body: dict[str, Any]) -> None:
         """From the coordinator, which may be this rank itself."""
         if kind is Kind.LOST:
-            gone = int(body["rank"])
-            self._mark(gone, str(body["reason"]), left=body["left"] is True)
-            if self._coordinator is None and gone == self.chief:
+            self._mark(int(body["rank"]), str(body["reason"]), left=body["left"] is True)
+            if int(body["rank"]) == self.chief and self._coordinator is None:
                 self._forget_dialog()
                 self._take_over()
-            elif self._coordinator is None:
-                self._up(Kind.SEEN, {"rank": gone})
+        elif kind is Kind.PROPOSE:
+            self._up(Kind.CONFIRM, {"key": str(body["key"]), "turn": int(body["turn"])})
         elif kind is Kind.DECIDED:
             key = str(body.pop("key"))
             self._decisions.add(key, body)
@@ -332,6 +331,7 @@ class Membership:
             left=set(self.left),
             decisions=self._decisions,
             awaited=awaited,
+            patience=self._loop.heartbeat / 2,
         )
         for key, body in self._agrees.items():
             self._coordinator.receive(self.rank, Kind.AGREE, {"key": key, **body}, time.monotonic())

@@ -49,7 +49,8 @@ class Kind(IntEnum):
     MISSING = 18  #: down: for these
     DECIDED = 19  #: down: the result of an agreement
     OBJECT = 20  #: between nodes and clients of hrdma.objects: the body's "verb" says what
-    SEEN = 21  #: up: you told me of that loss, and I am still yours
+    PROPOSE = 21  #: down: this agreement is complete; are you still mine
+    CONFIRM = 22  #: up: I am
 
 
 class FrameError(ValueError):

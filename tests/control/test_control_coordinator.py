@@ -23,10 +23,10 @@ class Hall:
         self.coordinator.receive(rank, Kind.AGREE, body, 0.0)
 
     def confirm(self, *ranks) -> None:
-        """They have read what they were sent, and say so."""
+        """They have read what they were sent, and answer."""
         for rank, kind, body in list(self.sent):
-            if kind is Kind.LOST and rank in ranks:
-                self.coordinator.receive(rank, Kind.SEEN, {"rank": body["rank"]}, 0.0)
+            if kind is Kind.PROPOSE and rank in ranks:
+                self.coordinator.receive(rank, Kind.CONFIRM, body, 0.0)
 
     def of(self, kind: Kind) -> dict[int, dict]:
         return {rank: body for rank, found, body in self.sent if found is kind}
@@ -38,6 +38,8 @@ def test_an_agreement_is_decided_when_all_have_come():
     hall.agree(2)
     assert not hall.of(Kind.DECIDED)
     hall.agree(1)
+    assert not hall.of(Kind.DECIDED)
+    hall.confirm(1, 2)
     result = {"key": "k", "result": {"0": {"r": 0}, "1": {"r": 1}, "2": {"r": 2}}}
     assert hall.of(Kind.DECIDED) == {0: result, 1: result, 2: result}
 
@@ -53,20 +55,38 @@ def test_the_dead_are_left_out_even_if_they_had_come():
     assert 2 not in hall.of(Kind.DECIDED)
 
 
-def test_nothing_is_decided_without_the_lost_before_the_others_know_of_them():
+def test_nothing_is_decided_that_was_not_just_confirmed():
     """What rank 2 sent may be old: it may have gone on with rank 1, and its hang-up comes next."""
-    hall = Hall(4)
+    hall = Hall()
     hall.agree(2)
-    hall.agree(2, key="others", members=(0, 2))
     hall.coordinator.lose(1, "gone")
     hall.agree(0)
     hall.coordinator.receive(0, Kind.WHO, {"key": "k"}, 0.0)
     assert not hall.of(Kind.DECIDED) and hall.of(Kind.MISSING)[0]["ranks"] == [2]
-    hall.agree(0, key="others", members=(0, 2))
-    assert hall.of(Kind.DECIDED)[0]["key"] == "others"  # nobody in it is lost
-    hall.sent.clear()
-    hall.coordinator.receive(2, Kind.SEEN, {"rank": 1}, 0.0)
+    assert hall.of(Kind.PROPOSE) == {2: {"key": "k", "turn": 1}}
+    hall.coordinator.receive(2, Kind.CONFIRM, {"key": "another", "turn": 1}, 0.0)
+    hall.coordinator.receive(2, Kind.CONFIRM, {"key": "k", "turn": 0}, 0.0)
+    assert not hall.of(Kind.DECIDED)
+    hall.confirm(2)
     assert hall.of(Kind.DECIDED)[0] == {"key": "k", "result": {"0": {"r": 0}, "2": {"r": 2}}}
+
+
+def test_a_confirmation_does_not_count_for_long():
+    """The coordinator was stopped after it had asked: they may have answered, and lost it since."""
+    now = [0.0]
+    hall = Hall(patience=1.0, clock=lambda: now[0])
+    for rank in (0, 1, 2):
+        hall.agree(rank)
+    hall.confirm(1)
+    now[0] = 1.5
+    hall.coordinator.receive(2, Kind.CONFIRM, {"key": "k", "turn": 1}, 0.0)
+    assert not hall.of(Kind.DECIDED) and hall.of(Kind.PROPOSE) == {rank: {"key": "k", "turn": 2} for rank in (1, 2)}
+    now[0] = 2.0
+    hall.coordinator.receive(1, Kind.CONFIRM, {"key": "k", "turn": 1}, 0.0)
+    hall.coordinator.receive(2, Kind.CONFIRM, {"key": "k", "turn": 2}, 0.0)
+    assert not hall.of(Kind.DECIDED)
+    hall.coordinator.receive(1, Kind.CONFIRM, {"key": "k", "turn": 2}, 0.0)
+    assert hall.of(Kind.DECIDED).keys() == {0, 1, 2}
 
 
 def test_who_hangs_up_confirms_nothing_and_is_not_waited_for():
@@ -82,6 +102,7 @@ def test_a_late_repetition_gets_the_same_result():
     hall = Hall()
     for rank in (0, 1, 2):
         hall.agree(rank)
+    hall.confirm(1, 2)
     hall.coordinator.lose(2, "gone")
     hall.sent.clear()
     hall.agree(1, payload={"other": 1})
@@ -129,8 +150,8 @@ def test_losses_known_to_one_are_told_to_all():
         (Kind.AGREE, {"key": "k", "members": [0, 9], "payload": {}}),
         (Kind.AGREE, {"key": "k", "members": "all", "payload": {}}),
         (Kind.WHO, {}),
-        (Kind.SEEN, {}),
-        (Kind.SEEN, {"rank": "all"}),
+        (Kind.CONFIRM, {}),
+        (Kind.CONFIRM, {"key": "k", "turn": "last"}),
         (Kind.STALL, {"comm": 1}),
         (Kind.STALL, {"comm": 1, "members": [1, 2], "sequence": 0, "signature": 0, "text": "x"}),
         (Kind.HELLO, {}),

@@ -72,15 +72,22 @@ def test_a_frozen_rank_is_lost_and_learns_of_it(start, frozen):
     assert all(not [e for e in rank.events("lost") if e["rank"] != frozen] for rank in rest)
 
 
-def test_a_coordinator_that_wakes_up_to_old_messages_decides_nothing_with_them(start):
+@pytest.mark.parametrize("when", ["before it is stopped", "when it knows of one"])
+def test_a_coordinator_that_wakes_up_to_old_messages_decides_nothing_with_them(start, when):
     """They agree while it is stopped, first with it and then without; it hears that and of their ends one by one."""
     ranks = start(3, config={"heartbeat": 0.6}, each={0: {"apart": 0.5}}).joined()
+    agreement = {"key": "k", "members": [0, 1, 2], "payload": {}}
+    early = when == "before it is stopped"
+    number = ranks[0].ask("agree", **agreement) if early else 0
+    if early:
+        ranks[0].do("lost")  # its commands are begun in turn
+        time.sleep(0.2)
     ranks[0].signal(signal.SIGSTOP)
-    numbers = [rank.ask("agree", key="k", members=[0, 1, 2], payload={}) for rank in ranks[1:]]
+    numbers = [rank.ask("agree", **agreement) for rank in ranks[1:]]
     assert [rank.answer(n).keys() for rank, n in zip(ranks[1:], numbers, strict=True)] == [{"1", "2"}] * 2
     ranks[0].signal(signal.SIGCONT)
     ranks[0].event("lost")
-    found = ranks[0].do("agree", key="k", members=[0, 1, 2], payload={})
+    found = ranks[0].answer(number) if early else ranks[0].do("agree", **agreement)
     assert found["error"][0] == "PeerError" and "this rank was expelled" in found["error"][1]
 
 

@@ -196,25 +196,25 @@ TEST(direct_allreduce_eight) { allreduce_world(8, (struct job){.elements = 80000
 
 enum { LOOSE = 4096, LONGER = 4800 }; /* every provider sends so much unasked where nothing else is said */
 
-/* Rank 0 sends to ranks 1 and 2: at once, or to the second one after the first one's answer. */
-static struct hr_program *fan(int rank, int paced) {
+enum { AT_ONCE, BEHIND_A_COPY, AFTER_AN_ANSWER, FANS };
+
+/* Rank 0 sends to ranks 1 and 2. */
+static struct hr_program *fan(int rank, int how) {
     struct builder *b = calloc(1, sizeof *b);
-    struct hr_instr send = {.op = HR_OP_SEND, .src_buf = HR_BUF_IN, .len = LONGER}, recv = {.op = HR_OP_RECV},
-                    answer = {.op = HR_OP_SEND, .src_buf = HR_BUF_IN, .tag = 1};
-    recv.dst_buf = HR_BUF_TMP;
+    struct hr_instr send = {.op = HR_OP_SEND, .src_buf = HR_BUF_IN, .len = LONGER},
+                    recv = {.op = HR_OP_RECV, .dst_buf = HR_BUF_TMP, .len = rank ? LONGER : 0, .tag = rank ? 0 : 1},
+                    copy = {.op = HR_OP_COPY, .src_buf = HR_BUF_IN, .dst_buf = HR_BUF_TMP, .len = LONGER};
     if (rank) {
-        recv.len = LONGER;
         uint32_t came = add(b, recv);
-        if (rank == 1 && paced) after(b, came, add(b, answer));
+        if (rank == 1 && how == AFTER_AN_ANSWER) after(b, came, add(b, (struct hr_instr){.op = HR_OP_SEND, .tag = 1}));
     } else {
-        uint32_t last = 0;
-        send.peer = recv.peer = 1;
-        recv.tag = 1;
-        add(b, send);
-        if (paced) last = add(b, recv);
-        send.peer = 2;
-        add(b, send);
-        if (paced) after(b, last, b->n - 1);
+        for (int p = 1; p < 3; p++) {
+            send.peer = recv.peer = p;
+            uint32_t first = how == BEHIND_A_COPY && p == 1 ? add(b, copy) : 0, sent = add(b, send);
+            if (how == BEHIND_A_COPY) after(b, first, sent);
+            if (how == AFTER_AN_ANSWER && p == 1) add(b, recv);
+            if (how == AFTER_AN_ANSWER && p == 2) after(b, 1, sent);
+        }
     }
     struct hr_program *program = build(b, LONGER, LONGER, 3);
     free(b);
@@ -232,8 +232,9 @@ static void *fans(void *arg) {
     struct rank *r = arg;
     char x[LONGER] = {0};
     struct hr_request req;
-    for (int paced = 0; paced < 2; paced++) {
-        struct hr_program *p = fan(r->rank, paced);
+    for (int how = 0; how < FANS; how++) {
+        struct hr_program *p = fan(r->rank, how);
+        int paced = how == AFTER_AN_ANSWER;
         uint64_t before = unasked(r);
         CHECK_EQ(run_once(r, p, (float *)x, 1, &req, 10), HR_OK);
         if (!r->rank) CHECK_EQ(p->paced, paced);

@@ -98,7 +98,7 @@ static inline struct wild *wild_open(uint64_t id, const uint8_t *addr, size_t le
     struct wild *w = calloc(1, sizeof *w);
     char detail[256] = "";
     struct hr_domain_params params = {
-        .self_id = id, .auth = &w->auth, .sink = &wild_sink, .owner = w, .local_peers = 3, .crowded = 1};
+        .self_id = id, .auth = &w->auth, .sink = &wild_sink, .owner = w, .local_peers = 3};
     w->ops = hr_provider_find(world_provider());
     if (!strcmp(world_provider(), "verbs")) params.device = strchr(world_devices(), ':') + 1;
     hr_auth_init(&w->auth, "secret", 6, 0, 1);

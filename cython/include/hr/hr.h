@@ -76,7 +76,7 @@ struct hr_request {
 
 enum {
     HR_REQ_ASYNC = 1, /* nobody may be waiting: the background thread serves it, completion goes to the done list */
-    HR_REQ_PACED = 2, /* of a program that sends to one peer at a time, each time after something has come */
+    HR_REQ_PACED = 2, /* of a program that sends to one peer at most before something has come */
 };
 
 struct hr_config {

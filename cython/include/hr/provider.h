@@ -70,7 +70,7 @@ struct hr_caps {
     uint32_t max_send;     /* largest payload of one post_send, header not counted; at least 4096 */
     uint32_t eager_max;    /* up to this size copying through a message beats a rendezvous */
     uint32_t eager_mapped; /* HR_CAP_MAP: the same for memory in arenas; no more than eager_max */
-    uint32_t eager_loose;  /* the same where nothing paces the sender; 0: no less than eager_max */
+    uint32_t eager_loose;  /* the same where ranks share cores and nothing paces the sender; 0: eager_max */
     uint32_t segment;      /* a good size for one read or write of a long transfer */
     uint64_t window;       /* bulk bytes that may be in flight before a rate was measured; 0: no need of a bound */
 };
@@ -140,7 +140,6 @@ struct hr_domain_params {
     const struct hr_sink *sink;
     void *owner;
     int local_peers;                 /* how many peers will share this host, for sizing */
-    int crowded;                     /* they and this process are more than the cores that it may use */
     const char *options;             /* "key=value,..." from configuration; unknown keys are refused */
     const struct hr_provider *inner; /* only for wrapping providers (fault) */
 };

@@ -2,6 +2,7 @@
 
 #define _GNU_SOURCE
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,6 +106,12 @@ static uint64_t ring_for(int local_peers) {
     return local_peers <= 3 ? 1 << 20 : local_peers <= 8 ? 512 << 10 : local_peers <= 32 ? 256 << 10 : SHM_MIN_RING;
 }
 
+/* Of this process: as many ranks can run at once, where each has one. */
+static int cores(void) {
+    cpu_set_t own;
+    return sched_getaffinity(0, sizeof own, &own) == 0 ? CPU_COUNT(&own) : 1;
+}
+
 static void domain_close(struct hr_domain *domain) {
     struct shm_domain *dom = shm_domain(domain);
     while (dom->calls) hr_shm_call_drop(dom, dom->calls);
@@ -148,8 +155,8 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     status = options_parse(&o, params->options, detail);
     dom->ring_size = o.ring;
     dom->cma_allowed = o.cma;
-    dom->stage_below = params->crowded ? 0 : STAGE_BELOW;
-    dom->base.caps.eager_mapped = params->crowded ? EAGER_CROWDED : EAGER;
+    dom->stage_below = params->local_peers < cores() ? STAGE_BELOW : 0;
+    dom->base.caps.eager_mapped = params->local_peers < cores() ? EAGER : EAGER_CROWDED;
     if (status == HR_OK) status = find_host(dom, o.host[0] ? o.host : NULL, detail);
     if (status == HR_OK && (getrandom(dom->name, sizeof dom->name, 0) != sizeof dom->name ||
                             getrandom(&dom->probe, sizeof dom->probe, 0) != sizeof dom->probe)) {

@@ -135,7 +135,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
         .flags = HR_CAP_READ | HR_CAP_WRITE | HR_CAP_ATOMIC | HR_CAP_ANYMEM | HR_CAP_REVOKE,
         .max_send = HR_TCP_MAX_SEND,
         .eager_max = EAGER_MAX,
-        .eager_loose = params->crowded ? EAGER_LOOSE : 0,
+        .eager_loose = EAGER_LOOSE,
         .segment = SEGMENT,
         .window = FIRST_WINDOW,
     };
