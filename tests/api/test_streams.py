@@ -111,3 +111,23 @@ def test_the_number_is_checked():
     for text in ("0", "5", "x"):
         with pytest.raises((ValueError, hrdma.DeviceError), match=f"streams={text}.*1 to 4"):
             hrdma.init(rank=0, size=1, transport="tcp", tcp=f"streams={text}")
+
+
+def unasked(comm):
+    """Whether a message of 128 KiB went so, once the path was measured; its bytes are right either way."""
+    x, y, until, other = np.zeros(16 << 10), np.zeros(16 << 10), time.monotonic() + 20, 1 - comm.rank
+    for turn in range(1_000_000):
+        x[:] = turn
+        before = comm.stats()["counters"]["messages_eager"]
+        comm.sendrecv(x, other, y, other)
+        went = np.array([comm.stats()["counters"]["messages_eager"] - before, time.monotonic() > until])
+        assert (y == turn).all()
+        comm.allreduce(went)
+        if went[0] == 2 or went[1]:
+            return int(went[0])
+    return -1
+
+
+def test_longer_messages_go_unasked_where_each_rank_has_a_core():
+    expected = 2 if len(os.sched_getaffinity(0)) > 1 else 0
+    assert harness.ranks(unasked, 2, env={"HRDMA_TRANSPORT": "tcp"}) == [expected] * 2
