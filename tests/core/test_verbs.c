@@ -120,8 +120,9 @@ TEST(pinned_memory_is_bounded) {
 /* ---- devices and options ---- */
 
 TEST(what_is_asked_for_and_cannot_be_had) {
-    static const char *const options[] = {"wc_error=2", "wc_status=odd", "errno=x",   "fault_budget=-1", "gid=256",
-                                          "pin=much",   "reg_errno=-1",  "deaf=some", "narrow=-2"};
+    static const char *const options[] = {"wc_error=2", "wc_status=odd", "errno=x",      "fault_budget=-1",
+                                          "gid=256",    "pin=much",      "reg_errno=-1", "deaf=some",
+                                          "narrow=-2",  "receives=few"};
     struct node n;
     char detail[256];
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
@@ -179,22 +180,24 @@ TEST(a_full_device_is_tried_again) {
 
 /* ---- room ---- */
 
-/* Whatever was said of room before, the peer may use all of it while nobody here makes progress. */
-TEST(room_that_was_told_of_is_there) {
+/* Whatever was said of room before, the peer may use all of it while nobody here makes progress: of a queue pair's own
+ * receives it is all of them, of shared ones what was promised. */
+static void room_is_there(const char *receives, int all, int few) {
     for (int k = 0; k <= 9; k++) {
         struct pair p;
-        pair_open(&p, NULL);
+        pair_open_with(&p, NULL, receives);
         for (int i = 0; i < k; i++) CHECK_EQ(send_some(&p.ca, 8), HR_OK);
         RUN(p.a, p.b, p.cb.messages == k);
         CHECK_EQ(send_some(&p.cb, 8), HR_OK); /* tells of room */
         RUN(p.a, p.a, p.ca.messages == 1);
-        int sent = 0;
+        int sent = 0, room = (int)((struct hr_verbs_ep *)p.ca.ep)->room;
         for (int64_t until = hr_now() + 40 * HR_VERBS_MS; hr_now() < until;) {
             sent += send_some(&p.ca, 8) == HR_OK;
             pump(&p.a); /* the device of b is alone */
         }
-        CHECK(sent >= HR_VERBS_RECVS / 2);
-        CHECK(sent <= HR_VERBS_RECVS);
+        CHECK(sent >= few);
+        CHECK(sent <= all);
+        CHECK_EQ(sent, room);
         CHECK_EQ(inside(&p.a)->counts.rnr, 0);
         CHECK(!p.ca.losses);
         RUN(p.a, p.b, p.cb.messages == k + sent);
@@ -207,11 +210,16 @@ TEST(room_that_was_told_of_is_there) {
     }
 }
 
+TEST(room_that_was_told_of_is_there) {
+    room_is_there("receives=own", HR_VERBS_RECVS, HR_VERBS_RECVS / 2);
+    room_is_there(NULL, 16, 8);
+}
+
 /* Control messages have receives of their own, however many came. */
-TEST(control_messages_take_nobodys_room) {
+static void nobodys_room_is_taken(const char *receives, int all) {
     for (int k = 0; k <= 9; k++) {
         struct pair p;
-        pair_open(&p, NULL);
+        pair_open_with(&p, NULL, receives);
         struct hr_verbs_ep *from = (struct hr_verbs_ep *)p.ca.ep, *to = (struct hr_verbs_ep *)p.cb.ep;
         for (uint32_t i = 1; i <= (uint32_t)k; i++) {
             CHECK_EQ(hr_verbs_send_control(from, HR_VERBS_REVOKED, i), 1);
@@ -223,9 +231,14 @@ TEST(control_messages_take_nobodys_room) {
         }
         CHECK_EQ(inside(&p.a)->counts.rnr, 0);
         CHECK(!p.ca.losses);
-        RUN(p.a, p.b, p.cb.messages == HR_VERBS_RECVS);
+        RUN(p.a, p.b, p.cb.messages == all);
         pair_close(&p);
     }
+}
+
+TEST(control_messages_take_nobodys_room) {
+    nobodys_room_is_taken("receives=own", HR_VERBS_RECVS);
+    nobodys_room_is_taken(NULL, 16);
 }
 
 /* ---- ends ---- */

@@ -103,14 +103,16 @@ static inline void connect_pair(struct pair *p, struct conn *ca, struct conn *cb
     RUN(p->a, p->b, ca->ups + ca->losses && cb->ups + cb->losses);
 }
 
-static inline void pair_open(struct pair *p, const char *options) {
+static inline void pair_open_with(struct pair *p, const char *options, const char *options_b) {
     char detail[256];
     memset(p, 0, sizeof *p);
     REQUIRE(node_open(&p->a, 1, "sim", options, detail) == HR_OK);
-    REQUIRE(node_open(&p->b, 2, "sim", NULL, detail) == HR_OK);
+    REQUIRE(node_open(&p->b, 2, "sim", options_b, detail) == HR_OK);
     connect_pair(p, &p->ca, &p->cb);
     REQUIRE(p->ca.ups && p->cb.ups);
 }
+
+static inline void pair_open(struct pair *p, const char *options) { pair_open_with(p, options, NULL); }
 
 static inline void pair_close(struct pair *p) {
     verbs->ep_destroy(p->ca.ep);

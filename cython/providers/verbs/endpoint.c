@@ -34,9 +34,16 @@ hr_status hr_verbs_ep_create(struct hr_domain *domain, uint64_t peer_id, void *c
     return HR_OK;
 }
 
-struct hr_verbs_ep *hr_verbs_ep_find(struct hr_verbs_domain *d, uint64_t wr_id) {
-    uint32_t serial = (uint32_t)(wr_id >> 32);
-    struct hr_verbs_ep *ep = d->table[serial % HR_VERBS_EPS];
+/* A receive may be anybody's until it is filled: then the number of the queue pair tells. */
+struct hr_verbs_ep *hr_verbs_ep_find(struct hr_verbs_domain *d, const struct ibv_wc *wc) {
+    uint32_t serial = (uint32_t)(wc->wr_id >> 32);
+    struct hr_verbs_ep *ep;
+    if (wc->wr_id == HR_VERBS_NOBODY) return NULL;
+    if (hr_verbs_is_recv(wc)) {
+        for (ep = d->numbers[wc->qp_num % HR_VERBS_NUMBERS]; ep && ep->qp->qp_num != wc->qp_num;) ep = ep->next;
+        return ep;
+    }
+    ep = d->table[serial % HR_VERBS_EPS];
     return ep && ep->serial == serial ? ep : NULL;
 }
 

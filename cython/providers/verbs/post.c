@@ -23,7 +23,7 @@ uint32_t hr_verbs_sends_left(const struct hr_verbs_ep *ep) {
 uint32_t hr_verbs_slots_left(const struct hr_verbs_ep *ep) { return HR_VERBS_SLOTS - (ep->slot_tail - ep->slot_head); }
 
 uint8_t *hr_verbs_slot(struct hr_verbs_ep *ep, uint32_t i) {
-    return ep->slab + (size_t)(HR_VERBS_RECVS + HR_VERBS_SPARE + i % HR_VERBS_SLOTS) * HR_VERBS_STRIDE;
+    return ep->slab + (size_t)(i % HR_VERBS_SLOTS) * HR_VERBS_STRIDE;
 }
 
 hr_status hr_verbs_refuse(struct hr_verbs_ep *ep) {
@@ -142,7 +142,7 @@ static int failed(struct hr_verbs_ep *ep, const struct hr_verbs_wqe *wqe, const 
 
 void hr_verbs_ended_early(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
     uint32_t n = (((uint32_t)wc->wr_id - ep->head) & 0x7fffffff) + 1;
-    if (wc->status != IBV_WC_SUCCESS || wc->wr_id >> 31 & 1 || n > hr_verbs_under_way(ep)) return;
+    if (wc->status != IBV_WC_SUCCESS || hr_verbs_is_recv(wc) || n > hr_verbs_under_way(ep)) return;
     for (uint32_t i = 0; i < n; i++) {
         ep->ctl -= ep->wqes[(ep->head + i) % ENTRIES].ctl;
         ep->wqes[(ep->head + i) % ENTRIES].ctl = 0;
@@ -152,7 +152,7 @@ void hr_verbs_ended_early(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
 int hr_verbs_sent(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
     uint32_t upto = ep->head + (((uint32_t)wc->wr_id - ep->head) & 0x7fffffff) + 1;
     int n = 0;
-    if (wc->wr_id >> 31 & 1) return failed(ep, NULL, wc); /* a receive */
+    if (hr_verbs_is_recv(wc)) return failed(ep, NULL, wc);
     if (upto - ep->head > hr_verbs_under_way(ep)) return 0;
     while (ep->head != upto && ep->state != HR_VERBS_LOST) {
         struct hr_verbs_wqe wqe = ep->wqes[ep->head++ % ENTRIES];

@@ -119,9 +119,19 @@ static int tell(struct hr_verbs_ep *ep) {
 }
 
 static int completion(struct hr_verbs_domain *d, struct hr_verbs_ep *ep, struct ibv_wc *wc) {
-    if (hr_verbs_inject_wc(&d->inject, &ep->inject, wc)) hr_verbs_qp_break(ep);
-    if (wc->status == IBV_WC_SUCCESS && wc->wr_id >> 31 & 1) return hr_verbs_received(ep, wc);
+    if (hr_verbs_inject_wc(&d->inject, &ep->inject, wc)) {
+        hr_verbs_qp_break(ep);
+        if (hr_verbs_is_recv(wc)) hr_verbs_pool_back(ep, (uint32_t)wc->wr_id & 0x7fffffff, 0);
+    }
+    if (wc->status == IBV_WC_SUCCESS && hr_verbs_is_recv(wc)) return hr_verbs_received(ep, wc);
     return hr_verbs_sent(ep, wc);
+}
+
+/* A receive that came to nothing is free at once; its end is told in its turn. */
+static void spoilt(struct hr_verbs_domain *d, struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
+    if (!hr_verbs_is_recv(wc) || wc->status == IBV_WC_SUCCESS) return;
+    hr_verbs_pool_back(ep, (uint32_t)wc->wr_id & 0x7fffffff, 1);
+    d->stash[d->stash_at].wr_id = HR_VERBS_NOBODY;
 }
 
 int hr_verbs_fetch(struct hr_verbs_domain *d) {
@@ -136,6 +146,10 @@ int hr_verbs_fetch(struct hr_verbs_domain *d) {
     int n = ibv_poll_cq(d->cq, HR_VERBS_BATCH, d->stash + d->stashed);
     if (n > 0) d->stashed += n;
     return n;
+}
+
+void hr_verbs_fetch_all(struct hr_verbs_domain *d) {
+    while (hr_verbs_fetch(d) > 0) {}
 }
 
 /* Takes a batch when the last one is used up. Returns whether there is one. */
@@ -155,17 +169,21 @@ static int run_completions(struct hr_verbs_domain *d, int budget) {
     int n = 0;
     while (n < budget && refill(d)) {
         struct ibv_wc found = d->stash[d->stash_at], *wc = &found; /* a callback may fetch more */
-        struct hr_verbs_ep *ep = hr_verbs_ep_find(d, wc->wr_id);
-        if (ep && ep->state == HR_VERBS_CALLING && hr_verbs_try_completion(ep, wc)) {
-            d->stash_at++;
-            continue;
-        }
+        struct hr_verbs_ep *ep = hr_verbs_ep_find(d, wc);
         if (ep && ep->told && ep->tell == HR_OK) { /* first things first; the completion comes next */
             n += tell(ep);
             continue;
         }
+        if (ep) spoilt(d, ep, wc);
+        if (ep && ep->state == HR_VERBS_CALLING) {
+            d->stash_at += hr_verbs_try_completion(ep, wc);
+            continue;
+        }
         d->stash_at++;
-        if (ep && (ep->state == HR_VERBS_UP || ep->state == HR_VERBS_ENDING)) n += completion(d, ep, wc);
+        if (ep && (ep->state == HR_VERBS_UP || ep->state == HR_VERBS_ENDING))
+            n += completion(d, ep, wc);
+        else if (ep && hr_verbs_is_recv(wc) && wc->status == IBV_WC_SUCCESS)
+            hr_verbs_pool_back(ep, (uint32_t)wc->wr_id & 0x7fffffff, 0);
     }
     return n;
 }

@@ -11,14 +11,11 @@
 
 enum {
     SENDS = HR_VERBS_SENDS + HR_VERBS_CTL,
-    RECVS = HR_VERBS_RECVS + HR_VERBS_SPARE,
-    COMPLETIONS = SENDS + RECVS,
-    SLAB = (RECVS + HR_VERBS_SLOTS) * HR_VERBS_STRIDE + HR_VERBS_CTL * HR_VERBS_CTL_BYTES
+    SLAB = HR_VERBS_SLOTS * HR_VERBS_STRIDE + HR_VERBS_CTL * HR_VERBS_CTL_BYTES
 };
 
-/* Room for all that may come for one more queue pair. */
-static int reserve_completions(struct hr_verbs_domain *d) {
-    uint32_t want = d->cq_used + COMPLETIONS, size = (uint32_t)d->cq->cqe;
+int hr_verbs_completions_reserve(struct hr_verbs_domain *d, uint32_t n) {
+    uint32_t want = d->cq_used + n, size = (uint32_t)d->cq->cqe;
     while (size < want) size *= 2;
     if (size > (uint32_t)d->cq->cqe) {
         if (size > (uint32_t)d->attr.max_cqe) size = (uint32_t)d->attr.max_cqe;
@@ -28,7 +25,7 @@ static int reserve_completions(struct hr_verbs_domain *d) {
             return 0;
         }
     }
-    d->cq_used += COMPLETIONS;
+    d->cq_used += n;
     return 1;
 }
 
@@ -59,9 +56,10 @@ static hr_status slab_open(struct hr_verbs_ep *ep, char why[160]) {
 }
 
 static struct ibv_qp *create(struct hr_verbs_domain *d, struct hr_verbs_ep *ep) {
-    struct ibv_qp_init_attr init = {.qp_context = ep, .send_cq = d->cq, .recv_cq = d->cq, .qp_type = IBV_QPT_RC};
+    struct ibv_qp_init_attr init = {.qp_context = ep, .send_cq = d->cq, .recv_cq = d->cq, .srq = ep->pool->srq};
+    init.qp_type = IBV_QPT_RC;
     init.cap = (struct ibv_qp_cap){.max_send_wr = SENDS,
-                                   .max_recv_wr = RECVS,
+                                   .max_recv_wr = ep->pool->srq ? 0 : ep->pool->most,
                                    .max_send_sge = 1,
                                    .max_recv_sge = 1,
                                    .max_inline_data = HR_VERBS_INLINE};
@@ -79,16 +77,17 @@ hr_status hr_verbs_qp_open(struct hr_verbs_ep *ep, const struct hr_verbs_path *p
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = path->port};
     hr_status status = slab_open(ep, why);
     int rc;
+    if (status == HR_OK) status = hr_verbs_pool_join(ep, why);
     if (status != HR_OK) return status;
     ep->head = ep->tail = ep->ctl = ep->ctl_turn = ep->slot_head = ep->slot_tail = ep->signaled = 0;
-    ep->nunposted = ep->paid = ep->owed = 0;
+    ep->hungry = 0;
     ep->upper_out = ep->upper_in = 0;
     ep->unsent = 0;
     attr.qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
                            (d->base.caps.flags & HR_CAP_ATOMIC ? IBV_ACCESS_REMOTE_ATOMIC : 0);
     if (getrandom(&ep->psn, sizeof ep->psn, 0) != sizeof ep->psn) ep->psn = (uint32_t)hr_now();
     ep->psn &= 0xffffff;
-    if (!reserve_completions(d)) {
+    if (!hr_verbs_completions_reserve(d, SENDS)) {
         snprintf(why, 160, "the completion queue cannot grow beyond %d entries: %s", d->cq->cqe, strerror(errno));
         return HR_ERR_NOMEM;
     }
@@ -98,15 +97,18 @@ hr_status hr_verbs_qp_open(struct hr_verbs_ep *ep, const struct hr_verbs_path *p
         char limit[120];
         snprintf(why, 160, "cannot create a queue pair: %s (the device has %d)%s", strerror(error), d->attr.max_qp,
                  hr_verbs_memlock_text(error, limit));
-        d->cq_stale += COMPLETIONS;
+        d->cq_stale += SENDS;
         return HR_ERR_NOMEM;
     }
+    struct hr_verbs_ep **list = &d->numbers[ep->qp->qp_num % HR_VERBS_NUMBERS];
+    ep->next = *list;
+    *list = ep;
     rc = d->verbs->modify_qp(ep->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     if (rc) {
         snprintf(why, 160, "the queue pair does not get to INIT: %s", strerror(rc));
         return HR_ERR_IO;
     }
-    return HR_OK;
+    return hr_verbs_pool_start(ep, why);
 }
 
 int hr_verbs_rd_atomic(const struct hr_verbs_domain *d) {
@@ -132,13 +134,7 @@ hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_path *pat
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR};
     int rc;
-    ep->room = HR_VERBS_RECVS;
-    for (uint32_t i = 0; i < RECVS; i++) ep->unposted[ep->nunposted++] = (uint16_t)i;
-    hr_verbs_repost(ep);
-    if (ep->nunposted) {
-        snprintf(why, 160, "the queue pair takes %u of %d receives", RECVS - ep->nunposted, RECVS);
-        return HR_ERR_NOMEM;
-    }
+    ep->room = word->room;
     attr.path_mtu = (enum ibv_mtu)(end->mtu < path->mtu ? end->mtu : path->mtu);
     attr.dest_qp_num = word->qpn;
     attr.rq_psn = word->psn;
@@ -176,14 +172,23 @@ void hr_verbs_qp_break(struct hr_verbs_ep *ep) {
 void hr_verbs_qp_drop(struct hr_verbs_ep *ep) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
     if (!ep->qp) return;
+    uint32_t number = ep->qp->qp_num;
+    struct hr_verbs_ep **list = &d->numbers[number % HR_VERBS_NUMBERS];
     hr_verbs_qp_break(ep);
+    hr_verbs_fetch_all(d); /* some devices throw away what is left when the queue pair is destroyed */
+    while (*list != ep) list = &(*list)->next;
+    *list = ep->next;
     d->verbs->destroy_qp(ep->qp);
-    d->cq_stale += COMPLETIONS; /* some may lie in the queue still */
     ep->qp = NULL;
+    d->cq_stale += SENDS;
+    hr_verbs_fetch_all(d);
+    hr_verbs_disown(ep, number); /* before there is another of that number */
+    hr_verbs_pool_stop(ep);
 }
 
 void hr_verbs_qp_close(struct hr_verbs_ep *ep) {
     hr_verbs_qp_drop(ep);
+    hr_verbs_pool_leave(ep);
     if (ep->slab_mr) hr_verbs_domain_of(&ep->base)->verbs->dereg_mr(ep->slab_mr);
     if (ep->slab) munmap(ep->slab, ep->slab_len);
     ep->slab_mr = NULL;

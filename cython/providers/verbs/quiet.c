@@ -46,10 +46,10 @@ void hr_verbs_on_revoke(struct hr_verbs_ep *ep, uint32_t serial) {
 void hr_verbs_quiet_look(struct hr_verbs_domain *d) {
     for (int i = d->stash_at; i < d->stashed; i++) {
         struct ibv_wc wc = d->stash[i];
-        struct hr_verbs_ep *ep = hr_verbs_ep_find(d, wc.wr_id);
+        struct hr_verbs_ep *ep = hr_verbs_ep_find(d, &wc);
         if (!ep || ep->state != HR_VERBS_UP) continue;
         if (hr_verbs_control(ep, &wc))
-            d->stash[i].wr_id = UINT64_MAX; /* nobody's */
+            d->stash[i].wr_id = HR_VERBS_NOBODY;
         else
             hr_verbs_ended_early(ep, &wc);
         hr_verbs_answer(ep);

@@ -1,4 +1,4 @@
-/* recv.c - what arrives: messages, notices, room; receives posted again. */
+/* recv.c - what arrives: messages, notices, room; receives given back. */
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -6,31 +6,9 @@
 
 #include "providers/verbs/verbs.h"
 
-enum { TOGETHER = 8 }; /* receives are posted again so many at once */
-
 void hr_verbs_repost(struct hr_verbs_ep *ep) {
-    struct ibv_recv_wr wrs[HR_VERBS_RECVS + HR_VERBS_SPARE], *bad = NULL;
-    struct ibv_sge sges[HR_VERBS_RECVS + HR_VERBS_SPARE];
-    uint32_t n = ep->nunposted, taken = n;
-    int rc;
-    if (!n) return;
-    for (uint32_t i = 0; i < n; i++) {
-        sges[i] = (struct ibv_sge){.addr = (uintptr_t)(ep->slab + (size_t)ep->unposted[i] * HR_VERBS_STRIDE),
-                                   .length = HR_VERBS_STRIDE,
-                                   .lkey = ep->slab_mr->lkey};
-        wrs[i] = (struct ibv_recv_wr){.wr_id = (uint64_t)ep->serial << 32 | 1u << 31 | ep->unposted[i],
-                                      .next = i + 1 < n ? &wrs[i + 1] : NULL,
-                                      .sg_list = &sges[i],
-                                      .num_sge = 1};
-    }
-    rc = ibv_post_recv(ep->qp, wrs, &bad);
-    if (rc) taken = (uint32_t)(bad - wrs);
-    /* Those for control messages first: the peer hears only of room that is there. */
-    uint32_t free_ones = n - ep->paid, paid = taken > free_ones ? taken - free_ones : 0;
-    ep->paid -= paid;
-    ep->owed += paid;
-    ep->nunposted -= taken;
-    memmove(ep->unposted, ep->unposted + taken, ep->nunposted * sizeof ep->unposted[0]);
+    int rc = hr_verbs_pool_post(ep->pool);
+    if (!rc) rc = hr_verbs_pool_promise(ep, 0);
     if (rc && rc != ENOMEM && rc != EAGAIN)
         hr_verbs_ep_fail(ep, HR_ERR_PEER_LOST, "the queue pair does not take receives", rc);
     else if (rc)
@@ -38,12 +16,33 @@ void hr_verbs_repost(struct hr_verbs_ep *ep) {
 }
 
 /* One for a control message is posted again at once: there are as many as may come, and not one more. */
-void hr_verbs_give_back(struct hr_verbs_ep *ep, uint32_t buffer, int counted) {
-    ep->unposted[ep->nunposted++] = (uint16_t)buffer;
-    ep->paid += (uint32_t)counted;
-    if (ep->state != HR_VERBS_UP) return;
-    if (ep->nunposted >= TOGETHER || !counted) hr_verbs_repost(ep);
+void hr_verbs_give_back(struct hr_verbs_ep *ep, const struct ibv_wc *wc, int counted) {
+    struct hr_verbs_pool *pool = ep->pool;
+    hr_verbs_pool_back(ep, (uint32_t)wc->wr_id & 0x7fffffff, 0);
+    if (counted) hr_verbs_pool_used(ep);
+    if (ep->state != HR_VERBS_UP) {
+        if (pool->srq && pool->nunposted >= HR_VERBS_TOGETHER) hr_verbs_pool_post(pool); /* others need them */
+        return;
+    }
+    int rc = pool->nunposted >= HR_VERBS_TOGETHER || !counted ? hr_verbs_pool_post(pool) : 0;
+    if (!rc) rc = hr_verbs_pool_promise(ep, counted);
+    if (rc) hr_verbs_repost(ep);
     if (ep->state == HR_VERBS_UP) hr_verbs_give_room(ep);
+}
+
+void hr_verbs_disown(struct hr_verbs_ep *ep, uint32_t number) {
+    struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
+    for (int i = d->stash_at; i < d->stashed; i++) {
+        struct ibv_wc *wc = &d->stash[i];
+        if (!hr_verbs_is_recv(wc) || wc->qp_num != number || wc->wr_id == HR_VERBS_NOBODY) continue;
+        hr_verbs_pool_back(ep, (uint32_t)wc->wr_id & 0x7fffffff, wc->status != IBV_WC_SUCCESS);
+        wc->wr_id = HR_VERBS_NOBODY;
+    }
+}
+
+const uint8_t *hr_verbs_message(const struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
+    if (!hr_verbs_is_recv(wc) || wc->status != IBV_WC_SUCCESS || wc->opcode != IBV_WC_RECV) return NULL;
+    return ep->pool->buffers[(uint32_t)wc->wr_id & 0x7fffffff].bytes;
 }
 
 static int fits(const struct hr_verbs_prefix *prefix, size_t size, size_t most) {
@@ -70,6 +69,7 @@ static int deliver(struct hr_verbs_ep *ep, const uint8_t *bytes, size_t size, in
     }
     ep->room += prefix.credit;
     if (prefix.credit) hr_verbs_room_again(ep);
+    if (prefix.hungry) hr_verbs_pool_hungry(ep);
     *counted_p = prefix.kind < HR_VERBS_CREDIT;
     if (prefix.kind == HR_VERBS_REVOKE) hr_verbs_on_revoke(ep, prefix.len);
     if (prefix.kind == HR_VERBS_REVOKED) ep->answered = prefix.len;
@@ -86,26 +86,24 @@ static int deliver(struct hr_verbs_ep *ep, const uint8_t *bytes, size_t size, in
 }
 
 int hr_verbs_control(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
-    uint32_t buffer = (uint32_t)wc->wr_id & 0x7fffffff;
+    const uint8_t *bytes = hr_verbs_message(ep, wc);
     struct hr_verbs_prefix prefix;
     if (ep->state != HR_VERBS_UP || ep->told) return 0; /* what comes after that is told in its turn */
-    if (wc->status != IBV_WC_SUCCESS || !(wc->wr_id >> 31 & 1) || wc->opcode != IBV_WC_RECV) return 0;
-    if (buffer >= HR_VERBS_RECVS + HR_VERBS_SPARE || wc->byte_len < sizeof prefix) return 0;
-    memcpy(&prefix, ep->slab + (size_t)buffer * HR_VERBS_STRIDE, sizeof prefix);
+    if (!bytes || wc->byte_len < sizeof prefix) return 0;
+    memcpy(&prefix, bytes, sizeof prefix);
     if (prefix.kind < HR_VERBS_CREDIT) return 0;
     hr_verbs_received(ep, wc);
     return 1;
 }
 
 int hr_verbs_received(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
-    uint32_t buffer = (uint32_t)wc->wr_id & 0x7fffffff;
+    const uint8_t *bytes = hr_verbs_message(ep, wc);
     int n = 1, counted = 1;
-    if (buffer >= HR_VERBS_RECVS + HR_VERBS_SPARE) return 0;
-    if (wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM)
-        ep->base.domain->sink->notify(&ep->base, (uint64_t)ep->upper_in << 32 | ntohl(wc->imm_data), wc->byte_len);
+    if (bytes)
+        n = deliver(ep, bytes, wc->byte_len, &counted);
     else
-        n = deliver(ep, ep->slab + (size_t)buffer * HR_VERBS_STRIDE, wc->byte_len, &counted);
-    if (ep->state == HR_VERBS_UP || ep->state == HR_VERBS_ENDING) hr_verbs_give_back(ep, buffer, counted);
+        ep->base.domain->sink->notify(&ep->base, (uint64_t)ep->upper_in << 32 | ntohl(wc->imm_data), wc->byte_len);
+    hr_verbs_give_back(ep, wc, counted);
     if (!hr_list_empty(&ep->queue)) hr_verbs_ep_ready(ep); /* there may be room for it now */
     return n;
 }

@@ -65,8 +65,9 @@ void hr_verbs_ops_drop(struct hr_verbs_ep *ep) {
 
 /* ---- posting ---- */
 
+/* A peer that is to hear of hunger gets a message. */
 static int with_imm(const struct hr_verbs_ep *ep, const struct hr_verbs_op *op) {
-    return op->notify && op->value >> 32 == ep->upper_out && op->len;
+    return op->notify && op->value >> 32 == ep->upper_out && op->len && !(ep->hungry && ep->room);
 }
 
 /* The whole of it in one work request. Returns 0 where there is no room. */
@@ -76,6 +77,7 @@ static int post_direct(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
         .sg_list = &sge, .num_sge = 1, .opcode = op->is_read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE};
     struct hr_verbs_wqe wqe = {.work = HR_VERBS_W_RMA, .op = op, .bytes = (uint32_t)op->len};
     int imm = with_imm(ep, op);
+    ep->hungry |= imm && !ep->room;
     if (!hr_verbs_sends_left(ep) || (imm && !ep->room)) return 0;
     if (imm) {
         wr.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
@@ -107,6 +109,7 @@ static int post_pieces(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
     int counted = op->is_read || ep->bond; /* a bond must know that it landed, not that it was copied */
     if (most > sends) most = sends;
     if (most > HR_VERBS_BATCH) most = HR_VERBS_BATCH;
+    ep->hungry |= imm && !ep->room;
     if (imm && !ep->room) return 0;
     for (; n < (int)most && at < op->len; n++) {
         uint8_t *slot = hr_verbs_slot(ep, ep->slot_tail + (uint32_t)n);
@@ -245,12 +248,12 @@ static hr_status go_on_from_copy(struct hr_verbs_op *op) {
 }
 
 /* Whether the end of this work request, or of the queue pair, is among the completions at hand. */
-static int end_is_here(const struct hr_verbs_domain *d, const struct hr_verbs_ep *ep, uint32_t at) {
+static int end_is_here(struct hr_verbs_domain *d, const struct hr_verbs_ep *ep, uint32_t at) {
     for (int i = d->stash_at; i < d->stashed; i++) {
         const struct ibv_wc *wc = &d->stash[i];
-        if (wc->wr_id >> 32 != ep->serial) continue;
+        if (hr_verbs_ep_find(d, wc) != ep) continue;
         if (wc->status != IBV_WC_SUCCESS) return 1;
-        if (!(wc->wr_id >> 31 & 1) && (((uint32_t)wc->wr_id - at) & 0x7fffffff) < HR_VERBS_SENDS) return 1;
+        if (!hr_verbs_is_recv(wc) && (((uint32_t)wc->wr_id - at) & 0x7fffffff) < HR_VERBS_SENDS) return 1;
     }
     return 0;
 }

@@ -2,21 +2,28 @@
 
 /*
  * A message is copied, into the work request where the device takes it inline, into a buffer otherwise, and is then the
- * provider's: posting says HR_OK. It uses one of the RECVS receives that the peer keeps posted, as does a write with
- * immediate data. The peer says with its own messages how many the device has taken again, and with a message of its
- * own when half of them have gathered. Such a message has its own receives, SPARE of them, posted again at once:
- * between two that we have not seen the peer must have got RECVS/2 messages each, and there can be no third, since all
- * RECVS would have been used up by then.
+ * provider's: posting says HR_OK. It uses one of the receives that the peer has promised (pool.h), as does a write with
+ * immediate data. The peer says with its own messages how many it has promised since, and with a message of its own
+ * when RECVS/2 of them have gathered, or TOGETHER where we know of no more than TOGETHER others.
+ *
+ * Such a message has its own receives, SPARE of them, posted again at once. Of those that we have not seen there are
+ * two at most: what they tell of is unused, and is all that we have left, or RECVS/2 and TOGETHER at least. In either
+ * case nothing that we can still send makes RECVS/2 or TOGETHER more of it.
  */
 
 #include <string.h>
 
 #include "providers/verbs/verbs.h"
 
-uint16_t hr_verbs_take_owed(struct hr_verbs_ep *ep) {
-    uint16_t owed = (uint16_t)ep->owed;
+/* What every message says. */
+static struct hr_verbs_prefix prefix_of(const struct hr_verbs_ep *ep, enum hr_verbs_kind kind, uint32_t len) {
+    return (struct hr_verbs_prefix){
+        .kind = (uint8_t)kind, .credit = (uint8_t)ep->owed, .hungry = (uint8_t)ep->hungry, .len = len};
+}
+
+static void said(struct hr_verbs_ep *ep) {
     ep->owed = 0;
-    return owed;
+    ep->hungry = 0;
 }
 
 static hr_status send_one(struct hr_verbs_ep *ep, enum hr_verbs_kind kind, const void *hdr, size_t hdr_len,
@@ -26,7 +33,7 @@ static hr_status send_one(struct hr_verbs_ep *ep, enum hr_verbs_kind kind, const
     struct ibv_sge sge = {.length = (uint32_t)total};
     struct ibv_send_wr wr = {.opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1};
     struct hr_verbs_wqe wqe = {.work = HR_VERBS_W_COPY, .bytes = (uint32_t)total};
-    uint32_t owed = ep->owed;
+    ep->hungry |= !ep->room;
     if (!ep->room || !hr_verbs_sends_left(ep)) return hr_verbs_refuse(ep);
     if (total <= ep->inline_max) {
         wr.send_flags = IBV_SEND_INLINE;
@@ -36,17 +43,17 @@ static hr_status send_one(struct hr_verbs_ep *ep, enum hr_verbs_kind kind, const
         sge.lkey = ep->slab_mr->lkey;
         wqe.slots = 1;
     }
-    struct hr_verbs_prefix prefix = {
-        .kind = (uint8_t)kind, .hdr_len = (uint8_t)hdr_len, .credit = hr_verbs_take_owed(ep), .len = (uint32_t)len};
+    struct hr_verbs_prefix prefix = prefix_of(ep, kind, (uint32_t)len);
+    prefix.hdr_len = (uint8_t)hdr_len;
     memcpy(to, &prefix, sizeof prefix);
     memcpy(to + sizeof prefix, hdr, hdr_len);
     if (len) memcpy(to + sizeof prefix + hdr_len, payload, len);
     sge.addr = (uintptr_t)to;
     if (hr_verbs_post(ep, &wr, &wqe, 1) == 1) {
         ep->room--;
+        said(ep);
         return HR_OK;
     }
-    ep->owed = owed;
     return hr_verbs_refuse(ep);
 }
 
@@ -72,7 +79,7 @@ int hr_verbs_send_notice(struct hr_verbs_ep *ep, uint64_t value, uint64_t nbytes
 
 int hr_verbs_send_control(struct hr_verbs_ep *ep, enum hr_verbs_kind kind, uint32_t word) {
     uint8_t *to = ep->slab + ep->slab_len - (size_t)(1 + ep->ctl_turn % HR_VERBS_CTL) * HR_VERBS_CTL_BYTES;
-    struct hr_verbs_prefix prefix = {.kind = (uint8_t)kind, .credit = (uint16_t)ep->owed, .len = word};
+    struct hr_verbs_prefix prefix = prefix_of(ep, kind, word);
     struct ibv_sge sge = {.length = sizeof prefix};
     struct ibv_send_wr wr = {.opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1};
     struct hr_verbs_wqe wqe = {.work = HR_VERBS_W_COPY, .ctl = 1};
@@ -87,7 +94,7 @@ int hr_verbs_send_control(struct hr_verbs_ep *ep, enum hr_verbs_kind kind, uint3
     }
     if (hr_verbs_post(ep, &wr, &wqe, 1) < 1) return 0;
     ep->ctl_turn++;
-    ep->owed = 0;
+    said(ep);
     return 1;
 }
 
@@ -104,5 +111,6 @@ int hr_verbs_send_hello(struct hr_verbs_ep *ep, uint32_t len) {
 }
 
 void hr_verbs_give_room(struct hr_verbs_ep *ep) {
-    if (ep->owed >= HR_VERBS_RECVS / 2) hr_verbs_send_control(ep, HR_VERBS_CREDIT, 0);
+    int short_of = ep->owed >= HR_VERBS_TOGETHER && ep->promised - ep->owed <= HR_VERBS_TOGETHER;
+    if (short_of || ep->owed >= HR_VERBS_RECVS / 2) hr_verbs_send_control(ep, HR_VERBS_CREDIT, 0);
 }

@@ -172,6 +172,7 @@ struct sim_context {
     int nqps, waiting; /* waiting: queue pairs that pause or could not connect, callers that could not be taken */
     int deaf;          /* the listener is not looked at until the next tick */
     struct sim_srq *srqs;
+    int keeps; /* a queue pair that breaks keeps the receive that it took; and its completions go with it: sim_srq.c */
     struct sim_caller *callers;
     uint32_t next_caller;
     _Alignas(8) uint8_t packet[sizeof(struct sim_packet) + SIM_MTU];
@@ -226,6 +227,8 @@ int sim_destroy_srq(struct ibv_srq *srq);
 int sim_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
 /* The oldest receive becomes that of this queue pair, if there is one. */
 void sim_srq_take(struct sim_qp *qp);
+/* The queue pair is destroyed: what a device that keeps receives does with its completions. */
+void sim_srq_clean(struct sim_qp *qp);
 
 /* sim_req.c */
 void sim_transmit(struct sim_qp *qp);

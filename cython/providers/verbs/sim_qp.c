@@ -65,6 +65,7 @@ int sim_destroy_qp(struct ibv_qp *base) {
     struct sim_qp *qp = (struct sim_qp *)base;
     pthread_mutex_lock(&ctx->lock);
     sim_hang_up(qp);
+    sim_srq_clean(qp);
     ctx->qps[base->qp_num % SIM_MAX_QP] = NULL;
     ctx->nqps--;
     pthread_mutex_unlock(&ctx->lock);
@@ -121,6 +122,7 @@ void sim_qp_error(struct sim_qp *qp) {
     qp->base.state = IBV_QPS_ERR;
     sim_hang_up(qp);
     while (qp->sq_head != qp->sq_tail) sim_complete(qp, IBV_WC_WR_FLUSH_ERR);
+    if (qp->base.srq && ctx_of(qp)->keeps) qp->rq_head = qp->rq_tail;
     while (qp->rq_head != qp->rq_tail) sim_complete_recv(qp, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV, 0, NULL);
     qp->sq_at = qp->sq_tail;
 }

@@ -4,6 +4,9 @@
  * A queue pair takes the oldest receive when the first packet of a message comes, or the last one of a write with
  * immediate data, and keeps it until that message is complete: messages of two queue pairs never share one. What a
  * queue pair has taken when it breaks is flushed with it; the others stay here.
+ *
+ * Some devices are not as kind: what was taken never comes back, nor do receives whose completions nobody had fetched
+ * when the queue pair was destroyed. Those that are told to (`keeps`) are like them.
  */
 
 #include <errno.h>
@@ -69,4 +72,16 @@ void sim_srq_take(struct sim_qp *qp) {
     struct sim_srq *srq = (struct sim_srq *)qp->base.srq;
     if (srq->head == srq->tail) return;
     qp->rq[qp->rq_tail++ % qp->cap.max_recv_wr] = srq->ring[srq->head++ % srq->cap];
+}
+
+void sim_srq_clean(struct sim_qp *qp) {
+    struct sim_cq *cq = (struct sim_cq *)qp->base.recv_cq;
+    int kept = 0, n = cq->count;
+    if (!sim_of(qp->base.context)->keeps || !qp->base.srq) return;
+    for (int i = 0; i < n; i++) {
+        struct ibv_wc wc = cq->ring[(cq->head + i) % cq->cap];
+        if (wc.qp_num == qp->base.qp_num && wc.opcode >= IBV_WC_RECV) continue;
+        cq->ring[(cq->head + kept++) % cq->cap] = wc;
+    }
+    cq->count = kept;
 }

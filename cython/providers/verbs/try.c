@@ -49,7 +49,7 @@ static uint32_t packet_bytes(const struct hr_verbs_call *call) {
 /* 0: the peer is gone, and the call with it. */
 static int say(struct hr_verbs_call *call, enum hr_verbs_word_kind kind) {
     struct hr_verbs_word word = {.kind = (uint16_t)kind, .turn = (uint16_t)call->turn};
-    if (kind == HR_VERBS_TRY) word.qpn = call->ep->qp->qp_num, word.psn = call->ep->psn;
+    if (kind == HR_VERBS_TRY) word.qpn = call->ep->qp->qp_num, word.psn = call->ep->psn, word.room = call->ep->promised;
     if (send(call->source.fd, &word, sizeof word, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof word) return 1;
     hr_verbs_ep_fail(call->ep, HR_ERR_UNREACHABLE, left, 0);
     return 0;
@@ -158,20 +158,19 @@ static void failed(struct hr_verbs_call *call, enum ibv_wc_status status, uint32
 }
 
 static int is_hello(const struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
-    uint32_t buffer = (uint32_t)wc->wr_id & 0x7fffffff;
+    const uint8_t *bytes = hr_verbs_message(ep, wc);
     struct hr_verbs_prefix prefix;
-    if (wc->opcode != IBV_WC_RECV || buffer >= HR_VERBS_RECVS + HR_VERBS_SPARE || wc->byte_len < sizeof prefix)
-        return 0;
-    memcpy(&prefix, ep->slab + (size_t)buffer * HR_VERBS_STRIDE, sizeof prefix);
+    if (!bytes || wc->byte_len < sizeof prefix) return 0;
+    memcpy(&prefix, bytes, sizeof prefix);
     return prefix.kind == HR_VERBS_HELLO;
 }
 
 int hr_verbs_try_completion(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
     struct hr_verbs_call *call = ep->call;
     struct hr_verbs_inject *inject = &hr_verbs_domain_of(&ep->base)->inject;
-    int received = wc->wr_id >> 31 & 1;
+    int received = hr_verbs_is_recv(wc);
     enum ibv_wc_status status = wc->status;
-    if (!call || call->step != HR_VERBS_TRYING) return 1;
+    if (!call || call->step != HR_VERBS_TRYING) return 1; /* there is no queue pair */
     if (status == IBV_WC_SUCCESS && !received && hr_verbs_inject_try(inject, call->turn, call->acked))
         status = IBV_WC_RETRY_EXC_ERR;
     if (status != IBV_WC_SUCCESS) {
@@ -181,13 +180,14 @@ int hr_verbs_try_completion(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
         call->acked++;
         judge(call);
     } else if (is_hello(ep, wc)) {
-        hr_verbs_give_back(ep, (uint32_t)wc->wr_id & 0x7fffffff, 0);
+        hr_verbs_give_back(ep, wc, 0);
         call->heard++;
         judge(call);
     } else if (call->good) {
         open_at_both(call);
         return 0;
     } else {
+        hr_verbs_give_back(ep, wc, 0);
         hr_verbs_ep_fail(ep, HR_ERR_PROTOCOL, "the peer sent a message on a connection that is not open", 0);
     }
     return 1;
@@ -200,9 +200,9 @@ static void hear(struct hr_verbs_call *call) {
     const struct hr_verbs_word *word = &call->word;
     char why[160];
     if (word->turn < call->turn) return; /* both found that pair bad */
-    if (word->turn == call->turn && word->kind == HR_VERBS_TRY && !call->ready) {
+    int room = word->room && word->room <= HR_VERBS_RECVS;
+    if (word->turn == call->turn && word->kind == HR_VERBS_TRY && !call->ready && room) {
         hr_status status = hr_verbs_qp_up(ep, own_path(call), &call->open, peers_end(call), word, why);
-        if (ep->call != call) return; /* no receive could be posted */
         call->ready = 1;
         if (status != HR_OK)
             next(call, why, 1);

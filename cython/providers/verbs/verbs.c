@@ -39,16 +39,21 @@ static hr_status parse_option(struct hr_verbs_options *options, const char *key,
         options->fallback = *value == 't';
         return HR_OK;
     }
-    if (strcmp(key, "fallback") == 0)
+    if (strcmp(key, "receives") == 0 && (strcmp(value, "shared") == 0 || strcmp(value, "own") == 0)) {
+        options->own = *value == 'o';
+        return HR_OK;
+    }
+    if (strcmp(key, "receives") == 0)
+        snprintf(detail, 256, "verbs option receives=%.100s: shared or own", value);
+    else if (strcmp(key, "fallback") == 0)
         snprintf(detail, 256, "verbs option fallback=%.100s: tcp or none", value);
     else if (strcmp(key, "gid") == 0 || strcmp(key, "pin") == 0)
         snprintf(detail, 256, "verbs option %s=%.100s: %s", key, value,
                  *key == 'g' ? "an index of the port's GID table, 0 to 255" : "a size in bytes such as 64M");
     else
         snprintf(detail, 256,
-                 "verbs has no option '%.60s'; it has gid, pin, fallback, wc_error, wc_status, errno, reg_errno, deaf, "
-                 "narrow, "
-                 "fault_seed, fault_budget",
+                 "verbs has no option '%.60s'; it has gid, pin, fallback, receives, wc_error, wc_status, errno, "
+                 "reg_errno, deaf, narrow, fault_seed, fault_budget",
                  key);
     return HR_ERR_INVALID;
 }
@@ -131,12 +136,14 @@ hr_status hr_verbs_domain_open(const struct hr_provider *self, const struct hr_d
     d->addresses = addresses;
     d->pin = options->pin;
     d->inject = options->inject;
+    d->shares = !options->own && found->attr.max_srq > 0 && found->attr.max_srq_wr >= HR_VERBS_RECVS + HR_VERBS_SPARE;
     d->poll.fd = -1;
     d->timer = (struct hr_source){.kind = HR_VERBS_TIMER, .fd = -1};
     d->wake = (struct hr_source){.kind = HR_VERBS_WAKE, .fd = -1};
     d->comp = (struct hr_source){.kind = HR_VERBS_CHANNEL, .fd = -1};
     d->async = (struct hr_source){.kind = HR_VERBS_ASYNC, .fd = -1};
     hr_list_init(&d->eps);
+    hr_list_init(&d->pools);
     hr_list_init(&d->ready);
     hr_list_init(&d->calls);
     hr_list_init(&d->door.callers);
@@ -185,8 +192,8 @@ static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
     struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
     char path[160] = "no active port", at[HR_SOCKADDR_TEXT];
     if (d->used.port || d->paths.n) hr_verbs_path_text(d->used.port ? &d->used : &d->paths.list[0], path);
-    snprintf(text, size, "%.60s, %s: %s, of %d; %s%s", d->ctx->device->name, d->reason, path, d->paths.n,
-             *d->fallback ? "left: " : "called at ",
+    snprintf(text, size, "%.60s, %s: %s, of %d; %s receives; %s%s", d->ctx->device->name, d->reason, path, d->paths.n,
+             d->shares ? "shared" : "own", *d->fallback ? "left: " : "called at ",
              *d->fallback ? d->fallback : hr_sockaddr_text(&d->door.listeners[0].at, at));
 }
 

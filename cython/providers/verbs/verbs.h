@@ -10,8 +10,9 @@
  * qp.c        queue pairs: made, brought up, broken         memory.c    registrations, descriptors, arenas
  * post.c      work requests out, and their ends             send.c      messages and credits
  * rma.c       reads, writes, atomics                        recv.c      what arrives
- * progress.c  polling, timers, sleeping                     inject.c    faults, between here and the device
- * lib.c       libibverbs                                    sim*.c      the simulated device, and the spare one
+ * pool.c      receives, shared or not; promises             progress.c  polling, timers, sleeping
+ * inject.c    faults, between here and the device           lib.c       libibverbs
+ * sim*.c      the simulated device, and the spare one
  * bond*.c     several devices as one domain: bond.h
  *
  * Callbacks run in progress() alone. What happens elsewhere and must be told is noted in the endpoint, which is put on
@@ -26,11 +27,13 @@
 #include "hr/provider.h"
 #include "providers/verbs/inject.h"
 #include "providers/verbs/paths.h"
+#include "providers/verbs/pool.h"
 
 enum {
     HR_VERBS_ADDRESSES = 8,
-    HR_VERBS_EPS = 4096, /* endpoints of a domain */
-    HR_VERBS_RECVS = 64, /* messages that the peer may send before it hears of room */
+    HR_VERBS_EPS = 4096,   /* endpoints of a domain */
+    HR_VERBS_RECVS = 64,   /* messages that a peer may send at most before it hears of room */
+    HR_VERBS_TOGETHER = 8, /* receives are posted again so many at once; and told of */
     HR_VERBS_SPARE =
         5, /* receives for control messages: two that tell of room (send.c), two of quiet.c, one to spare */
     HR_VERBS_SENDS = 64,    /* work requests of an endpoint that may be under way */
@@ -45,9 +48,11 @@ enum {
     HR_VERBS_CTL_BYTES = 64,
     HR_VERBS_REVOCATIONS = 64, /* that an endpoint remembers: those before were told to the engine long ago */
     HR_VERBS_STRIDE = (HR_VERBS_MESSAGE + HR_VERBS_HDR + HR_VERBS_PREFIX + 63) / 64 * 64,
-    HR_VERBS_BATCH = 16
+    HR_VERBS_BATCH = 16,
+    HR_VERBS_NUMBERS = 256 /* lists of endpoints by the number of their queue pairs */
 };
 #define HR_VERBS_MS 1000000LL
+#define HR_VERBS_NOBODY UINT64_MAX /* wr_id of a completion that was seen to; others have bit 31 for a receive */
 
 /* Before every message. Then the header, then the payload. */
 enum hr_verbs_kind {
@@ -60,8 +65,8 @@ enum hr_verbs_kind {
 };
 struct hr_verbs_prefix {
     uint8_t kind, hdr_len;
-    uint16_t credit; /* receives of the sender's that were posted again */
-    uint32_t len;    /* of the payload. REVOKE, REVOKED: which registration */
+    uint8_t credit, hungry; /* messages more that it may be sent; the sender has run out of those that it may send */
+    uint32_t len;           /* of the payload. REVOKE, REVOKED: which registration */
 };
 struct hr_verbs_notice { /* header of NOTIFY */
     uint64_t value, nbytes;
@@ -82,7 +87,8 @@ enum hr_verbs_source_kind {
 enum hr_verbs_word_kind { HR_VERBS_TRY = 1, HR_VERBS_READY, HR_VERBS_GOOD, HR_VERBS_BAD };
 struct hr_verbs_word {
     uint16_t kind, turn;
-    uint32_t qpn, psn; /* TRY */
+    uint32_t qpn, psn;   /* TRY */
+    uint32_t room, zero; /* TRY: messages that it may be sent at first */
 };
 
 /* The exchange of one connection: from the first for who calls, from the last for who was called. */
@@ -184,9 +190,13 @@ struct hr_verbs_ep {
     struct ibv_qp *qp;
     uint32_t psn, inline_max;
     uint64_t nonce, peer_nonce;
-    uint8_t *slab; /* receives, then slots; pinned */
+    struct hr_verbs_ep *next; /* in a list of domain.numbers */
+    uint8_t *slab;            /* slots, and room for control messages; pinned */
     size_t slab_len;
     struct ibv_mr *slab_mr;
+    struct hr_verbs_pool *pool;
+    uint32_t promised, turn; /* see pool.h */
+    int doubted;             /* its queue pair has taken receives, and may keep one */
     struct hr_verbs_inject_ep inject;
 
     struct hr_verbs_wqe wqes[HR_VERBS_ENTRIES];
@@ -200,9 +210,8 @@ struct hr_verbs_ep {
     uint32_t revoked[HR_VERBS_REVOCATIONS], nrevoked; /* registrations of the peer's that are not written to any more */
     uint32_t answer, answered;                        /* REVOKED that could not leave yet; the last that came */
     int refused;                                      /* something, for lack of room of any kind */
-    uint32_t owed;                                    /* receives posted again that the peer does not know of */
-    uint16_t unposted[HR_VERBS_RECVS + HR_VERBS_SPARE];
-    uint32_t nunposted, paid; /* paid: of them those that the peer used room for; posting gives it back */
+    int hungry;                                       /* it was for lack of `room`, and the peer does not know yet */
+    uint32_t owed;                                    /* of `promised`, what the peer does not know of */
 
     struct hr_verbs_op ops[HR_VERBS_OPS];
     struct hr_link queue;
@@ -213,6 +222,7 @@ struct hr_verbs_counts { /* since the domain was opened; for tests and for peopl
     uint64_t direct;     /* bytes that the device moved from or to the user's memory */
     uint64_t staged;     /* bytes of reads and writes that were copied */
     uint64_t rnr;        /* receives that were missing: must stay 0 */
+    uint64_t receives;   /* bytes of memory for them, now */
 };
 
 struct hr_verbs_domain {
@@ -225,6 +235,9 @@ struct hr_verbs_domain {
     struct ibv_comp_channel *channel;
     struct ibv_cq *cq;
     uint32_t cq_used, cq_stale; /* completions that may come; of them for queue pairs that are gone */
+    int shares;                 /* the device has shared receive queues, and the user wants them */
+    struct hr_link pools;       /* those that are shared */
+    struct hr_verbs_ep *numbers[HR_VERBS_NUMBERS];
     struct ibv_device_attr attr;
     struct hr_verbs_wish wish;
     char *ifname;                /* of the wish */
@@ -265,6 +278,7 @@ struct hr_verbs_options {
     uint64_t pin;
     struct hr_verbs_inject inject;
     int fallback; /* to tcp, when no device is left */
+    int own;      /* each endpoint has its receives for itself */
 };
 
 static inline struct hr_verbs_domain *hr_verbs_domain_of(struct hr_ep *ep) {
@@ -331,20 +345,24 @@ void hr_verbs_ep_up(struct hr_verbs_ep *ep);
 void hr_verbs_ep_renew(struct hr_verbs_ep *ep);
 /* HR_OK where operations may be posted. */
 hr_status hr_verbs_usable(const struct hr_verbs_ep *ep);
-struct hr_verbs_ep *hr_verbs_ep_find(struct hr_verbs_domain *d, uint64_t wr_id);
+/* Whose completion it is, or NULL: nobody's any more. */
+struct hr_verbs_ep *hr_verbs_ep_find(struct hr_verbs_domain *d, const struct ibv_wc *wc);
+static inline int hr_verbs_is_recv(const struct ibv_wc *wc) { return wc->wr_id >> 31 & 1; }
 
 /* qp.c */
 /* A new one, for that path; the endpoint is as if nothing had ever been sent on it. */
 hr_status hr_verbs_qp_open(struct hr_verbs_ep *ep, const struct hr_verbs_path *path, char why[160]);
-/* To the state in which it may send, with receives posted. word: the peer's TRY. */
+/* To the state in which it may send. word: the peer's TRY. */
 hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_path *path, const struct hr_verbs_open *peer,
                          const struct hr_verbs_end *end, const struct hr_verbs_word *word, char why[160]);
 int hr_verbs_rd_atomic(const struct hr_verbs_domain *d);
+/* Room in the completion queue for so many more; 0: errno. */
+int hr_verbs_completions_reserve(struct hr_verbs_domain *d, uint32_t n);
 /* The memlock limit in words, where an errno may come of it: "" or "; ...". */
 const char *hr_verbs_memlock_text(int error, char text[120]);
 /* On return the device touches none of this endpoint's memory any more. */
 void hr_verbs_qp_break(struct hr_verbs_ep *ep);
-/* Its end; the slab stays for another one. */
+/* Its end, with all that came from it; the slab stays for another one. */
 void hr_verbs_qp_drop(struct hr_verbs_ep *ep);
 void hr_verbs_qp_close(struct hr_verbs_ep *ep);
 
@@ -388,7 +406,6 @@ hr_status hr_verbs_send(struct hr_verbs_ep *ep, const void *hdr, size_t hdr_len,
 int hr_verbs_send_notice(struct hr_verbs_ep *ep, uint64_t value, uint64_t nbytes);
 /* Tells the peer of room when enough has gathered. */
 void hr_verbs_give_room(struct hr_verbs_ep *ep);
-uint16_t hr_verbs_take_owed(struct hr_verbs_ep *ep);
 
 /* A message without payload that uses none of the room. 0: it did not leave. */
 int hr_verbs_send_control(struct hr_verbs_ep *ep, enum hr_verbs_kind kind, uint32_t word);
@@ -425,14 +442,19 @@ void hr_verbs_ops_drop(struct hr_verbs_ep *ep);
 int hr_verbs_received(struct hr_verbs_ep *ep, const struct ibv_wc *wc);
 /* A control message in the completion: takes it, whoever is in the middle of what. 0: it is none. */
 int hr_verbs_control(struct hr_verbs_ep *ep, const struct ibv_wc *wc);
-/* Posts receives that are free again. */
+/* Posts receives that are free again, and promises the peer what it may hold at least. */
 void hr_verbs_repost(struct hr_verbs_ep *ep);
 /* The receive is free again; counted: the peer paid for it with room. */
-void hr_verbs_give_back(struct hr_verbs_ep *ep, uint32_t buffer, int counted);
+void hr_verbs_give_back(struct hr_verbs_ep *ep, const struct ibv_wc *wc, int counted);
+/* What a completion brought, or NULL: it brought no message. */
+const uint8_t *hr_verbs_message(const struct hr_verbs_ep *ep, const struct ibv_wc *wc);
+/* All that comes from this endpoint's queue pair, which is gone, is nobody's. */
+void hr_verbs_disown(struct hr_verbs_ep *ep, uint32_t number);
 
 /* progress.c */
-/* Fetches completions behind those at hand; returns how many, or -1. */
+/* Fetches completions behind those at hand; returns how many, or -1. All: until none are left. */
 int hr_verbs_fetch(struct hr_verbs_domain *d);
+void hr_verbs_fetch_all(struct hr_verbs_domain *d);
 int hr_verbs_progress(struct hr_domain *domain, int budget, struct hr_ep *hint);
 int hr_verbs_event_fd(struct hr_domain *domain);
 hr_status hr_verbs_event_arm(struct hr_domain *domain);
