@@ -108,6 +108,8 @@ enum ibv_event_type {
     IBV_EVENT_PORT_ACTIVE,
     IBV_EVENT_PORT_ERR,
     IBV_EVENT_LID_CHANGE,
+    IBV_EVENT_SRQ_ERR = 14,
+    IBV_EVENT_QP_LAST_WQE_REACHED = 16,
     IBV_EVENT_GID_CHANGE = 18
 };
 
@@ -398,6 +400,7 @@ struct ibv_async_event {
     union {
         struct ibv_cq *cq;
         struct ibv_qp *qp;
+        struct ibv_srq *srq;
         int port_num;
     } element;
     enum ibv_event_type event_type;

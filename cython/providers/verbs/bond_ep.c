@@ -165,6 +165,8 @@ void hr_bond_on_state(struct hr_bond_lane *lane, hr_status status, const char *d
     }
 }
 
+static const char *const closed = "the peer closed the connection";
+
 /* The peer has broken this life of the lane. What it brought before is still taken, then it is lost here as well. */
 static void theirs_is_down(struct hr_bond_lane *lane) {
     lane->their_down = 1;
@@ -175,7 +177,7 @@ static void theirs_is_down(struct hr_bond_lane *lane) {
         handed_over(lane);
     } else if (lane->ep && lane->ep->state == HR_VERBS_UP) {
         hr_verbs_qp_break(lane->ep);
-        hr_verbs_ep_end(lane->ep);
+        hr_verbs_ep_end(lane->ep, closed);
     } else if (lane->stage == HR_BOND_CALLING) {
         lost(lane);
     }

@@ -99,11 +99,12 @@ void hr_verbs_ep_fail(struct hr_verbs_ep *ep, hr_status status, const char *what
     hr_verbs_ep_tell(ep, status);
 }
 
-void hr_verbs_ep_end(struct hr_verbs_ep *ep) {
+void hr_verbs_ep_end(struct hr_verbs_ep *ep, const char *why) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
     if (ep->state != HR_VERBS_UP) return;
     ep->state = HR_VERBS_ENDING;
     ep->ended = hr_now();
+    ep->end_why = why;
     hr_list_push(&d->ending, &ep->end);
     hr_verbs_timer_update(d);
 }

@@ -62,7 +62,17 @@ static void ep_event(struct hr_verbs_ep *ep) {
     ssize_t n = d->is_tcp ? 0 : read(ep->source.fd, bytes, sizeof bytes);
     if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return;
     hr_poll_forget(&d->poll, &ep->source);
-    hr_verbs_ep_end(ep);
+    hr_verbs_ep_end(ep, "the peer closed the connection");
+}
+
+/* Shared receives are not flushed when a queue pair breaks: who has nothing to send is told by this alone. */
+static void broken(struct hr_verbs_domain *d, const struct ibv_async_event *event) {
+    int queue = event->event_type == IBV_EVENT_SRQ_ERR;
+    for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next) {
+        struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
+        if (queue ? ep->pool && ep->pool->srq == event->element.srq : ep->qp && ep->qp == event->element.qp)
+            hr_verbs_ep_end(ep, queue ? "the shared receive queue has failed" : "the queue pair has failed");
+    }
 }
 
 static void async_event(struct hr_verbs_domain *d) {
@@ -70,11 +80,14 @@ static void async_event(struct hr_verbs_domain *d) {
     char ignored[256];
     if (d->verbs->get_async_event(d->ctx, &event)) return;
     enum ibv_event_type type = event.event_type;
+    if (type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR ||
+        type == IBV_EVENT_QP_LAST_WQE_REACHED || type == IBV_EVENT_SRQ_ERR)
+        broken(d, &event);
     d->verbs->ack_async_event(&event);
     if (type == IBV_EVENT_PORT_ACTIVE || type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_LID_CHANGE ||
         type == IBV_EVENT_GID_CHANGE) /* for connections to come: those that stand are judged by their packets */
         hr_verbs_paths_scan(&d->wish, d->verbs, d->ctx, d->attr.phys_port_cnt, &d->paths, ignored);
-    if (type != IBV_EVENT_DEVICE_FATAL) return; /* a queue pair's faults come as completions as well */
+    if (type != IBV_EVENT_DEVICE_FATAL) return;
     d->gone = 1;
     for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next) {
         struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
@@ -223,7 +236,7 @@ static void run_ending(struct hr_verbs_domain *d) {
     for (struct hr_link *l = d->ending.next, *next; l != &d->ending; l = next) {
         struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, end);
         next = l->next;
-        if (now - ep->ended >= GRACE) hr_verbs_ep_fail(ep, HR_ERR_PEER_LOST, "the peer closed the connection", 0);
+        if (now - ep->ended >= GRACE) hr_verbs_ep_fail(ep, HR_ERR_PEER_LOST, ep->end_why, 0);
     }
 }
 

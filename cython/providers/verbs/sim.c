@@ -417,15 +417,26 @@ static int query_gid(struct ibv_context *ctx, uint8_t port, int index, union ibv
     return 0;
 }
 
-/* Of ports: the device never fails as a whole. */
+/* Of ports, and of queue pairs that have broken: the device never fails as a whole. */
 static int get_async_event(struct ibv_context *base, struct ibv_async_event *event) {
     struct sim_context *ctx = sim_of(base);
+    int i = 0;
     eventfd_t one;
     if (eventfd_read(base->async_fd, &one)) return -1;
     pthread_mutex_lock(&ctx->lock);
-    *event = ctx->async[ctx->async_head++ % SIM_ASYNC];
+    while (i < SIM_MAX_QP && !(ctx->qps[i] && ctx->qps[i]->last == 1)) i++;
+    if (ctx->async_head != ctx->async_tail) {
+        *event = ctx->async[ctx->async_head++ % SIM_ASYNC];
+    } else if (i < SIM_MAX_QP) {
+        *event = (struct ibv_async_event){.element.qp = &ctx->qps[i]->base};
+        event->event_type = IBV_EVENT_QP_LAST_WQE_REACHED;
+        ctx->qps[i]->last = 2;
+    } else {
+        errno = EAGAIN; /* it was of a queue pair that is gone */
+        i = -1;
+    }
     pthread_mutex_unlock(&ctx->lock);
-    return 0;
+    return i < 0 ? -1 : 0;
 }
 
 void hr_verbs_sim_port(struct ibv_context *base, int port, int up) {

@@ -115,6 +115,7 @@ struct sim_qp {
     struct ibv_qp_attr attr;
     struct ibv_qp_cap cap;
     int sig_all;
+    int last;                  /* 1: that it has taken its last shared receive is to be told */
     struct sim_stream *stream; /* of device "tcp": `out` and `in` are its socket */
 
     /* requester */
@@ -227,6 +228,8 @@ int sim_destroy_srq(struct ibv_srq *srq);
 int sim_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad_wr);
 /* The oldest receive becomes that of this queue pair, if there is one. */
 void sim_srq_take(struct sim_qp *qp);
+/* The queue pair has broken, and takes no more of them: an event. */
+void sim_srq_last(struct sim_qp *qp);
 /* The queue pair is destroyed: what a device that keeps receives does with its completions. */
 void sim_srq_clean(struct sim_qp *qp);
 

@@ -123,6 +123,7 @@ void sim_qp_error(struct sim_qp *qp) {
     sim_hang_up(qp);
     while (qp->sq_head != qp->sq_tail) sim_complete(qp, IBV_WC_WR_FLUSH_ERR);
     if (qp->base.srq && ctx_of(qp)->keeps) qp->rq_head = qp->rq_tail;
+    if (qp->base.srq) sim_srq_last(qp);
     while (qp->rq_head != qp->rq_tail) sim_complete_recv(qp, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV, 0, NULL);
     qp->sq_at = qp->sq_tail;
 }

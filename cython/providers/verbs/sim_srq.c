@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/eventfd.h>
 
 #include "providers/verbs/sim.h"
 
@@ -72,6 +73,11 @@ void sim_srq_take(struct sim_qp *qp) {
     struct sim_srq *srq = (struct sim_srq *)qp->base.srq;
     if (srq->head == srq->tail) return;
     qp->rq[qp->rq_tail++ % qp->cap.max_recv_wr] = srq->ring[srq->head++ % srq->cap];
+}
+
+void sim_srq_last(struct sim_qp *qp) {
+    qp->last = 1;
+    eventfd_write(qp->base.context->async_fd, 1);
 }
 
 void sim_srq_clean(struct sim_qp *qp) {

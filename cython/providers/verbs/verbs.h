@@ -163,7 +163,7 @@ enum hr_verbs_state {
     HR_VERBS_WAITING, /* passive, no caller yet */
     HR_VERBS_CALLING,
     HR_VERBS_UP,
-    HR_VERBS_ENDING, /* the peer is gone; what it sent before is still delivered */
+    HR_VERBS_ENDING, /* over; what the peer sent before is still delivered */
     HR_VERBS_LOST,
     HR_VERBS_CLOSED
 };
@@ -181,6 +181,7 @@ struct hr_verbs_ep {
     int dscp, priority;      /* -1: the device's default */
     struct hr_verbs_call *call;
     int64_t ended;
+    const char *end_why;
 
     struct hr_link end; /* domain.ending */
     int told;
@@ -337,8 +338,8 @@ uint64_t hr_verbs_ep_unsent(struct hr_ep *base);
 void hr_verbs_ep_tell(struct hr_verbs_ep *ep, hr_status status);
 /* The endpoint is over; the engine is told from progress. error: an errno, or 0. */
 void hr_verbs_ep_fail(struct hr_verbs_ep *ep, hr_status status, const char *what, int error);
-/* The peer has gone: what it sent before is delivered first. */
-void hr_verbs_ep_end(struct hr_verbs_ep *ep);
+/* It is over, for that reason, when what has arrived by now is delivered. */
+void hr_verbs_ep_end(struct hr_verbs_ep *ep, const char *why);
 /* Connected: the socket goes from its call to it. The engine is told from progress. */
 void hr_verbs_ep_up(struct hr_verbs_ep *ep);
 /* Completions that are on their way to it are nobody's from now on. */
