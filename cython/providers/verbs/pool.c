@@ -11,7 +11,8 @@
  *
  * Why a connection never stands still for lack of promises. A member whose peer holds TOGETHER less than it may hold is
  * promised more as its messages come. The pool has room for all bases, and at most TOGETHER - 1 receives wait to be
- * posted at a time, so its peer holds at least base - TOGETHER + 1, of which it has been told all but TOGETHER - 1.
+ * posted at a time, so its peer holds TOGETHER at least. If it has used all that it was told of, all those are owed to
+ * be told: enough for a message that does.
  */
 
 #include <errno.h>
@@ -138,6 +139,10 @@ void hr_verbs_pool_back(struct hr_verbs_ep *ep, uint32_t i, int failed) {
     ep->doubted = !failed;
     pool->out--;
     pool->unposted[pool->nunposted++] = i;
+    if (!(over | pool->passed | pool->doubts)) { /* as nearly always */
+        pool->taken++;
+        return;
+    }
     if ((int32_t)over >= 0) {
         pool->passed += over;
         pass(pool, at + 1);

@@ -4,16 +4,18 @@
  * A message is copied, into the work request where the device takes it inline, into a buffer otherwise, and is then the
  * provider's: posting says HR_OK. It uses one of the receives that the peer has promised (pool.h), as does a write with
  * immediate data. The peer says with its own messages how many it has promised since, and with a message of its own
- * when RECVS/2 of them have gathered, or TOGETHER where we know of no more than TOGETHER others.
+ * when RECVS/2 of them have gathered, or TOGETHER where we were told of no more than FEW others.
  *
  * Such a message has its own receives, SPARE of them, posted again at once. Of those that we have not seen there are
- * two at most: what they tell of is unused, and is all that we have left, or RECVS/2 and TOGETHER at least. In either
- * case nothing that we can still send makes RECVS/2 or TOGETHER more of it.
+ * two at most, as what they tell of is unused, and no more than RECVS in all: behind one there can be another of
+ * RECVS/2, but none of TOGETHER, which is more than FEW.
  */
 
 #include <string.h>
 
 #include "providers/verbs/verbs.h"
+
+enum { FEW = HR_VERBS_TOGETHER / 2 };
 
 /* What every message says. */
 static struct hr_verbs_prefix prefix_of(const struct hr_verbs_ep *ep, enum hr_verbs_kind kind, uint32_t len) {
@@ -111,6 +113,6 @@ int hr_verbs_send_hello(struct hr_verbs_ep *ep, uint32_t len) {
 }
 
 void hr_verbs_give_room(struct hr_verbs_ep *ep) {
-    int short_of = ep->owed >= HR_VERBS_TOGETHER && ep->promised - ep->owed <= HR_VERBS_TOGETHER;
+    int short_of = ep->owed >= HR_VERBS_TOGETHER && ep->promised - ep->owed <= FEW;
     if (short_of || ep->owed >= HR_VERBS_RECVS / 2) hr_verbs_send_control(ep, HR_VERBS_CREDIT, 0);
 }
