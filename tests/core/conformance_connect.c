@@ -229,7 +229,7 @@ TEST(messages_sent_before_destroy_do_not_crash_the_peer) {
 /* A peer that says what it has to say and goes: a sender who notices that first hears it all the same. How much is
  * taken from it while nobody hears it is the provider's to choose. */
 TEST(what_was_said_before_the_end_is_heard) {
-    enum { N = 50, LEAST = 16 };
+    enum { N = 50, LEAST = 12 };
     RIG(rig);
     PAIR(rig, a, b);
     struct op *said = op_new(64), *late[20];

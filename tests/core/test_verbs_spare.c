@@ -8,7 +8,7 @@
 #include "bond_rig.h"
 
 static const char allowed[] = "fallback=tcp";
-enum { UNHEARD = 12 }; /* messages that leave although the peer hears none: it has promised as many receives */
+enum { UNHEARD = 4 }; /* messages that leave although the peer hears none: it has told of receives for as many */
 
 static struct hr_verbs_domain *spare_of(const struct bond_side *side) { return bond_of(side)->rails[HR_BOND_SPARE]; }
 static int on_spare(const struct bond_rig *rig) {
