@@ -133,10 +133,8 @@ static void pass(struct hr_verbs_pool *pool, uint32_t upto) {
     }
 }
 
-void hr_verbs_pool_back(struct hr_verbs_ep *ep, uint32_t i, int failed) {
-    struct hr_verbs_pool *pool = ep->pool;
+static void back(struct hr_verbs_pool *pool, uint32_t i) {
     uint32_t at = pool->buffers[i].at, over = at - pool->taken;
-    ep->doubted = !failed;
     pool->out--;
     pool->unposted[pool->nunposted++] = i;
     if (!(over | pool->passed | pool->doubts)) { /* as nearly always */
@@ -151,6 +149,11 @@ void hr_verbs_pool_back(struct hr_verbs_ep *ep, uint32_t i, int failed) {
     }
     if (pool->lost > pool->passed) pool->lost = pool->passed;
     if (pool->passed > pool->lost + pool->members) pool->lost = pool->passed - pool->members;
+}
+
+void hr_verbs_pool_back(struct hr_verbs_ep *ep, const struct ibv_wc *wc, int failed) {
+    ep->doubted = !failed;
+    back(ep->pool, hr_verbs_buffer_of(wc));
 }
 
 /* ---- promises ---- */
@@ -265,8 +268,24 @@ hr_status hr_verbs_pool_join(struct hr_verbs_ep *ep, char why[160]) {
 }
 
 void hr_verbs_pool_leave(struct hr_verbs_ep *ep) {
-    if (ep->pool && !--ep->pool->members) pool_free(ep->pool);
+    if (ep->pool && !--ep->pool->members && !ep->pool->held) pool_free(ep->pool);
     ep->pool = NULL;
+}
+
+struct hr_verbs_pool *hr_verbs_pool_hold(struct hr_verbs_ep *ep) {
+    ep->doubted = 1;
+    ep->pool->held++;
+    return ep->pool;
+}
+
+int hr_verbs_pool_release(struct hr_verbs_ep *ep, struct hr_verbs_pool *pool, const struct ibv_wc *wc) {
+    pool->held--;
+    if (ep->pool == pool) return 1;
+    if (pool->members)
+        back(pool, hr_verbs_buffer_of(wc));
+    else if (!pool->held)
+        pool_free(pool);
+    return 0;
 }
 
 hr_status hr_verbs_pool_start(struct hr_verbs_ep *ep, char why[160]) {

@@ -41,7 +41,7 @@ struct hr_verbs_pool {
     struct hr_link link; /* domain.pools */
     struct ibv_srq *srq; /* NULL: of one endpoint, whose queue pair is: */
     struct ibv_qp *qp;
-    uint32_t most, base, members;
+    uint32_t most, base, members, held; /* held: messages that are being looked at; it is there until they were */
 
     struct hr_verbs_block *blocks;
     struct hr_verbs_buffer *buffers;
@@ -68,7 +68,10 @@ hr_status hr_verbs_pool_start(struct hr_verbs_ep *ep, char why[160]);
 /* Its queue pair is gone, and with it the promise; all that came from it was given back. */
 void hr_verbs_pool_stop(struct hr_verbs_ep *ep);
 /* A buffer has come back from the device. failed: with an error, so that its queue pair keeps none any more. */
-void hr_verbs_pool_back(struct hr_verbs_ep *ep, uint32_t buffer, int failed);
+void hr_verbs_pool_back(struct hr_verbs_ep *ep, const struct ibv_wc *wc, int failed);
+/* The endpoint may be aborted between these two. 0: it was, and the buffer was seen to. */
+struct hr_verbs_pool *hr_verbs_pool_hold(struct hr_verbs_ep *ep);
+int hr_verbs_pool_release(struct hr_verbs_ep *ep, struct hr_verbs_pool *pool, const struct ibv_wc *wc);
 /* Posts what has come back; returns an errno. */
 int hr_verbs_pool_post(struct hr_verbs_pool *pool);
 /* A message came that its peer had been promised a receive for. */

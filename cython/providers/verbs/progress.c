@@ -134,7 +134,7 @@ static int tell(struct hr_verbs_ep *ep) {
 static int completion(struct hr_verbs_domain *d, struct hr_verbs_ep *ep, struct ibv_wc *wc) {
     if (hr_verbs_inject_wc(&d->inject, &ep->inject, wc)) {
         hr_verbs_qp_break(ep);
-        if (hr_verbs_is_recv(wc)) hr_verbs_pool_back(ep, (uint32_t)wc->wr_id & 0x7fffffff, 0);
+        if (hr_verbs_is_recv(wc)) hr_verbs_pool_back(ep, wc, 0);
     }
     if (wc->status == IBV_WC_SUCCESS && hr_verbs_is_recv(wc)) return hr_verbs_received(ep, wc);
     return hr_verbs_sent(ep, wc);
@@ -143,7 +143,7 @@ static int completion(struct hr_verbs_domain *d, struct hr_verbs_ep *ep, struct 
 /* A receive that came to nothing is free at once; its end is told in its turn. */
 static void spoilt(struct hr_verbs_domain *d, struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
     if (!hr_verbs_is_recv(wc) || wc->status == IBV_WC_SUCCESS) return;
-    hr_verbs_pool_back(ep, (uint32_t)wc->wr_id & 0x7fffffff, 1);
+    hr_verbs_pool_back(ep, wc, 1);
     d->stash[d->stash_at].wr_id = HR_VERBS_NOBODY;
 }
 
@@ -196,7 +196,7 @@ static int run_completions(struct hr_verbs_domain *d, int budget) {
         if (ep && (ep->state == HR_VERBS_UP || ep->state == HR_VERBS_ENDING))
             n += completion(d, ep, wc);
         else if (ep && hr_verbs_is_recv(wc) && wc->status == IBV_WC_SUCCESS)
-            hr_verbs_pool_back(ep, (uint32_t)wc->wr_id & 0x7fffffff, 0);
+            hr_verbs_pool_back(ep, wc, 0);
     }
     return n;
 }

@@ -18,7 +18,7 @@ void hr_verbs_repost(struct hr_verbs_ep *ep) {
 /* One for a control message is posted again at once: there are as many as may come, and not one more. */
 void hr_verbs_give_back(struct hr_verbs_ep *ep, const struct ibv_wc *wc, int counted) {
     struct hr_verbs_pool *pool = ep->pool;
-    hr_verbs_pool_back(ep, (uint32_t)wc->wr_id & 0x7fffffff, 0);
+    hr_verbs_pool_back(ep, wc, 0);
     if (counted) hr_verbs_pool_used(ep);
     if (ep->state != HR_VERBS_UP) {
         if (pool->srq && pool->nunposted >= HR_VERBS_TOGETHER) hr_verbs_pool_post(pool); /* others need them */
@@ -35,14 +35,14 @@ void hr_verbs_disown(struct hr_verbs_ep *ep, uint32_t number) {
     for (int i = d->stash_at; i < d->stashed; i++) {
         struct ibv_wc *wc = &d->stash[i];
         if (!hr_verbs_is_recv(wc) || wc->qp_num != number || wc->wr_id == HR_VERBS_NOBODY) continue;
-        hr_verbs_pool_back(ep, (uint32_t)wc->wr_id & 0x7fffffff, wc->status != IBV_WC_SUCCESS);
+        hr_verbs_pool_back(ep, wc, wc->status != IBV_WC_SUCCESS);
         wc->wr_id = HR_VERBS_NOBODY;
     }
 }
 
 const uint8_t *hr_verbs_message(const struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
     if (!hr_verbs_is_recv(wc) || wc->status != IBV_WC_SUCCESS || wc->opcode != IBV_WC_RECV) return NULL;
-    return ep->pool->buffers[(uint32_t)wc->wr_id & 0x7fffffff].bytes;
+    return ep->pool->buffers[hr_verbs_buffer_of(wc)].bytes;
 }
 
 static int fits(const struct hr_verbs_prefix *prefix, size_t size, size_t most) {
@@ -98,12 +98,13 @@ int hr_verbs_control(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
 
 int hr_verbs_received(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
     const uint8_t *bytes = hr_verbs_message(ep, wc);
+    struct hr_verbs_pool *pool = hr_verbs_pool_hold(ep);
     int n = 1, counted = 1;
     if (bytes)
         n = deliver(ep, bytes, wc->byte_len, &counted);
     else
         ep->base.domain->sink->notify(&ep->base, (uint64_t)ep->upper_in << 32 | ntohl(wc->imm_data), wc->byte_len);
-    hr_verbs_give_back(ep, wc, counted);
+    if (hr_verbs_pool_release(ep, pool, wc)) hr_verbs_give_back(ep, wc, counted);
     if (!hr_list_empty(&ep->queue)) hr_verbs_ep_ready(ep); /* there may be room for it now */
     return n;
 }

@@ -349,6 +349,7 @@ hr_status hr_verbs_usable(const struct hr_verbs_ep *ep);
 /* Whose completion it is, or NULL: nobody's any more. */
 struct hr_verbs_ep *hr_verbs_ep_find(struct hr_verbs_domain *d, const struct ibv_wc *wc);
 static inline int hr_verbs_is_recv(const struct ibv_wc *wc) { return wc->wr_id >> 31 & 1; }
+static inline uint32_t hr_verbs_buffer_of(const struct ibv_wc *wc) { return (uint32_t)wc->wr_id & 0x7fffffff; }
 
 /* qp.c */
 /* A new one, for that path; the endpoint is as if nothing had ever been sent on it. */
