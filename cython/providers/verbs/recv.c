@@ -25,7 +25,8 @@ void hr_verbs_give_back(struct hr_verbs_ep *ep, const struct ibv_wc *wc, int cou
         return;
     }
     int rc = pool->nunposted >= HR_VERBS_TOGETHER || !counted ? hr_verbs_pool_post(pool) : 0;
-    if (!rc) rc = hr_verbs_pool_promise(ep, counted);
+    if (!rc && (ep->promised + HR_VERBS_TOGETHER <= pool->base || ep->turn == pool->turn))
+        rc = hr_verbs_pool_promise(ep, counted);
     if (rc) hr_verbs_repost(ep);
     if (ep->state == HR_VERBS_UP) hr_verbs_give_room(ep);
 }
