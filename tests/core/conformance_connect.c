@@ -226,8 +226,8 @@ TEST(messages_sent_before_destroy_do_not_crash_the_peer) {
     CHECK(b->next_rx <= 50);
 }
 
-/* A peer that says what it has to say and goes: a sender who notices that first hears it all the same. How much is
- * taken from it while nobody hears it is the provider's to choose. */
+/* A peer that says what it has to say and goes: a sender who notices that first hears it all the same. Verbs takes no
+ * more from it, while nobody hears it, than it was promised receives for. */
 TEST(what_was_said_before_the_end_is_heard) {
     enum { N = 50, LEAST = 12 };
     RIG(rig);
@@ -236,7 +236,8 @@ TEST(what_was_said_before_the_end_is_heard) {
     uint64_t n = 0;
     rig.side[0].paused = 1;
     for (; n < N && end_send(b, 64, said) == HR_OK; n++) rig_pump(&rig);
-    CHECK(n >= LEAST);
+    const struct hr_provider *provider = settings.inner ? settings.inner : settings.provider;
+    CHECK(n == N || (n >= LEAST && !strcmp(provider->name, "verbs")));
     WAIT(rig, b->side->domain->ops->ep_unsent(b->ep) == 0);
     end_destroy(b);
     for (int i = 0; i < 20; i++) {
