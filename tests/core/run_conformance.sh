@@ -6,7 +6,7 @@
 # Every provider runs plain and inside the fault provider with no faults, with one thread and with one per side. Then
 # faults are switched on and the check that must notice is expected to fail: once, without sanitizers, is enough. The
 # thread sanitizer has nothing to see in one thread. Exits with 1 after the first surprise. The device of verbs is the
-# simulated one, or HR_TEST_DEVICE; without that the suite runs with receives of its own for each endpoint as well, on two
+# simulated one, or HR_TEST_DEVICE; without that the suite runs with shared receives for all endpoints as well, on two
 # rails, and over tcp where no rail will do.
 set -eu
 flavour=$1
@@ -33,7 +33,7 @@ for provider in "$@"; do
         suite $threads "$provider"
         suite $threads "fault:$provider"
         if [ "$provider" = verbs ] && [ -z "${HR_TEST_DEVICE:-}" ]; then
-            "$binary" --options receives=own $threads --device sim verbs
+            "$binary" --options receives=shared $threads --device sim verbs
             "$binary" --device sim2,sim2 $threads verbs
             "$binary" --device sim2 --options fallback=tcp $threads verbs
             "$binary" --device sim2 --options fallback=tcp,deaf=16 $threads verbs

@@ -212,7 +212,7 @@ static void room_is_there(const char *receives, int all, int few) {
 
 TEST(room_that_was_told_of_is_there) {
     room_is_there("receives=own", HR_VERBS_RECVS, HR_VERBS_RECVS / 2);
-    room_is_there(NULL, 16, 8);
+    room_is_there("receives=shared", 16, 8);
 }
 
 /* Control messages have receives of their own, however many came. */
@@ -238,7 +238,7 @@ static void nobodys_room_is_taken(const char *receives, int all) {
 
 TEST(control_messages_take_nobodys_room) {
     nobodys_room_is_taken("receives=own", HR_VERBS_RECVS);
-    nobodys_room_is_taken(NULL, 16);
+    nobodys_room_is_taken("receives=shared", 16);
 }
 
 /* ---- ends ---- */

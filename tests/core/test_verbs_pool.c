@@ -13,8 +13,10 @@ struct many {
     int n;
 };
 
+/* options NULL: all share. */
 static void many_open(struct many *m, int n, const char *options) {
     char detail[256];
+    if (!options) options = "receives=shared";
     memset(m, 0, sizeof *m);
     REQUIRE(node_open(&m->p.a, 1, "sim", NULL, detail) == HR_OK);
     REQUIRE(node_open(&m->p.b, 2, "sim", options, detail) == HR_OK);
@@ -117,6 +119,30 @@ TEST(idle_peers_cost_a_third) {
     many_open(&m, MOST, "receives=own");
     CHECK_EQ(inside(&m.p.b)->counts.receives, (uint64_t)MOST * OWN);
     for (int i = 0; i < MOST; i++) CHECK_EQ(ep_of(&m.a[i])->room, HR_VERBS_RECVS);
+    many_close(&m);
+}
+
+TEST(the_first_two_have_their_own) {
+    static struct many m;
+    many_open(&m, 5, "");
+    for (int turn = 0; turn < 2; turn++) {
+        for (int i = 0; i < m.n; i++) CHECK_EQ(ep_of(&m.b[i])->pool->srq == NULL, i < 2);
+        for (int i = 0; i < m.n && !turn; i++) CHECK_EQ(ep_of(&m.a[i])->room, i < 2 ? HR_VERBS_RECVS : 16);
+        CHECK_EQ(inside(&m.p.b)->alone, 2);
+        for (int i = 0; i < m.n; i++) stream(&m, i, 200);
+        if (turn) break;
+        verbs->ep_destroy(m.a[1].ep); /* the next one takes its place */
+        verbs->ep_destroy(m.b[1].ep);
+        CHECK_EQ(inside(&m.p.b)->alone, 1);
+        memset(&m.a[1], 0, sizeof m.a[1]);
+        memset(&m.b[1], 0, sizeof m.b[1]);
+        connect_pair(&m.p, &m.a[1], &m.b[1]);
+        REQUIRE(m.a[1].ups && m.b[1].ups);
+    }
+    no_message_found_no_receive(&m);
+    many_close(&m);
+    many_open(&m, 0, "");
+    CHECK_EQ(inside(&m.p.b)->alone, 0);
     many_close(&m);
 }
 
@@ -394,13 +420,13 @@ TEST(an_end_that_shares_and_one_that_does_not) {
     static struct many m;
     many_open(&m, 3, "receives=own");
     CHECK_EQ(ep_of(&m.a[0])->room, HR_VERBS_RECVS);
-    CHECK(ep_of(&m.b[0])->room < HR_VERBS_RECVS);
+    CHECK(ep_of(&m.b[2])->room < HR_VERBS_RECVS);
     for (int i = 0; i < 3; i++) stream(&m, i, 300);
     for (int sent = 0; sent < 300;) {
-        sent += send_some(&m.b[1], 4000) == HR_OK;
+        sent += send_some(&m.b[2], 4000) == HR_OK;
         pump(&m.p.a), pump(&m.p.b);
     }
-    RUN(m.p.a, m.p.b, m.a[1].messages == 300);
+    RUN(m.p.a, m.p.b, m.a[2].messages == 300);
     no_message_found_no_receive(&m);
     many_close(&m);
 }

@@ -214,6 +214,7 @@ static void pool_free(struct hr_verbs_pool *pool) {
         free(block);
     }
     d->cq_stale += pool->total;
+    d->alone -= !pool->srq;
     hr_list_remove(&pool->link);
     free(pool->buffers);
     free(pool->unposted);
@@ -228,7 +229,7 @@ static struct hr_verbs_pool *pool_new(struct hr_verbs_domain *d) {
     pool->domain = d;
     pool->most = pool->base = EACH;
     hr_list_init(&pool->link);
-    if (d->shares) {
+    if (d->shares && d->alone >= d->alone_most) {
         struct ibv_srq_init_attr init = {.attr = {.max_wr = QUEUE, .max_sge = 1}};
         if (d->attr.max_srq_wr < QUEUE) init.attr.max_wr = (uint32_t)d->attr.max_srq_wr;
         pool->srq = d->verbs->create_srq(d->pd, &init);
@@ -238,6 +239,7 @@ static struct hr_verbs_pool *pool_new(struct hr_verbs_domain *d) {
     if (pool->srq) hr_list_push(&d->pools, &pool->link);
     pool->base = pool->srq ? BASE : HR_VERBS_RECVS;
     if (!pool->srq) pool->most = EACH;
+    d->alone += !pool->srq;
     while (size < pool->most) size *= 2;
     pool->mask = size - 1;
     if ((pool->doubt = calloc(size, sizeof *pool->doubt))) return pool;
@@ -254,7 +256,8 @@ static uint32_t wanted(const struct hr_verbs_pool *pool, uint32_t members) {
 hr_status hr_verbs_pool_join(struct hr_verbs_ep *ep, char why[160]) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
     if (ep->pool) return HR_OK;
-    for (struct hr_link *l = d->pools.next; l != &d->pools && !ep->pool; l = l->next) {
+    int shares = d->shares && d->alone >= d->alone_most;
+    for (struct hr_link *l = d->pools.next; shares && l != &d->pools && !ep->pool; l = l->next) {
         struct hr_verbs_pool *pool = hr_container(l, struct hr_verbs_pool, link);
         if (wanted(pool, pool->members + 1) + pool->lost + pool->doubts <= pool->most) ep->pool = pool;
     }

@@ -3,8 +3,9 @@
 #define HR_VERBS_POOL_H
 
 /*
- * Endpoints of a domain share the receives of one pool, posted to a shared receive queue. Where the device has none, or
- * the user wants none, each endpoint has a pool of its own, posted to its queue pair. All else is alike.
+ * Endpoints of a domain share the receives of one pool, posted to a shared receive queue, but for the first two. Those,
+ * and all where the device has no such queue or the user wants none, have pools of their own, posted to their queue
+ * pairs. All else is alike.
  *
  * Room that a peer was told of is a promise. Each member's peer holds `base` from the start, and more, RECVS at most,
  * while it is busy and there is a surplus: receives beyond what all members' bases and control messages need. What it

@@ -41,6 +41,7 @@ static hr_status parse_option(struct hr_verbs_options *options, const char *key,
     }
     if (strcmp(key, "receives") == 0 && (strcmp(value, "shared") == 0 || strcmp(value, "own") == 0)) {
         options->own = *value == 'o';
+        options->share = *value == 's';
         return HR_OK;
     }
     if (strcmp(key, "receives") == 0)
@@ -137,6 +138,7 @@ hr_status hr_verbs_domain_open(const struct hr_provider *self, const struct hr_d
     d->pin = options->pin;
     d->inject = options->inject;
     d->shares = !options->own && found->attr.max_srq > 0 && found->attr.max_srq_wr >= HR_VERBS_RECVS + HR_VERBS_SPARE;
+    d->alone_most = options->share ? 0 : HR_VERBS_ALONE;
     d->poll.fd = -1;
     d->timer = (struct hr_source){.kind = HR_VERBS_TIMER, .fd = -1};
     d->wake = (struct hr_source){.kind = HR_VERBS_WAKE, .fd = -1};
@@ -193,7 +195,10 @@ static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
     char path[160] = "no active port", at[HR_SOCKADDR_TEXT];
     if (d->used.port || d->paths.n) hr_verbs_path_text(d->used.port ? &d->used : &d->paths.list[0], path);
     snprintf(text, size, "%.60s, %s: %s, of %d; %s receives; %s%s", d->ctx->device->name, d->reason, path, d->paths.n,
-             d->shares ? "shared" : "own", *d->fallback ? "left: " : "called at ",
+             !d->shares      ? "own"
+             : d->alone_most ? "own, then shared"
+                             : "shared",
+             *d->fallback ? "left: " : "called at ",
              *d->fallback ? d->fallback : hr_sockaddr_text(&d->door.listeners[0].at, at));
 }
 

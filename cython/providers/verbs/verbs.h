@@ -33,6 +33,7 @@ enum {
     HR_VERBS_ADDRESSES = 8,
     HR_VERBS_EPS = 4096,   /* endpoints of a domain */
     HR_VERBS_RECVS = 64,   /* messages that a peer may send at most before it hears of room */
+    HR_VERBS_ALONE = 2,    /* endpoints that share no receives: so few pin no more so, and are faster on soft-RoCE */
     HR_VERBS_TOGETHER = 8, /* receives are posted again so many at once; and told of */
     HR_VERBS_SPARE =
         5, /* receives for control messages: two that tell of room (send.c), two of quiet.c, one to spare */
@@ -237,6 +238,7 @@ struct hr_verbs_domain {
     struct ibv_cq *cq;
     uint32_t cq_used, cq_stale; /* completions that may come; of them for queue pairs that are gone */
     int shares;                 /* the device has shared receive queues, and the user wants them */
+    uint32_t alone, alone_most; /* endpoints that have their receives for themselves all the same; so many may */
     struct hr_link pools;       /* those that are shared */
     struct hr_verbs_ep *numbers[HR_VERBS_NUMBERS];
     struct ibv_device_attr attr;
@@ -280,6 +282,7 @@ struct hr_verbs_options {
     struct hr_verbs_inject inject;
     int fallback; /* to tcp, when no device is left */
     int own;      /* each endpoint has its receives for itself */
+    int share;    /* none has */
 };
 
 static inline struct hr_verbs_domain *hr_verbs_domain_of(struct hr_ep *ep) {
