@@ -1,4 +1,4 @@
-"""The coordinator's decisions: who is gone, what was agreed, whose calls do not match. No sockets, no clock of its own.
+"""The coordinator's decisions: who is gone, what was agreed, whose calls do not match. No sockets; the clock is handed in.
 
 Rank 0 coordinates first; when it is gone, the lowest living rank does. What makes the change safe: every member keeps
 the decisions that it was told and its own open contributions, and brings both to the new coordinator, which decides
@@ -7,7 +7,8 @@ One that reached none may come out differently, and nobody can tell.
 
 A coordinator may itself have been away (stopped, or cut off) while the others went on without it, and wake up to what
 they had sent before. So it decides only what all living members of the agreement have just confirmed: whoever went on has
-hung up and confirms nothing. Confirmations count for less time than it takes members to lose a coordinator that is silent.
+hung up and confirms nothing. Confirmations count for less time than it takes members to lose a coordinator that is silent;
+where they come later than that it asks again, and gives the next turn more time.
 """
 
 from __future__ import annotations
