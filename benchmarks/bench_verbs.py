@@ -7,8 +7,10 @@
 
 All ranks run on one host, each on a processor as long as there are any, and so do perftest's ends. In each round every
 row is measured, ours and then perftest's (ib_write_bw, ib_send_bw, ib_read_bw, ib_send_lat, which rank 0 starts, both
-ends, while the others sleep); a figure is the median of the rounds, a ratio the median of the rounds' ratios. Bytes are
-checked after the timed part. perftest polls and never sleeps: HRDMA_SPIN_US=999999 has us do the same.
+ends, while the others sleep); a figure is the median of the rounds, a ratio the median of the rounds' ratios. Latencies
+are those of programs that were just started, ours from Python and from C as perftest's: what a process has done before
+changes them by a fifth where the machine is translated. Bytes are checked after the timed part. perftest polls and
+never sleeps: HRDMA_SPIN_US=999999 has us do the same.
 Instructions are those of one call, from the difference of two runs of callgrind that differ in nothing but the number
 of calls.
 """
@@ -256,6 +258,17 @@ def perftest(device: verbs.Device, program: str, options: str, column: int, pair
     return statistics.mean(found)
 
 
+def in_python(count: int) -> dict[str, float]:
+    """Seconds by kind from two ranks of their own."""
+    command = ["hrdma", "run", "-n", "2", "--timeout", str(LIMIT), __file__, "--latencies", str(count)]
+    cpus = ",".join(str(cpu) for cpu in CPUS)
+    done = subprocess.run(["taskset", "-c", cpus, sys.executable, "-m", *command], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed: {done.stdout}{done.stderr}")
+    found: dict[str, float] = json.loads(done.stdout[done.stdout.index("{") :])
+    return found
+
+
 def in_c(device: verbs.Device, count: int) -> dict[str, float]:
     """Seconds by kind from bench_verbs.c, where it was built."""
     if not IN_C.exists():
@@ -263,7 +276,7 @@ def in_c(device: verbs.Device, count: int) -> dict[str, float]:
     done = subprocess.run([IN_C, device.name, str(count)], capture_output=True, text=True, timeout=LIMIT)
     if done.returncode:
         raise RuntimeError(f"{IN_C} failed: {done.stderr}")
-    return {line.split()[0]: float(line.split()[1]) * 1e-6 for line in done.stdout.splitlines()}
+    return {f"C {line.split()[0]}": float(line.split()[1]) * 1e-6 for line in done.stdout.splitlines()}
 
 
 # --- turns ---
@@ -299,14 +312,19 @@ def point_to_point(comm: hrdma.Communicator, device: verbs.Device, scale: float,
             note(f"{kind} {size}", "perftest", theirs and theirs * (1 << 20))
         note(f"Endpoint.write {size}", "ours", by_endpoint(comm, nbytes, count))
     count = max(100, int(scale * 1000))
-    ours = {"Endpoint": latency(comm, count), "send": by_message(comm, count)}
-    theirs, c = alone(comm, lambda: (perftest(device, "ib_send_lat", f"-s 8 -n {count}", 4), in_c(device, count))) or (
-        None,
-        {},
-    )
-    for name, seconds in [*ours.items(), *((f"C {kind}", seconds) for kind, seconds in c.items())]:
+    theirs = alone(comm, lambda: perftest(device, "ib_send_lat", f"-s 8 -n {count}", 4))
+    ours = alone(comm, lambda: in_python(count) | in_c(device, count)) or {}
+    for name, seconds in ours.items():
         note(f"latency 8 B, {name}", "ours", seconds)
         note(f"latency 8 B, {name}", "perftest", theirs and theirs * 1e-6)
+
+
+def latencies(count: int) -> None:
+    """What `in_python` starts."""
+    with hrdma.init(transport="verbs", devices=(os.environ.get("HRDMA_DEVICES") or "sim").partition(":")[0]) as comm:
+        found = {"Endpoint": latency(comm, count), "send": by_message(comm, count)}
+        if comm.rank == 0:
+            print(json.dumps(found))
 
 
 def measure(asked: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
@@ -408,6 +426,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of messages")
     parser.add_argument("--instructions", action="store_true", help="count instructions on device sim, and end")
+    parser.add_argument(
+        "--latencies", type=int, metavar="N", help="print those of N round trips by hrdma as JSON, and end"
+    )
     parser.add_argument("--json", type=Path, help="write the figures there too")
     asked = parser.parse_args()
     if asked.instructions:
@@ -415,6 +436,9 @@ def main() -> None:
         return
     rank = int(os.environ.get("RANK", "0"))
     os.sched_setaffinity(0, {CPUS[rank % len(CPUS)]})
+    if asked.latencies:
+        latencies(asked.latencies)
+        return
     found = measure(asked)
     if rank == 0:
         show(found)

@@ -22,7 +22,7 @@
 
 #include "providers/verbs/verbs.h"
 
-enum { LOOK_EVERY = 32 };
+enum { LOOK_EVERY = 128 };
 #define GRACE (2 * HR_VERBS_MS)
 #define TICK (1 * HR_VERBS_MS)
 #define SLOW_TICK (50 * HR_VERBS_MS)
