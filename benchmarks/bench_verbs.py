@@ -262,7 +262,8 @@ def in_python(count: int) -> dict[str, float]:
     """Seconds by kind from two ranks of their own."""
     command = ["hrdma", "run", "-n", "2", "--timeout", str(LIMIT), __file__, "--latencies", str(count)]
     cpus = ",".join(str(cpu) for cpu in CPUS)
-    done = subprocess.run(["taskset", "-c", cpus, sys.executable, "-m", *command], capture_output=True, text=True)
+    command = ["taskset", "-c", cpus, sys.executable, "-m", *command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT + 20)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed: {done.stdout}{done.stderr}")
     found: dict[str, float] = json.loads(done.stdout[done.stdout.index("{") :])
