@@ -186,6 +186,19 @@ def test_movement(n, transport):
     )
 
 
+def everything(comm):
+    reductions(comm, DTYPES, ["sum"], [0, 7, 1000])
+    reductions(comm, ["float32"], ["max"], [8193, 100_003])
+    movement(comm, DTYPES, [7])
+    movement(comm, ["int64"], [0, 8193, 100_003])
+    comm.barrier()
+
+
+def test_everything_on_a_device():
+    """Every collective, type and class of size (none, inline, copied, written by the device): also run in guests."""
+    harness.ranks(everything, 2, env={"HRDMA_TRANSPORT": "verbs"}, timeout=120)
+
+
 def test_the_comparison_can_fail():
     """A wrong offset, a wrong rank and a lost contribution are seen."""
     x = values(100, 0, 3, np.dtype("float32"))

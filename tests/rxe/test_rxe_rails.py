@@ -1,6 +1,6 @@
 """Two guests, two wires: a job uses both rails, goes on when one is pulled in mid-transfer, and uses it again afterwards.
 
-Then both are pulled: it goes on over tcp, which finds a wire of its own, says so, and is back on RDMA when they are mended.
+Before that one of them loses and reorders packets, which no rail is lost for and no byte differs by. Then both are pulled: it goes on over tcp, which finds a wire of its own, says so, and is back on RDMA when they are mended.
 One job for both stories: to start one takes longer here than either.
 """
 
@@ -65,11 +65,17 @@ with hrdma.init(timeout=60, fallback="tcp") as comm:
 MEND = "sh -c 'for w in {}; do tc qdisc del dev $w root 2>/dev/null; ip link set $w up; done'"
 LOSE = "sh -c 'for w in {}; do tc qdisc add dev $w root netem loss 100%; done'"
 PULL = "sh -c 'for w in {}; do ip link set $w down; done'"
+SPOIL = "tc qdisc add dev wire0 root netem delay 1ms loss 1% reorder 25% 50%"
 BOTH = "wire0 wire1"
 
 
 def sent(wire: int) -> int:
     return int(Path(f"/sys/class/net/wire{wire}/statistics/tx_bytes").read_text())
+
+
+def gaps() -> int:
+    """Packets that came before one that was missing."""
+    return int(Path("/sys/class/infiniband/rxe0/ports/1/hw_counters/out_of_seq_request").read_text())
 
 
 def sent_elsewhere() -> int:
@@ -116,6 +122,10 @@ def test_wires_that_are_pulled_are_taken_over_and_used_again(other, guest, tmp_p
         )
         try:
             until(lambda: all(sent(i) > before[i] + (2 << 20) for i in range(2)), job, output, "both rails carry")
+            was, missed = sent(0), gaps()
+            other.run(SPOIL)
+            until(lambda: sent(0) > was + (2 << 20) and gaps() > missed + 5, job, output, "packets are lost and passed")
+            other.run(MEND.format("wire0"))
             assert "lost" not in output.read_text()
             pull(other, "wire0")
             until(lambda: "lost" in output.read_text(), job, output, "the rail is lost, and the job goes on")

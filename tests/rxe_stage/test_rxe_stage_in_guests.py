@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SAME = "tests/api/test_verbs.py tests/api/test_verbs_more.py"  # what holds on the simulated device holds on another
+SAME = (  # what holds on the simulated device holds on another
+    "tests/api/test_verbs.py tests/api/test_verbs_more.py tests/api/test_collectives.py::test_everything_on_a_device"
+    " 'tests/failure/test_aftermath.py::test_survivors_go_on_twice_in_a_row[order2-stop-verbs]'"
+    " 'tests/failure/test_memory_safe.py::test_the_stopped_rank_that_wakes_up_changes_nothing[verbs-True-alltoall]'"
+)
 PYTEST = "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 python -m pytest tests/rxe"  # plugins take a second to import, for nothing
 STAGES = {
     "one": ("--hosts 1", f"HRDMA_TEST_DEVICE=rxe0 {PYTEST} {SAME}"),
