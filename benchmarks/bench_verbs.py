@@ -44,6 +44,7 @@ WANTED = {"write": 0.95, "send": 0.95, "read": 0.95, "latency Endpoint": 2.0, "l
 IN_C = Path(__file__).parents[1] / "build" / "c" / "plain" / "bench_verbs"
 SPIN_US = int(os.environ.get("HRDMA_SPIN_US") or -1)  # of a wait by messages; less than 0: adaptive
 CPUS = sorted(os.sched_getaffinity(0))
+DEVICE, _, DEVICE_PORT = (os.environ.get("HRDMA_DEVICES") or "sim").partition(":")
 
 
 class Pair:
@@ -322,7 +323,7 @@ def point_to_point(comm: hrdma.Communicator, device: verbs.Device, scale: float,
 
 def latencies(count: int) -> None:
     """What `in_python` starts."""
-    with hrdma.init(transport="verbs", devices=(os.environ.get("HRDMA_DEVICES") or "sim").partition(":")[0]) as comm:
+    with hrdma.init(transport="verbs", devices=DEVICE) as comm:
         found = {"Endpoint": latency(comm, count), "send": by_message(comm, count)}
         if comm.rank == 0:
             print(json.dumps(found))
@@ -336,10 +337,12 @@ def measure(asked: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
         if value is not None:
             found.setdefault(row, {}).setdefault(whose, []).append(value)
 
-    name, _, port = (os.environ.get("HRDMA_DEVICES") or "sim").partition(":")
     count = max(5, int(asked.scale * 30))
     for _ in range(asked.rounds):
-        with hrdma.init(transport="verbs", devices=name) as comm, verbs.Device(name, int(port or 1)) as device:
+        with (
+            hrdma.init(transport="verbs", devices=DEVICE) as comm,
+            verbs.Device(DEVICE, int(DEVICE_PORT or 1)) as device,
+        ):
             if comm.size % 2:
                 raise SystemExit("an even number of ranks is wanted: hrdma run -n 2 benchmarks/bench_verbs.py")
             if comm.size == 2:

@@ -1,7 +1,8 @@
-"""Two guests, two wires: a job uses both rails, goes on when one is pulled in mid-transfer, and uses it again afterwards.
+"""Two guests, two wires, one job that checks every result: it uses both rails, whatever happens to them.
 
-Before that one of them loses and reorders packets, which no rail is lost for and no byte differs by. Then both are pulled: it goes on over tcp, which finds a wire of its own, says so, and is back on RDMA when they are mended.
-One job for both stories: to start one takes longer here than either.
+One wire loses and reorders packets: no rail is lost for it, and no byte differs. It is pulled in mid-transfer: the job
+goes on by the other, and uses it again when it is mended. Both are pulled: the job goes on over tcp, which finds a wire
+of its own, says so, and is back on RDMA when they are mended. To start a job takes longer here than any of these.
 """
 
 from __future__ import annotations
