@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "providers/verbs/sim.h"
 #include "verbs_rig.h"
 
 /* ---- copies ---- */
@@ -349,4 +350,46 @@ TEST(a_peer_that_does_not_answer_keeps_nobody_for_long) {
     verbs->mem_deregister(p.b.domain, &mem);
     pair_close(&p);
     hr_arena_free(there);
+}
+
+/* ---- a device that is taken away ---- */
+
+/* Who takes it away waits until it is closed: as soon as its connections have ended, though the domain lives on. */
+TEST(a_device_that_is_gone_is_closed) {
+    struct pair p;
+    struct hr_mem mem, local, other;
+    struct hr_rmem rmem;
+    struct conn late = {0};
+    char text[256];
+    uint8_t addr[HR_MAX_ADDR], *plain = malloc(LEN);
+    uint8_t *here = hr_arena_alloc(LEN, 0), *there = hr_arena_alloc(LEN, HR_ARENA_WRITABLE_BY_PEERS);
+    pair_open(&p, NULL);
+    share(&p, there, LEN, &mem, &rmem);
+    CHECK_EQ(verbs->mem_register(p.a.domain, plain, LEN, HR_ACCESS_REMOTE_READ, &local), HR_OK);
+    struct hr_rma write = {.local = here, .len = LEN, .remote = &rmem, .cookie = &p};
+    CHECK_EQ(verbs->post_write(p.ca.ep, &write), HR_INPROGRESS);
+    hr_verbs_sim_remove(inside(&p.a)->ctx);
+    RUN(p.a, p.b, p.ca.losses && p.cb.losses);
+    CHECK(strstr(p.ca.detail, "device is gone"));
+    for (int i = 0; i < 300; i++) pump(&p.a);
+    CHECK(inside(&p.a)->ctx != NULL); /* it is still the endpoint's */
+    verbs->ep_abort(p.ca.ep);
+    CHECK_EQ(verbs->event_arm(p.a.domain), HR_AGAIN); /* or it would be closed after the next sleep */
+    RUN(p.a, p.b, !inside(&p.a)->ctx);
+    CHECK_EQ(verbs->event_arm(p.a.domain), HR_OK);
+    verbs->event_disarm(p.a.domain);
+    verbs->domain_describe(p.a.domain, text, sizeof text);
+    CHECK_STR(text, "its device is gone");
+    verbs->mem_deregister(p.a.domain, &local);
+    CHECK_EQ(verbs->mem_register(p.a.domain, here, LEN, HR_ACCESS_REMOTE_READ, &other), HR_ERR_DEVICE);
+    CHECK_EQ(verbs->ep_create(p.a.domain, 2, &late, &late.ep), HR_OK);
+    CHECK_EQ(verbs->ep_connect(late.ep, addr, verbs->domain_address(p.b.domain, addr), 1), HR_OK);
+    RUN(p.a, p.b, late.losses);
+    CHECK(late.loss == HR_ERR_UNREACHABLE && strstr(late.detail, "device is gone"));
+    verbs->ep_destroy(late.ep);
+    verbs->mem_deregister(p.b.domain, &mem);
+    pair_close(&p);
+    hr_arena_free(here);
+    hr_arena_free(there);
+    free(plain);
 }

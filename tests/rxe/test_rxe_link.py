@@ -1,14 +1,18 @@
-"""`hrdma rxe` and `hrdma doctor` on a kernel that has soft-RoCE, beside iproute2's `rdma`."""
+"""`hrdma rxe` and `hrdma doctor` on a kernel that has soft-RoCE, beside iproute2's `rdma`; a device that is deleted."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import subprocess
+import time
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import harness
+import hrdma
 import hrdma.cli
 
 
@@ -65,6 +69,53 @@ def test_a_device_of_others_is_left_alone(guest, device, output):
     assert done.returncode == 1 and f"{netdev} has {device}, which others made" in done.stderr
     assert "no device" in told(f"rxe down --dev {netdev}")
     assert device in devices(output)
+
+
+def deleted_meanwhile(comm):
+    """Plain memory, an arena and memory that is exposed, which is what a device has open."""
+    x, y = np.ones(1 << 16), hrdma.zeros(1 << 16)
+    back = np.zeros(1)
+    exposed = hrdma.Endpoint(comm, 1 - comm.rank).expose(np.zeros(1 << 16), write=True)
+    deleting, said = None, "no error"
+    try:
+        while not back[0]:
+            assert (comm.allreduce(x, out=x.copy()) == 2).all()
+            comm.allreduce(y, out=y.copy())
+            if comm.rank == 0 and not deleting:
+                start = time.monotonic()
+                deleting = subprocess.Popen(["rdma", "link", "delete", "gone0"])
+            back[0] = deleting is None or deleting.poll() is not None
+            comm.allreduce(back, op="min")
+    except hrdma.PeerError as error:
+        said = str(error)
+    took = None
+    if comm.rank == 0:
+        assert deleting.wait(20) == 0
+        took = time.monotonic() - start
+    del exposed
+    return [took, said, comm.info()["domains"]["verbs"]]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("others", ["", ",rxe0"], ids=["alone", "rails"])
+def test_a_device_is_deleted_while_ranks_use_it(guest, card, output, others):
+    """`rdma link delete` waits until all who have the device open have closed it: not until they end."""
+    output(f"rdma link add gone0 type rxe netdev {card}")
+    try:
+        env = {"HRDMA_TRANSPORT": "verbs", "HRDMA_DEVICES": f"gone0{others}"}
+        found = harness.outcomes(deleted_meanwhile, 2, env=env, timeout=60)
+    finally:
+        subprocess.run(["rdma", "link", "delete", "gone0"], stderr=subprocess.DEVNULL, timeout=20)
+    assert [one.status for one in found] == [0, 0], found
+    (took, *first), (_, *second) = [one.value for one in found]
+    assert took < 5, found
+    for said, domain in (first, second):
+        if others:
+            assert said == "no error" and domain.startswith("2 rails (1 times lost"), found
+            assert ": its device is gone; rxe0" in domain, found
+        else:
+            assert "the RDMA device is gone" in said and domain == "its device is gone", found
+    assert "gone0" not in devices(output)
 
 
 @pytest.mark.timeout(300)

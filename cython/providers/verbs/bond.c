@@ -95,17 +95,6 @@ static int run_pending(struct hr_bond *bond, int budget) {
     return n;
 }
 
-/* A device that was taken from under us keeps who removes it waiting until it is closed. */
-static void close_gone(struct hr_bond *bond) {
-    for (int i = 0; i < bond->n; i++) {
-        struct hr_verbs_domain *rail = bond->rails[i];
-        if (!rail || !rail->gone || !hr_list_empty(&rail->eps)) continue;
-        epoll_ctl(bond->epfd, EPOLL_CTL_DEL, rail->poll.fd, NULL);
-        rail->base.ops->domain_close(&rail->base);
-        bond->rails[i] = NULL;
-    }
-}
-
 static int progress(struct hr_domain *domain, int budget, struct hr_ep *hint) {
     struct hr_bond *bond = (struct hr_bond *)domain;
     int n = 0;
@@ -123,7 +112,6 @@ static int progress(struct hr_domain *domain, int budget, struct hr_ep *hint) {
     if (bond->look || bond->turn % LOOK_EVERY == 0) {
         bond->look = 0;
         if (bond->ticking) tick(bond);
-        close_gone(bond);
     }
     bond->in_progress = 0;
     return n;
@@ -186,9 +174,8 @@ static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
                                (unsigned long long)bond->counts.fell);
     for (int i = 0; i < HR_VERBS_RAILS && at < size; i++) {
         char one[256];
-        if (!(bond->had >> i & 1)) continue;
-        snprintf(one, sizeof one, "its device is gone");
-        if (bond->rails[i]) bond->rails[i]->base.ops->domain_describe(&bond->rails[i]->base, one, sizeof one);
+        if (!bond->rails[i]) continue;
+        bond->rails[i]->base.ops->domain_describe(&bond->rails[i]->base, one, sizeof one);
         at += (size_t)snprintf(text + at, size - at, "%s%.*s", shown++ ? "; " : ": ", (int)(size / (size_t)rails) - 12,
                                one);
     }
@@ -236,7 +223,7 @@ static hr_status open_rail(struct hr_bond *bond, int i, const struct hr_domain_p
     *caps = bond->rails[i]->base.caps;
     caps->flags &= flags;
     bond->n = i + 1;
-    if (i < HR_VERBS_RAILS) bond->opened++, bond->had |= 1u << i;
+    bond->opened += i < HR_VERBS_RAILS;
     return HR_OK;
 }
 

@@ -143,11 +143,10 @@ struct hr_bond_reg {
 
 struct hr_bond {
     struct hr_domain base;
-    struct hr_verbs_domain *rails[HR_BOND_RAILS]; /* NULL: its device is gone */
+    struct hr_verbs_domain *rails[HR_BOND_RAILS]; /* NULL: it did not open */
     int n, nearest;                               /* n: numbers of rails */
     int on_spare;                                 /* endpoints whose messages go by the spare lane */
     int opened;                                   /* devices */
-    unsigned had;                                 /* the same, by number */
     uint8_t address[HR_MAX_ADDR];
     size_t address_len;
     uint32_t registrations;

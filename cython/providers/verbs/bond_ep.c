@@ -305,7 +305,7 @@ static int pair_up(struct hr_bond_ep *ep) {
     size_t len;
     ep->plain = !rails;
     for (int i = 0; i < bond->n && !(ep->plain && found); i++) {
-        int ours = bond->rails[i] != NULL && !(ep->plain && i == HR_BOND_SPARE);
+        int ours = bond->rails[i] && !bond->rails[i]->gone && !(ep->plain && i == HR_BOND_SPARE);
         int theirs = ep->plain || hr_verbs_address_rail(ep->addr, ep->addr_len, i, &len) != NULL;
         if (!ours || !theirs)
             ep->lanes[i].stage = HR_BOND_NONE;

@@ -25,7 +25,7 @@ _Static_assert(sizeof(struct bond_desc) == HR_DESC_BYTES, "fills a descriptor");
 
 /* ---- registrations ---- */
 
-/* With those rails that knew it; one whose device is gone has been closed, and all with it. */
+/* With those rails that knew it. */
 static void forget(struct hr_bond *bond, struct hr_bond_reg *reg) {
     for (int i = 0; i < bond->n; i++)
         if (bond->rails[i] && reg->mems[i].priv) hr_verbs_mem_deregister(&bond->rails[i]->base, &reg->mems[i]);

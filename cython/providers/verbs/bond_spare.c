@@ -90,7 +90,7 @@ void hr_bond_tell_carrier(struct hr_bond_ep *ep) {
     bond->counts.fell += (uint64_t)fell;
     int which = fell ? ep->last : ep->first;
     if (which >= 0) rail = bond->rails[which];
-    snprintf(text, sizeof text, "%.60s%s%.180s", rail ? rail->ctx->device->name : "its device is gone",
+    snprintf(text, sizeof text, "%.60s%s%.180s", rail && rail->ctx ? rail->ctx->device->name : "its device is gone",
              fell && *ep->detail ? ": " : "", fell ? ep->detail : "");
     const struct hr_sink *sink = ep->base.domain->sink;
     if (sink->carrier) sink->carrier(&ep->base, fell ? "tcp" : NULL, text);

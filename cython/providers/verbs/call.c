@@ -329,6 +329,10 @@ hr_status hr_verbs_ep_call(struct hr_verbs_ep *ep, const void *addr, size_t addr
     if (ep->state != HR_VERBS_NEW) return HR_ERR_INVALID;
     int n = hr_verbs_address_read(addr, addr_len, list);
     if (n < 0) return HR_ERR_INVALID;
+    if (d->gone) {
+        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, hr_verbs_gone, 0);
+        return HR_OK;
+    }
     ep->active = active;
     ep->stream = stream;
     hr_verbs_inject_start(&d->inject, &ep->inject, d->self_id, ep->base.peer_id, stream);

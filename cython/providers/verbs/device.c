@@ -276,8 +276,25 @@ hr_status hr_verbs_device_open(struct hr_verbs_domain *d, char detail[256]) {
 }
 
 void hr_verbs_device_close(struct hr_verbs_domain *d) {
+    hr_poll_forget(&d->poll, &d->comp); /* the device's own descriptors */
+    hr_poll_forget(&d->poll, &d->async);
+    hr_verbs_unwatch(d, &d->removed);
+    hr_verbs_mem_close(d);
     if (d->cq) d->verbs->destroy_cq(d->cq);
     if (d->channel) d->verbs->destroy_comp_channel(d->channel);
     if (d->pd) d->verbs->dealloc_pd(d->pd);
     if (d->ctx) d->verbs->close_device(d->ctx);
+    d->cq = NULL;
+    d->channel = NULL;
+    d->pd = NULL;
+    d->ctx = NULL;
+    d->stash_at = d->stashed = 0;
+}
+
+int hr_verbs_device_idle(const struct hr_verbs_domain *d) {
+    for (const struct hr_link *l = d->eps.next; l != &d->eps; l = l->next) {
+        const struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
+        if (ep->state != HR_VERBS_NEW && ep->state != HR_VERBS_CLOSED) return 0;
+    }
+    return 1;
 }

@@ -107,6 +107,7 @@ hr_status hr_verbs_mem_register(struct hr_domain *domain, void *addr, size_t len
     struct hr_verbs_mr *mr;
     int flags = IBV_ACCESS_LOCAL_WRITE;
     if (!addr || !len) return HR_ERR_INVALID;
+    if (!d->ctx) return HR_ERR_DEVICE;
     if (access & HR_ACCESS_REMOTE_READ) flags |= IBV_ACCESS_REMOTE_READ;
     if (access & HR_ACCESS_REMOTE_WRITE) flags |= IBV_ACCESS_REMOTE_WRITE;
     if (access & HR_ACCESS_REMOTE_ATOMIC) flags |= IBV_ACCESS_REMOTE_ATOMIC;
@@ -127,8 +128,10 @@ hr_status hr_verbs_mem_register(struct hr_domain *domain, void *addr, size_t len
 }
 
 void hr_verbs_mem_deregister(struct hr_domain *domain, struct hr_mem *mem) {
+    struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
     struct hr_verbs_mr *mr = mem->priv;
-    if (--mr->users == 0 && !mr->arena) mr_free((struct hr_verbs_domain *)domain, mr);
+    if (!d->ctx) return; /* closed with the device */
+    if (--mr->users == 0 && !mr->arena) mr_free(d, mr);
 }
 
 static uint32_t check_of(const struct verbs_desc *desc, uint64_t nonce) {

@@ -27,6 +27,8 @@ enum { LOOK_EVERY = 128 };
 #define TICK (1 * HR_VERBS_MS)
 #define SLOW_TICK (50 * HR_VERBS_MS)
 
+const char *const hr_verbs_gone = "the RDMA device is gone";
+
 /* ---- descriptors ---- */
 
 void hr_verbs_unwatch(struct hr_verbs_domain *d, struct hr_source *source) {
@@ -75,6 +77,14 @@ static void broken(struct hr_verbs_domain *d, const struct ibv_async_event *even
     }
 }
 
+static void gone(struct hr_verbs_domain *d) {
+    d->gone = 1;
+    for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next) {
+        struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
+        if (ep->state != HR_VERBS_NEW) hr_verbs_ep_fail(ep, HR_ERR_PEER_LOST, hr_verbs_gone, 0);
+    }
+}
+
 static void async_event(struct hr_verbs_domain *d) {
     struct ibv_async_event event;
     char ignored[256];
@@ -87,12 +97,7 @@ static void async_event(struct hr_verbs_domain *d) {
     if (type == IBV_EVENT_PORT_ACTIVE || type == IBV_EVENT_PORT_ERR || type == IBV_EVENT_LID_CHANGE ||
         type == IBV_EVENT_GID_CHANGE) /* for connections to come: those that stand are judged by their packets */
         hr_verbs_paths_scan(&d->wish, d->verbs, d->ctx, d->attr.phys_port_cnt, &d->paths, ignored);
-    if (type != IBV_EVENT_DEVICE_FATAL) return;
-    d->gone = 1;
-    for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next) {
-        struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
-        if (ep->state != HR_VERBS_NEW) hr_verbs_ep_fail(ep, HR_ERR_PEER_LOST, "the device is gone", 0);
-    }
+    if (type == IBV_EVENT_DEVICE_FATAL) gone(d);
 }
 
 static void fetch_channel(struct hr_verbs_domain *d) {
@@ -118,6 +123,9 @@ static void look(struct hr_verbs_domain *d) {
         case HR_VERBS_WAKE: eventfd_read(source->fd, &count); break;
         case HR_VERBS_CHANNEL: fetch_channel(d); break;
         case HR_VERBS_ASYNC: async_event(d); break;
+        case HR_VERBS_REMOVED:
+            if (hr_verbs_removed_event(d)) gone(d);
+            break;
         }
     }
 }
@@ -148,6 +156,7 @@ static void spoilt(struct hr_verbs_domain *d, struct hr_verbs_ep *ep, const stru
 }
 
 int hr_verbs_fetch(struct hr_verbs_domain *d) {
+    if (!d->cq) return 0;
     if (d->stash_at == d->stashed) d->stash_at = d->stashed = 0;
     if (d->stashed + HR_VERBS_BATCH > d->stash_cap) {
         int cap = d->stash_cap ? 2 * d->stash_cap : HR_VERBS_BATCH;
@@ -201,6 +210,9 @@ static int run_completions(struct hr_verbs_domain *d, int budget) {
     return n;
 }
 
+/* Who takes a device away is kept waiting until all who have it open have closed it. */
+static int is_to_be_closed(const struct hr_verbs_domain *d) { return d->gone && d->ctx && hr_verbs_device_idle(d); }
+
 /* ---- what endpoints could not say or finish before ---- */
 
 static int run_one_ready(struct hr_verbs_ep *ep, int budget) {
@@ -250,6 +262,7 @@ int hr_verbs_progress(struct hr_domain *domain, int budget, struct hr_ep *hint) 
     if (d->look || d->calling || d->door.half_open || d->door.parked || ++d->turn % LOOK_EVERY == 0) {
         d->look = 0;
         look(d);
+        if (is_to_be_closed(d)) hr_verbs_device_close(d);
     }
     /* The queue was empty after the peer's end, or there would be no budget left. */
     if (n < budget && !hr_list_empty(&d->ending)) run_ending(d);
@@ -264,11 +277,12 @@ int hr_verbs_event_fd(struct hr_domain *domain) { return ((struct hr_verbs_domai
 hr_status hr_verbs_event_arm(struct hr_domain *domain) {
     struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
     d->look = 1;
-    if (!hr_list_empty(&d->ready)) return HR_AGAIN;
+    if (!hr_list_empty(&d->ready) || is_to_be_closed(d)) return HR_AGAIN;
     if (d->room) {
         d->room = 0; /* said once: the engine may have dropped what waited */
         return HR_AGAIN;
     }
+    if (!d->cq) return HR_OK;
     fetch_channel(d);
     if (ibv_req_notify_cq(d->cq, 0)) return HR_AGAIN;
     return d->stash_at < d->stashed || hr_verbs_fetch(d) ? HR_AGAIN : HR_OK;

@@ -417,7 +417,7 @@ static int query_gid(struct ibv_context *ctx, uint8_t port, int index, union ibv
     return 0;
 }
 
-/* Of ports, and of queue pairs that have broken: the device never fails as a whole. */
+/* What was told, then queue pairs that have broken. */
 static int get_async_event(struct ibv_context *base, struct ibv_async_event *event) {
     struct sim_context *ctx = sim_of(base);
     int i = 0;
@@ -439,10 +439,15 @@ static int get_async_event(struct ibv_context *base, struct ibv_async_event *eve
     return i < 0 ? -1 : 0;
 }
 
+static void tell(struct sim_context *ctx, enum ibv_event_type type, int port) {
+    if (ctx->async_tail - ctx->async_head >= SIM_ASYNC)
+        return; /* those that nobody fetches are lost, as a device's are */
+    ctx->async[ctx->async_tail++ % SIM_ASYNC] = (struct ibv_async_event){.element.port_num = port, .event_type = type};
+    eventfd_write(ctx->base.async_fd, 1);
+}
+
 void hr_verbs_sim_port(struct ibv_context *base, int port, int up) {
     struct sim_context *ctx = sim_of(base);
-    struct ibv_async_event event = {.element.port_num = port};
-    event.event_type = up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR;
     pthread_mutex_lock(&ctx->lock);
     if (up)
         ctx->down &= ~(1u << port);
@@ -450,11 +455,15 @@ void hr_verbs_sim_port(struct ibv_context *base, int port, int up) {
         ctx->down |= 1u << port;
     for (int i = 0; i < SIM_MAX_QP && !up; i++)
         if (ctx->qps[i] && ctx->qps[i]->attr.port_num == port) sim_hang_up(ctx->qps[i]);
-    if (ctx->async_tail - ctx->async_head < SIM_ASYNC) { /* those that nobody fetches are lost, as a device's are */
-        ctx->async[ctx->async_tail++ % SIM_ASYNC] = event;
-        eventfd_write(base->async_fd, 1);
-    }
+    tell(ctx, up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR, port);
     sim_look_again(ctx);
+    pthread_mutex_unlock(&ctx->lock);
+}
+
+void hr_verbs_sim_remove(struct ibv_context *base) {
+    struct sim_context *ctx = sim_of(base);
+    pthread_mutex_lock(&ctx->lock);
+    tell(ctx, IBV_EVENT_DEVICE_FATAL, 0);
     pthread_mutex_unlock(&ctx->lock);
 }
 

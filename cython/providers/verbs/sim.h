@@ -203,6 +203,8 @@ int hr_verbs_sim_attach(struct ibv_qp *qp, int fd);
 
 /* A cable that is pulled, or plugged in: an event, and what is under way on the port comes to nothing. */
 void hr_verbs_sim_port(struct ibv_context *ctx, int port, int up);
+/* A card that is taken out: the event that says so. What is under way goes on, until the context is closed. */
+void hr_verbs_sim_remove(struct ibv_context *ctx);
 
 /* sim_qp.c */
 struct ibv_qp *sim_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);

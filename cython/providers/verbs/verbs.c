@@ -77,13 +77,10 @@ static hr_status parse_options(struct hr_verbs_options *options, const char *tex
 static void domain_close(struct hr_domain *domain) {
     struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
     hr_door_close(&d->door);
-    hr_poll_forget(&d->poll, &d->comp); /* the device's own descriptors */
-    hr_poll_forget(&d->poll, &d->async);
     hr_verbs_unwatch(d, &d->timer);
     hr_verbs_unwatch(d, &d->wake);
-    if (d->poll.fd >= 0) close(d->poll.fd);
-    hr_verbs_mem_close(d);
     hr_verbs_device_close(d);
+    if (d->poll.fd >= 0) close(d->poll.fd);
     free(d->ifaces);
     free(d->ifname);
     free(d->stash);
@@ -109,6 +106,7 @@ static hr_status open_parts(struct hr_verbs_domain *d, char detail[256]) {
         snprintf(detail, 256, "cannot set up the verbs domain: %s (open files: ulimit -n)", strerror(errno));
         return HR_ERR_NOMEM;
     }
+    if (d->verbs != &hr_verbs_sim) hr_verbs_removed_watch(d);
     return hr_verbs_listen(d, detail);
 }
 
@@ -144,6 +142,7 @@ hr_status hr_verbs_domain_open(const struct hr_provider *self, const struct hr_d
     d->wake = (struct hr_source){.kind = HR_VERBS_WAKE, .fd = -1};
     d->comp = (struct hr_source){.kind = HR_VERBS_CHANNEL, .fd = -1};
     d->async = (struct hr_source){.kind = HR_VERBS_ASYNC, .fd = -1};
+    d->removed = (struct hr_source){.kind = HR_VERBS_REMOVED, .fd = -1};
     hr_list_init(&d->eps);
     hr_list_init(&d->pools);
     hr_list_init(&d->ready);
@@ -193,6 +192,10 @@ static size_t domain_address(struct hr_domain *domain, void *addr) {
 static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
     struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
     char path[160] = "no active port", at[HR_SOCKADDR_TEXT];
+    if (!d->ctx) {
+        snprintf(text, size, "its device is gone");
+        return;
+    }
     if (d->used.port || d->paths.n) hr_verbs_path_text(d->used.port ? &d->used : &d->paths.list[0], path);
     snprintf(text, size, "%.60s, %s: %s, of %d; %s receives; %s%s", d->ctx->device->name, d->reason, path, d->paths.n,
              !d->shares      ? "own"

@@ -12,6 +12,7 @@
  * rma.c       reads, writes, atomics                        recv.c      what arrives
  * pool.c      receives, shared or not; promises             progress.c  polling, timers, sleeping
  * inject.c    faults, between here and the device           lib.c       libibverbs
+ * removed.c   the device is taken away
  * sim*.c      the simulated device, and the spare one
  * bond*.c     several devices as one domain: bond.h
  *
@@ -82,7 +83,8 @@ enum hr_verbs_source_kind {
     HR_VERBS_TIMER,
     HR_VERBS_WAKE,
     HR_VERBS_CHANNEL,
-    HR_VERBS_ASYNC
+    HR_VERBS_ASYNC,
+    HR_VERBS_REMOVED
 };
 /* What is said while pairs are tried; turn: which. */
 enum hr_verbs_word_kind { HR_VERBS_TRY = 1, HR_VERBS_READY, HR_VERBS_GOOD, HR_VERBS_BAD };
@@ -232,7 +234,7 @@ struct hr_verbs_domain {
     const struct hr_verbs_backend *verbs;
     const struct hr_auth *auth;
     uint64_t self_id;
-    struct ibv_context *ctx;
+    struct ibv_context *ctx; /* NULL, as are the next three: the device is gone, and was closed */
     struct ibv_pd *pd;
     struct ibv_comp_channel *channel;
     struct ibv_cq *cq;
@@ -257,7 +259,7 @@ struct hr_verbs_domain {
     struct hr_iface *ifaces; /* addresses of this host */
     int nifaces;
     struct hr_poll poll;
-    struct hr_source timer, wake, comp, async;
+    struct hr_source timer, wake, comp, async, removed;
     int64_t tick; /* of the timer; 0: off */
     int in_progress, look;
     int room; /* came back to an endpoint that had refused for lack of it: somebody may want to try again */
@@ -298,7 +300,16 @@ hr_status hr_verbs_domain_open(const struct hr_provider *self, const struct hr_d
 /* device.c */
 /* What a domain needs of its device. */
 hr_status hr_verbs_device_open(struct hr_verbs_domain *d, char detail[256]);
+/* With all that was registered; the domain stays. Nothing when it is closed. */
 void hr_verbs_device_close(struct hr_verbs_domain *d);
+/* No endpoint has anything of it. */
+int hr_verbs_device_idle(const struct hr_verbs_domain *d);
+
+/* removed.c */
+/* The kernel tells of devices that are taken away: listens, where it may. */
+void hr_verbs_removed_watch(struct hr_verbs_domain *d);
+/* 1: it was this one. */
+int hr_verbs_removed_event(struct hr_verbs_domain *d);
 
 /* address.c */
 /* Where this domain is called: addresses of the device's network, at most n. */
@@ -457,6 +468,7 @@ const uint8_t *hr_verbs_message(const struct hr_verbs_ep *ep, const struct ibv_w
 void hr_verbs_disown(struct hr_verbs_ep *ep, uint32_t number);
 
 /* progress.c */
+extern const char *const hr_verbs_gone; /* why a connection has ended: what the device said last */
 /* Fetches completions behind those at hand; returns how many, or -1. All: until none are left. */
 int hr_verbs_fetch(struct hr_verbs_domain *d);
 void hr_verbs_fetch_all(struct hr_verbs_domain *d);
