@@ -204,6 +204,8 @@ cdef class Channel:
             except BaseException:
                 self.cancel(req, HR_ERR_CANCELED)
                 raise
+            if self.engine.handle == NULL:
+                return 0  # it was closed meanwhile, by another thread or a signal handler, which has ended the request
             if now >= deadline:
                 self.cancel(req, HR_ERR_TIMEOUT)
                 return 0

@@ -88,6 +88,12 @@ cdef class Engine:
             raise ValueError("the transport is closed: call hrdma.init() again")
         return 0
 
+    cdef hr_engine *enter(self) except NULL:
+        """For a call without the GIL, until ``inside`` is taken back: another thread may close the engine meanwhile."""
+        self.check()
+        self.inside += 1
+        return self.handle
+
     @property
     def closed(self):
         return self.handle == NULL or self.forked_at != forks
@@ -137,9 +143,10 @@ cdef class Engine:
         cdef const char *where = address
         cdef size_t size = len(address)
         cdef hr_status status
-        self.check()
+        cdef hr_engine *handle = self.enter()
         with nogil:
-            status = hr_connect(self.handle, peer_id, provider_name, where, size, active)
+            status = hr_connect(handle, peer_id, provider_name, where, size, active)
+        self.inside -= 1
         if status != HR_OK:
             raise status_error(status, f"cannot connect to rank {peer_id} over {provider}: "
                                f"{text_of(hr_status_text(status))}", <int> peer_id, "init", -1, "connect", provider)
@@ -156,14 +163,14 @@ cdef class Engine:
         cdef uint64_t peer = 0
         cdef char detail[256]
         cdef hr_status status
-        self.check()
+        cdef hr_engine *handle
         while True:
             # Short pieces: a rank that dies meanwhile is told by another thread, Ctrl-C by the interpreter.
             detail[0] = 0
-            self.inside += 1
+            handle = self.enter()
             with nogil:
                 now = hr_now()
-                status = hr_connect_wait(self.handle, min(deadline, now + SLICE_NS // 4), &peer, detail)
+                status = hr_connect_wait(handle, min(deadline, now + SLICE_NS // 4), &peer, detail)
             self.inside -= 1
             PyErr_CheckSignals()
             if status == HR_OK:
@@ -198,9 +205,10 @@ cdef class Engine:
         cdef bytes name = provider.encode()
         cdef const char *provider_name = name
         cdef hr_status status
-        self.check()
+        cdef hr_engine *handle = self.enter()
         with nogil:
-            status = hr_set_class(self.handle, provider_name, dscp, answers, priority)
+            status = hr_set_class(handle, provider_name, dscp, answers, priority)
+        self.inside -= 1
         if status not in (HR_OK, HR_ERR_UNSUPPORTED):
             text = text_of(hr_status_text(status))
             raise status_error(status, f"dscp {dscp} and {answers}, priority {priority}: {text}")
@@ -210,11 +218,12 @@ cdef class Engine:
         """The control plane knows that this peer is gone: breaks every communicator that holds it."""
         cdef bytes text = reason.encode()
         cdef const char *detail = text
-        if self.handle == NULL or self.forked_at != forks:
+        cdef hr_engine *handle
+        if self.closed:
             return
-        self.inside += 1
+        handle = self.enter()
         with nogil:
-            hr_peer_lost(self.handle, peer_id, HR_ERR_PEER_LOST, detail)
+            hr_peer_lost(handle, peer_id, HR_ERR_PEER_LOST, detail)
         self.inside -= 1
 
     def counters(self):
@@ -281,11 +290,10 @@ cdef class Engine:
 
     def progress(self):
         """One pass of progress; for callers with a loop of their own."""
-        self.check()
         cdef int events
-        self.inside += 1
+        cdef hr_engine *handle = self.enter()
         with nogil:
-            events = hr_progress(self.handle)
+            events = hr_progress(handle)
         self.inside -= 1
         self.reap()
         return events
@@ -294,7 +302,7 @@ cdef class Engine:
         """Takes the finished asynchronous requests from the engine and lets go of them and their buffers."""
         cdef hr_request *req
         cdef hr_request *following
-        if self.pending == 0:
+        if self.pending == 0 or self.handle == NULL:
             return 0
         req = hr_engine_reap(self.handle)
         while req != NULL:

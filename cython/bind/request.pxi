@@ -137,6 +137,8 @@ cdef class Request:
                 PyErr_CheckSignals()
                 if self.call.program != NULL and now - since >= SLICE_NS:
                     self.channel.stalled(&self.call)
+                if self.channel.engine.handle == NULL:
+                    break  # closed meanwhile, which has ended the request
                 if now >= own:
                     self.channel.cancel(&self.req, HR_ERR_TIMEOUT)
                     break

@@ -395,9 +395,10 @@ cdef class MemoryRegion(Resource):
         if self.mr == NULL:
             rc = errno
             limit = _resource.getrlimit(_resource.RLIMIT_MEMLOCK)[0]
-            bound = "unlimited" if limit == _resource.RLIM_INFINITY else f"{limit} bytes"
-            raise RequestError(f"cannot register {self.span.nbytes} bytes on {pd.device.name}: {_os.strerror(rc)}; "
-                               f"the memlock limit is {bound}: ulimit -l unlimited")
+            bound = f"; the memlock limit is {limit} bytes: ulimit -l unlimited"
+            raise RequestError(f"cannot register {self.span.nbytes} bytes on {pd.device.name}: {_os.strerror(rc)}; it "
+                               f"has room for {pd.device.limits()['regions']} regions in all"
+                               f"{bound if limit != _resource.RLIM_INFINITY else ''}")
         self.opened()
 
     def __dealloc__(self):

@@ -37,10 +37,22 @@ def messages(comm, sizes):
         for i in range(100):
             comm.recv(out, 0, tag=9)
             assert out[0] == i
+    too_long(comm, left, right)
     comm.barrier()
     stats = comm.stats()
     assert stats["tx_bytes"] > 0 and all(peer["connected"] for peer in stats["peers"].values())
     comm.barrier()
+
+
+def too_long(comm, left, right):
+    """A message that is larger than its receive fails that receive, and nothing else."""
+    for size in (9, 5000, 3 << 20):
+        out, sending = np.zeros(8, "uint8"), comm.isend(np.ones(size, "uint8"), right, tag=11)
+        with pytest.raises(hrdma.RequestError, match="larger than the buffer"):
+            comm.recv(out, left, tag=11)
+        sending.wait()
+        assert comm.sendrecv(np.full(8, size % 251, "uint8"), right, out, left, tag=11) == (left, 8)
+        assert (out == size % 251).all()
 
 
 @pytest.mark.parametrize("transport", harness.transports())

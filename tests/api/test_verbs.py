@@ -153,6 +153,20 @@ def test_a_wrong_key_fails_with_status_and_vendor_code_and_ends_both(pair):
     assert not pair.arrays[1].any()
 
 
+def test_a_message_larger_than_its_receive_is_an_error_at_both_ends(pair):
+    pair.qps[1].post_recv(pair.regions[1][:10], wr_id=5)
+    pair.qps[0].post_send(pair.regions[0][:11])
+    # soft-RoCE calls it an operation error, at both ends
+    with pytest.raises(hrdma.RequestError, match=r"failed: remote (invalid request|operation error)"):
+        pair.ended(0)[0].check()
+    with pytest.raises(
+        hrdma.RequestError, match=r"work request 5 .* failed: local (length|queue pair operation) error"
+    ):
+        pair.ended(1)[0].check()
+    assert [qp.state for qp in pair.qps] == ["err", "err"]
+    assert not pair.arrays[1][10:].any()
+
+
 def test_a_peer_that_is_gone_is_an_error_in_time(pair):
     pair.qps[1].close()
     start = time.monotonic()
@@ -165,6 +179,32 @@ def test_a_full_queue_says_how_many_were_posted():
     pair = Pair(sends=4)
     with pair.device, pytest.raises(hrdma.RequestError, match=r"after \d+ of 5000; .*poll for completions"):
         pair.qps[0].post_send([pair.regions[0][:0]] * 5000)
+
+
+def test_more_queue_pairs_and_regions_than_the_device_has():
+    """Those that there are go on, and one that is closed makes room."""
+    with verbs.Device("sim") as device:
+        limits, pd, buffer = device.limits(), verbs.ProtectionDomain(device), bytearray(8)
+        cq = verbs.CompletionQueue(device)
+        qps = [verbs.QueuePair(pd, cq, sends=1, recvs=1) for _ in range(limits["queue_pairs"])]
+        with pytest.raises(
+            hrdma.DeviceError, match=r"1 sends.* on sim: Cannot allocate memory; it has 4096 queue pairs"
+        ):
+            verbs.QueuePair(pd, cq, sends=1, recvs=1)
+        qps.pop().close()
+        for qp, other in ((qps[0], qps[1]), (qps[1], qps[0])):
+            qp.connect(other.address)
+        regions = [verbs.MemoryRegion(pd, buffer) for _ in range(limits["regions"])]
+        with pytest.raises(
+            hrdma.RequestError, match=r"8 bytes on sim: Cannot allocate memory; it has room for 16384 reg"
+        ):
+            verbs.MemoryRegion(pd, buffer)
+        regions.pop().close()
+        last = verbs.MemoryRegion(pd, b"the last")
+        verbs.QueuePair(pd, cq, sends=1, recvs=1)
+        qps[1].post_recv(regions[0])
+        qps[0].post_send(last)
+        assert all(one.ok for _ in range(2) for one in cq.poll(1, timeout=10)) and buffer == b"the last"
 
 
 def test_limits_of_arguments(pair):

@@ -430,3 +430,65 @@ TEST(an_end_that_shares_and_one_that_does_not) {
     no_message_found_no_receive(&m);
     many_close(&m);
 }
+
+/* ---- more than the device has ---- */
+
+/* The connection that is one too many fails with the reason, and those that stand go on. */
+TEST(more_queue_pairs_than_the_device_has) {
+    struct pair p;
+    struct conn more[2][2] = {0};
+    struct ibv_qp *taken[SIM_MAX_QP];
+    int n = 0;
+    char text[64];
+    pair_open(&p, NULL);
+    const struct hr_verbs_domain *d = inside(&p.b);
+    struct ibv_qp_init_attr init = {.send_cq = d->cq, .recv_cq = d->cq, .qp_type = IBV_QPT_RC};
+    init.cap = (struct ibv_qp_cap){.max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1};
+    while (n < SIM_MAX_QP && (taken[n] = hr_verbs_sim.create_qp(d->pd, &init))) n++;
+    CHECK_EQ(n, SIM_MAX_QP - 1);
+    connect_pair(&p, &more[0][0], &more[0][1]);
+    CHECK(more[0][1].loss == HR_ERR_UNREACHABLE && hr_is_peer_error(more[0][0].loss));
+    snprintf(text, sizeof text, "cannot create a queue pair: Cannot allocate memory (the device has %d)", SIM_MAX_QP);
+    CHECK(strstr(more[0][1].detail, text));
+    CHECK_EQ(send_some(&p.ca, 100), HR_OK);
+    RUN(p.a, p.b, p.cb.messages == 1);
+    hr_verbs_sim.destroy_qp(taken[--n]);
+    connect_pair(&p, &more[1][0], &more[1][1]);
+    CHECK(more[1][0].ups && more[1][1].ups);
+    while (n) hr_verbs_sim.destroy_qp(taken[--n]);
+    for (int i = 0; i < 2; i++)
+        for (int side = 0; side < 2; side++) verbs->ep_destroy(more[i][side].ep);
+    pair_close(&p);
+}
+
+/* What cannot be registered is copied, as long as a connection's own buffers could be. */
+TEST(more_registrations_than_the_device_has) {
+    struct pair p;
+    struct hr_mem mem, refused;
+    struct hr_rmem rmem;
+    struct ibv_mr *taken[SIM_MAX_MR];
+    struct conn more[2] = {0};
+    int n = 0;
+    uint8_t byte, *here = hr_arena_alloc(1 << 20, 0), *there = hr_arena_alloc(1 << 20, HR_ARENA_WRITABLE_BY_PEERS);
+    pair_open(&p, NULL);
+    share(&p, there, 1 << 20, &mem, &rmem);
+    const struct hr_verbs_domain *d = inside(&p.a);
+    while (n < SIM_MAX_MR && (taken[n] = hr_verbs_sim.reg_mr(d->pd, &byte, 1, IBV_ACCESS_LOCAL_WRITE))) n++;
+    CHECK(n > SIM_MAX_MR - 20 && n < SIM_MAX_MR);
+    CHECK_EQ(verbs->mem_register(p.a.domain, here, 100, HR_ACCESS_REMOTE_READ, &refused), HR_ERR_NOMEM);
+    struct hr_rma write = {.local = here, .len = 1 << 20, .remote = &rmem, .cookie = &p};
+    memset(here, 5, 1 << 20);
+    CHECK_EQ(verbs->post_write(p.ca.ep, &write), HR_INPROGRESS);
+    RUN(p.a, p.b, p.ca.dones == 1);
+    CHECK_EQ(p.ca.done_status, HR_OK);
+    RUN(p.a, p.b, memcmp(there, here, 1 << 20) == 0); /* it has left, and is not there yet */
+    CHECK(d->counts.staged == 1 << 20 && !d->counts.direct);
+    connect_pair(&p, &more[0], &more[1]);
+    CHECK(more[0].loss == HR_ERR_UNREACHABLE && strstr(more[0].detail, "for a connection: Cannot allocate memory"));
+    while (n) hr_verbs_sim.dereg_mr(taken[--n]);
+    for (int side = 0; side < 2; side++) verbs->ep_destroy(more[side].ep);
+    verbs->mem_deregister(p.b.domain, &mem);
+    pair_close(&p);
+    hr_arena_free(here);
+    hr_arena_free(there);
+}

@@ -93,6 +93,13 @@ def sample(n: int) -> list[Case]:
     return found
 
 
+def on_verbs() -> list[Case]:
+    """Runs on an RDMA device, simulated or not: a peer that falls while queue pairs are made, and what is under way on them."""
+    ways = [("connect", "kill", 5), ("connect", "kill", 7), ("connect", "stop", 7), ("connect", "stop", 8)]
+    ways += [("allreduce_large", "kill", 3), ("send_large", "stop", 4)]
+    return [Case(phase, how, "verbs", seed) for phase, how, seed in ways]
+
+
 # -- what the ranks do -------------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from machine import took
-from matrix import CLOSE_SECONDS, JOIN_SECONDS, JOINING, RANKS, Case, matrix, run, sample
+from matrix import CLOSE_SECONDS, JOIN_SECONDS, JOINING, RANKS, Case, matrix, on_verbs, run, sample
 
 HEARTBEAT = 1.0
 RUNS = 20  # in the normal suite
@@ -15,7 +15,7 @@ RUNS = 20  # in the normal suite
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         nightly = metafunc.config.getoption("--nightly", default=False)
-        metafunc.parametrize("case", matrix() if nightly else sample(RUNS), ids=str)
+        metafunc.parametrize("case", [*(matrix() if nightly else sample(RUNS)), *on_verbs()], ids=str)
 
 
 def test_every_other_rank_learns_of_it(start, case):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -54,6 +56,57 @@ def messages(comm):
         assert (got == np.arange(size, dtype="uint32") * 2 + other).all(), size
     with pytest.raises(TimeoutError):
         comm.recv(np.zeros(1 << 20, "uint8"), other, tag=1, timeout=0.2)
+    for size in (9, 1 << 20):
+        sending = comm.isend(np.ones(size, "uint8"), other, tag=2)
+        with pytest.raises(hrdma.RequestError, match="larger than the buffer"):
+            comm.recv(np.zeros(8, "uint8"), other, tag=2)
+        sending.wait()
+
+
+LARGE = 1 << 30
+PINNED = 64 << 20
+
+
+def pinned():
+    """Bytes that devices have pinned of this process, as the kernel counts them."""
+    return int(re.search(r"VmPin:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
+
+
+def large(comm):
+    """An array that nobody registered, of more than may be pinned: the most that was pinned meanwhile, beyond what was before."""
+    marks = slice(0, None, (1 << 20) + 1)
+    pages = mmap.mmap(-1, LARGE)
+    pages.madvise(mmap.MADV_NOHUGEPAGE)  # the sender's is one page of zeros, but for the marks: two GiB would not fit
+    x = np.frombuffer(pages, "uint8")
+    if comm.rank == 0:
+        x[marks] = np.arange(len(x[marks])) % 251
+    before, most, over = pinned(), 0, threading.Event()
+
+    def look():
+        nonlocal most
+        while not over.wait(0.005):
+            most = max(most, pinned() - before)
+
+    looks = threading.Thread(target=look)
+    comm.barrier()
+    looks.start()
+    comm.send(x, 1, timeout=60) if comm.rank == 0 else comm.recv(x, 0, timeout=60)
+    over.set()
+    looks.join()
+    if comm.rank == 1:
+        assert (x[marks] == np.arange(len(x[marks])) % 251).all()
+        x[marks] = 0
+        assert not any(part.any() for part in np.split(x, 64))
+    peers = comm.stats()["peers"][1 - comm.rank]
+    return [most, before, peers]
+
+
+@pytest.mark.timeout(100)
+def test_a_large_array_goes_through_staging_that_is_bounded(device):
+    env = {"HRDMA_TRANSPORT": "verbs", "HRDMA_DEVICES": device}
+    for most, before, peers in harness.ranks(large, 2, env=env, timeout=90):
+        print(most, before, peers)
+        assert 0 < before + most <= PINNED, (most, before, peers)
 
 
 def job(comm):

@@ -230,6 +230,7 @@ static int mr_add_last(struct sim_context *ctx, struct sim_mr *mr) {
 static int mr_add(struct sim_context *ctx, struct sim_mr *mr) {
     uint32_t i = 0;
     while (i < ctx->nmrs && ctx->mrs[i]) i++;
+    if (i == SIM_MAX_MR) return ENOMEM;
     if (i == ctx->nmrs) {
         uint32_t n = i ? 2 * i : 16;
         struct sim_mr **mrs = realloc(ctx->mrs, n * sizeof *mrs);
@@ -383,7 +384,7 @@ static int query_device(struct ibv_context *ctx, struct ibv_device_attr *attr) {
                                      .max_sge_rd = SIM_SGE,
                                      .max_cq = 1 << 16,
                                      .max_cqe = SIM_MAX_CQE,
-                                     .max_mr = 1 << 20,
+                                     .max_mr = SIM_MAX_MR,
                                      .max_pd = 1 << 16,
                                      .max_qp_rd_atom = SIM_RD_ATOMIC,
                                      .max_qp_init_rd_atom = SIM_RD_ATOMIC,

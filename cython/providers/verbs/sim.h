@@ -37,6 +37,7 @@ enum {
     SIM_INLINE = 256,
     SIM_MAX_WR = 4096,
     SIM_MAX_QP = 4096,
+    SIM_MAX_MR = 1 << 14,
     SIM_MAX_CQE = 1 << 20,
     SIM_RD_ATOMIC = 16,
     SIM_MAX_MSG = 1 << 30,

@@ -1,0 +1,58 @@
+"""The transport is closed while somebody else is inside of it."""
+
+import signal
+import subprocess
+import sys
+
+import numpy as np
+
+import harness
+import hrdma
+
+CLOSED_MEANWHILE = """
+import sys, threading
+from hrdma import _core
+sys.setswitchinterval(1e-6)
+for _ in range(500):
+    engine, go = _core.Engine(0, "loop"), threading.Event()
+    def lose():
+        go.set()
+        while not engine.closed:
+            engine.peer_lost(1, "gone")
+    threads = [threading.Thread(target=lose) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    go.wait()
+    engine.close(0.0)
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_an_engine_is_closed_while_the_control_plane_tells_it_of_a_loss():
+    """The control plane's thread is inside, or about to be, when init fails and closes it at once."""
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", CLOSED_MEANWHILE], capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def finalized_by_a_signal(rank):
+    said = []
+    for wait in (lambda comm, x: comm.recv(x, 0, timeout=20), lambda comm, x: comm.irecv(x, 0).wait()):
+        comm = hrdma.init(0, 1)
+        signal.signal(signal.SIGALRM, lambda *_: hrdma.finalize())
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            wait(comm, np.zeros(1))
+        except hrdma.RequestError as error:
+            said.append(str(error))
+    return said
+
+
+def test_a_signal_handler_may_finalize_what_the_thread_waits_in():
+    (said,) = harness.ranks(finalized_by_a_signal, 1, init=False)
+    assert [text.partition(" with rank 0: ")[::2] for text in said] == [
+        ("recv #0", "the communicator was closed meanwhile"),
+        ("irecv #0", "the communicator was closed meanwhile"),
+    ]
