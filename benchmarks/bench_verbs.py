@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import re
 import shutil
@@ -30,6 +31,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import hrdma
 from hrdma import verbs
@@ -213,6 +216,41 @@ def allreduce(comm: hrdma.Communicator, count: int) -> float:
     return 2 * ALLREDUCE * (comm.size - 1) / comm.size / statistics.median(times[WARM_UP:])
 
 
+def counted(comm: hrdma.Communicator) -> tuple[int, float]:
+    """What the device's domain has counted, from its text: registrations, and the most MB that were pinned at a time."""
+    found = re.search(r"; (\d+) registrations, at most ([\d.]+) MB pinned", comm.info()["domains"]["verbs"])
+    assert found
+    return int(found[1]), float(found[2])
+
+
+def memory(comm: hrdma.Communicator, nbytes: int) -> list[str]:
+    """What registering costs: one array used twice, and one of more than may be pinned that nobody registered."""
+    x = hrdma.zeros(ALLREDUCE // 4, "float32")
+    seen = [counted(comm)[0]]
+    for _ in range(2):
+        comm.allreduce(x)
+        seen.append(counted(comm)[0])
+    pages = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # the sender's, not written to, take no memory
+    pages.madvise(mmap.MADV_NOHUGEPAGE)
+    y = np.frombuffer(pages, "uint8")
+    y[:: 1 << 20] = 1 - comm.rank
+    comm.barrier()
+    start = time.perf_counter()
+    if comm.rank == 0:
+        comm.send(y, dst=1, timeout=300)
+    elif comm.rank == 1:
+        comm.recv(y, src=0, timeout=300)
+        if not (y[:: 1 << 20] == 1).all():
+            raise ValueError("what was received is wrong")
+    comm.barrier()
+    took = time.perf_counter() - start
+    return [
+        f"registrations by an allreduce of an array, and by a second one: {seen[1] - seen[0]}, {seen[2] - seen[1]}",
+        f"{nbytes >> 20} MiB of a plain array, by buffers: {nbytes / took / 1e6:.1f} MB/s, at most "
+        f"{counted(comm)[1]:.1f} MB pinned",
+    ]
+
+
 # --- perftest ---
 
 
@@ -355,6 +393,11 @@ def measure(asked: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
         with hrdma.init(transport="tcp", devices="") as comm:
             note(row, "tcp", allreduce(comm, count))
         hrdma.finalize()
+    if comm.size == 2:
+        with hrdma.init(transport="verbs", devices=DEVICE) as comm:
+            told = memory(comm, max(1, int(asked.scale * 1024)) << 20)
+        if comm.rank == 0:
+            print(*told, sep="\n")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 
@@ -56,6 +57,53 @@ def test_what_is_reduced_is_written_by_the_device_and_not_copied_along():
     for found in harness.ranks(reduced_where_it_lies, 2, env=SIM):
         for name, (pushed, segments) in found.items():
             assert pushed >= 2 and segments == 0, (name, found)
+
+
+LARGE = 1 << 30
+PINNED = 64 << 20
+TEXT = r"; (\d+) registrations, at most ([\d.]+) MB pinned outside arenas$"
+
+
+def counted(comm):
+    """What the domain's text counts: registrations, and the most bytes that were pinned at a time."""
+    found = re.search(TEXT, comm.info()["domains"]["verbs"])
+    return int(found[1]), float(found[2]) * 1e6
+
+
+def large_and_plain(comm):
+    """An array that nobody registered goes through buffers; those of the sender are its zero page but for some marks."""
+    pages = mmap.mmap(-1, LARGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    pages.madvise(mmap.MADV_NOHUGEPAGE)
+    x, marks = np.frombuffer(pages, "uint8"), slice(0, None, (1 << 20) + 1)
+    if comm.rank == 0:
+        x[marks] = np.arange(len(x[marks])) % 251
+        comm.send(x, 1, timeout=60)
+    else:
+        comm.recv(x, 0, timeout=60)
+        assert (x[marks] == np.arange(len(x[marks])) % 251).all()
+        x[marks] = 0
+        assert not any(part.any() for part in np.split(x, 64))
+    return counted(comm)
+
+
+@pytest.mark.timeout(100)
+def test_an_array_of_more_than_may_be_pinned_goes_through_buffers():
+    for _, most in harness.ranks(large_and_plain, 2, env=SIM, timeout=90):
+        assert 0 < most <= PINNED, most
+
+
+def summed_twice(comm):
+    x = hrdma.zeros(1 << 18)
+    found = []
+    for _ in range(3):
+        comm.allreduce(x)
+        found.append(counted(comm)[0])
+    return found
+
+
+def test_a_second_operation_on_an_array_does_not_register_it_again():
+    for first, *rest in harness.ranks(summed_twice, 2, env=SIM):
+        assert first > 0 and rest == [first, first], (first, rest)
 
 
 def through_failures(comm):

@@ -43,11 +43,19 @@ void *hr_verbs_pages(size_t len) {
 
 /* ---- the device's registrations ---- */
 
+void hr_verbs_mem_held(struct hr_verbs_domain *d, int64_t bytes) {
+    d->counts.held += (uint64_t)bytes;
+    if (d->counts.most < d->counts.held) d->counts.most = d->counts.held;
+}
+
 static void mr_free(struct hr_verbs_domain *d, struct hr_verbs_mr *mr) {
     struct hr_verbs_mr **at = &d->mrs;
     while (*at != mr) at = &(*at)->next;
     *at = mr->next;
-    if (!mr->arena) d->pinned -= mr->mr->length;
+    if (!mr->arena) {
+        d->pinned -= mr->mr->length;
+        hr_verbs_mem_held(d, -(int64_t)mr->mr->length);
+    }
     d->verbs->dereg_mr(mr->mr);
     free(mr);
 }
@@ -62,7 +70,10 @@ static struct hr_verbs_mr *mr_new(struct hr_verbs_domain *d, void *addr, size_t 
         return NULL;
     }
     d->counts.registered++;
-    if (!arena) d->pinned += len;
+    if (!arena) {
+        d->pinned += len;
+        hr_verbs_mem_held(d, (int64_t)len);
+    }
     mr->arena = arena;
     mr->next = d->mrs;
     d->mrs = mr;

@@ -71,6 +71,7 @@ static int block_new(struct hr_verbs_pool *pool, uint32_t n) {
     block->next = pool->blocks;
     pool->blocks = block;
     d->counts.receives += block->len;
+    hr_verbs_mem_held(d, (int64_t)block->len);
     return 1;
 }
 
@@ -209,6 +210,7 @@ static void pool_free(struct hr_verbs_pool *pool) {
     for (struct hr_verbs_block *block; (block = pool->blocks);) {
         pool->blocks = block->next;
         d->counts.receives -= block->len;
+        hr_verbs_mem_held(d, -(int64_t)block->len);
         d->verbs->dereg_mr(block->mr);
         munmap(block->bytes, block->len);
         free(block);

@@ -48,7 +48,10 @@ static hr_status slab_open(struct hr_verbs_ep *ep, char why[160]) {
     ep->slab_len = SLAB;
     if (!errno) ep->slab = hr_verbs_pages(SLAB);
     if (ep->slab) ep->slab_mr = d->verbs->reg_mr(d->pd, ep->slab, SLAB, IBV_ACCESS_LOCAL_WRITE);
-    if (ep->slab_mr) return HR_OK;
+    if (ep->slab_mr) {
+        hr_verbs_mem_held(d, SLAB);
+        return HR_OK;
+    }
     int error = errno;
     snprintf(why, 160, "cannot register %d KiB for a connection: %s%s", SLAB >> 10, strerror(error),
              hr_verbs_memlock_text(error, limit));
@@ -187,9 +190,13 @@ void hr_verbs_qp_drop(struct hr_verbs_ep *ep) {
 }
 
 void hr_verbs_qp_close(struct hr_verbs_ep *ep) {
+    struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
     hr_verbs_qp_drop(ep);
     hr_verbs_pool_leave(ep);
-    if (ep->slab_mr) hr_verbs_domain_of(&ep->base)->verbs->dereg_mr(ep->slab_mr);
+    if (ep->slab_mr) {
+        hr_verbs_mem_held(d, -SLAB);
+        d->verbs->dereg_mr(ep->slab_mr);
+    }
     if (ep->slab) munmap(ep->slab, ep->slab_len);
     ep->slab_mr = NULL;
     ep->slab = NULL;

@@ -197,12 +197,16 @@ static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
         return;
     }
     if (d->used.port || d->paths.n) hr_verbs_path_text(d->used.port ? &d->used : &d->paths.list[0], path);
-    snprintf(text, size, "%.60s, %s: %s, of %d; %s receives; %s%s", d->ctx->device->name, d->reason, path, d->paths.n,
-             !d->shares      ? "own"
-             : d->alone_most ? "own, then shared"
-                             : "shared",
-             *d->fallback ? "left: " : "called at ",
-             *d->fallback ? d->fallback : hr_sockaddr_text(&d->door.listeners[0].at, at));
+    int n = snprintf(text, size, "%.60s, %s: %s, of %d; %s receives; %s%s", d->ctx->device->name, d->reason, path,
+                     d->paths.n,
+                     !d->shares      ? "own"
+                     : d->alone_most ? "own, then shared"
+                                     : "shared",
+                     *d->fallback ? "left: " : "called at ",
+                     *d->fallback ? d->fallback : hr_sockaddr_text(&d->door.listeners[0].at, at));
+    if (n < 0 || (size_t)n >= size) return;
+    snprintf(text + n, size - (size_t)n, "; %llu registrations, at most %.1f MB pinned outside arenas",
+             (unsigned long long)d->counts.registered, (double)d->counts.most * 1e-6);
 }
 
 const struct hr_provider hr_provider_verbs = {

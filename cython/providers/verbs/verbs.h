@@ -227,6 +227,7 @@ struct hr_verbs_counts { /* since the domain was opened; for tests and for peopl
     uint64_t staged;     /* bytes of reads and writes that were copied */
     uint64_t rnr;        /* receives that were missing: must stay 0 */
     uint64_t receives;   /* bytes of memory for them, now */
+    uint64_t held, most; /* bytes outside arenas that the device has pinned, buffers of ours among them: now, ever */
 };
 
 struct hr_verbs_domain {
@@ -391,6 +392,8 @@ hr_status hr_verbs_mem_export(struct hr_ep *ep, const struct hr_mem *mem, void *
 hr_status hr_verbs_mem_import(struct hr_ep *ep, const struct hr_desc *desc, struct hr_rmem *rmem_p);
 void hr_verbs_mem_release(struct hr_ep *ep, struct hr_rmem *rmem);
 void hr_verbs_mem_close(struct hr_verbs_domain *d);
+/* So many bytes outside arenas were registered; negative: are no longer. */
+void hr_verbs_mem_held(struct hr_verbs_domain *d, int64_t bytes);
 /* The key by which the device may read or write local memory, or 0: it must go through a buffer. */
 uint32_t hr_verbs_local_key(struct hr_verbs_domain *d, const void *addr, size_t len, const struct hr_mem *mem);
 void *hr_verbs_pages(size_t len);
