@@ -8,11 +8,9 @@
 All ranks run on one host, each on a processor as long as there are any, and so do perftest's ends. In each round every
 row is measured, ours and then perftest's (ib_write_bw, ib_send_bw, ib_read_bw, ib_send_lat, which rank 0 starts, both
 ends, while the others sleep); a figure is the median of the rounds, a ratio the median of the rounds' ratios. Latencies
-are those of programs that were just started, ours from Python and from C as perftest's: what a process has done before
-changes them by a fifth where the machine is translated. Bytes are checked after the timed part. perftest polls and
+and allreduces are those of programs that were just started, ours as perftest's: what a process has done before changes
+them by a fifth where the machine is translated. Bytes are checked after the timed part. perftest polls and
 never sleeps: HRDMA_SPIN_US=999999 has us do the same.
-Instructions are those of one call, from the difference of two runs of callgrind that differ in nothing but the number
-of calls.
 """
 
 from __future__ import annotations
@@ -26,13 +24,13 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from verbs_instructions import instructions
 
 import hrdma
 from hrdma import verbs
@@ -297,11 +295,20 @@ def perftest(device: verbs.Device, program: str, options: str, column: int, pair
     return statistics.mean(found)
 
 
-def in_python(count: int) -> dict[str, float]:
-    """Seconds by kind from two ranks of their own."""
-    command = ["hrdma", "run", "-n", "2", "--timeout", str(LIMIT), __file__, "--latencies", str(count)]
-    cpus = ",".join(str(cpu) for cpu in CPUS)
-    command = ["taskset", "-c", cpus, sys.executable, "-m", *command]
+def in_python(ranks: int, kind: str, count: int) -> dict[str, float]:
+    """Figures from ranks of their own."""
+    command = [
+        "taskset",
+        "-c",
+        ",".join(str(cpu) for cpu in CPUS),
+        sys.executable,
+        "-m",
+        "hrdma",
+        "run",
+        "-n",
+        str(ranks),
+    ]
+    command += ["--timeout", str(LIMIT), __file__, "--only", kind, str(count)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT + 20)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed: {done.stdout}{done.stderr}")
@@ -353,18 +360,21 @@ def point_to_point(comm: hrdma.Communicator, device: verbs.Device, scale: float,
         note(f"Endpoint.write {size}", "ours", by_endpoint(comm, nbytes, count))
     count = max(100, int(scale * 1000))
     theirs = alone(comm, lambda: perftest(device, "ib_send_lat", f"-s 8 -n {count}", 4))
-    ours = alone(comm, lambda: in_python(count) | in_c(device, count)) or {}
+    ours = alone(comm, lambda: in_python(2, "latencies", count) | in_c(device, count)) or {}
     for name, seconds in ours.items():
         note(f"latency 8 B, {name}", "ours", seconds)
         note(f"latency 8 B, {name}", "perftest", theirs and theirs * 1e-6)
 
 
-def latencies(count: int) -> None:
+def only(kind: str, count: int) -> dict[str, float]:
     """What `in_python` starts."""
     with hrdma.init(transport="verbs", devices=DEVICE) as comm:
-        found = {"Endpoint": latency(comm, count), "send": by_message(comm, count)}
-        if comm.rank == 0:
-            print(json.dumps(found))
+        if kind == "latencies":
+            return {"Endpoint": latency(comm, count), "send": by_message(comm, count)}
+        found = {"ours": allreduce(comm, count)}
+    hrdma.finalize()
+    with hrdma.init(transport="tcp", devices="") as comm:
+        return found | {"tcp": allreduce(comm, count)}
 
 
 def measure(asked: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
@@ -386,12 +396,11 @@ def measure(asked: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
             if comm.size == 2:
                 point_to_point(comm, device, asked.scale, note)
             row, options = f"allreduce 4 MiB, {comm.size} ranks", f"-b -s 65536 -n {max(64, int(asked.scale * 1000))}"
-            note(row, "ours", allreduce(comm, count))
+            ours = alone(comm, lambda n=comm.size: in_python(n, "allreduce", count)) or {}
+            note(row, "ours", ours.get("ours"))
+            note(row, "tcp", ours.get("tcp"))
             theirs = alone(comm, lambda d=device, o=options, n=comm.size // 2: perftest(d, "ib_write_bw", o, 3, n))
             note(row, "perftest", theirs and theirs * (1 << 20) / 2)
-        hrdma.finalize()
-        with hrdma.init(transport="tcp", devices="") as comm:
-            note(row, "tcp", allreduce(comm, count))
         hrdma.finalize()
     if comm.size == 2:
         with hrdma.init(transport="verbs", devices=DEVICE) as comm:
@@ -424,57 +433,13 @@ def show(found: dict[str, dict[str, list[float]]]) -> None:
             print(f"{'  the same by tcp':30}{text('tcp'):>12}{'':12}{ratio:7.2f}  times as fast as that")
 
 
-# --- instructions ---
-
-CALLS = {
-    "QueuePair.write 8 B, posted and polled": "here.write(source, target.address, target.rkey); cq.poll(1, timeout=5)",
-    "Endpoint.write 8 B, to oneself": "end.write(x, remote)",
-    "Endpoint.read 8 B, to oneself": "end.read(x, remote)",
-}
-PROGRAM = """
-import hrdma
-from hrdma import verbs
-comm = hrdma.init(0, 1, timeout=60)
-device = verbs.Device("sim")
-pd, cq = verbs.ProtectionDomain(device), verbs.CompletionQueue(device)
-here, there = verbs.QueuePair(pd, cq), verbs.QueuePair(pd, cq)
-here.connect(there.address)
-there.connect(here.address)
-source, target = verbs.MemoryRegion(pd, bytes(8)), verbs.MemoryRegion(pd, bytearray(8), remote_write=True)
-end, x = hrdma.Endpoint(comm, 0), hrdma.zeros(8, "uint8")
-memory = end.expose(x, write=True)
-remote = end.remote(bytes(memory))
-for _ in range({count}):
-    {call}
-"""
-
-
-def instructions(few: int = 1000, many: int = 21000) -> None:
-    """Instructions of one call, all threads, from the difference of two runs."""
-    print(f"{'instructions of one call':44}{'':>10}")
-    for name, call in CALLS.items():
-        totals = []
-        for count in (few, many):
-            with tempfile.TemporaryDirectory() as folder:
-                done = subprocess.run(
-                    ["valgrind", "--tool=callgrind", f"--callgrind-out-file={folder}/out", sys.executable, "-c",
-                     PROGRAM.format(count=count, call=call)],
-                    capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONHASHSEED": "0"},
-                )  # fmt: skip
-            match = re.search(r"Collected : (\d+)", done.stderr)
-            if done.returncode or not match:
-                raise RuntimeError(f"callgrind failed: {done.stderr[-2000:]}")
-            totals.append(int(match[1]))
-        print(f"{name:44}{(totals[1] - totals[0]) / (many - few):10.0f}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of messages")
     parser.add_argument("--instructions", action="store_true", help="count instructions on device sim, and end")
     parser.add_argument(
-        "--latencies", type=int, metavar="N", help="print those of N round trips by hrdma as JSON, and end"
+        "--only", nargs=2, metavar=("KIND", "N"), help="N latencies, or N of allreduce, as JSON, and end"
     )
     parser.add_argument("--json", type=Path, help="write the figures there too")
     asked = parser.parse_args()
@@ -483,8 +448,10 @@ def main() -> None:
         return
     rank = int(os.environ.get("RANK", "0"))
     os.sched_setaffinity(0, {CPUS[rank % len(CPUS)]})
-    if asked.latencies:
-        latencies(asked.latencies)
+    if asked.only:
+        figures = only(asked.only[0], int(asked.only[1]))
+        if rank == 0:
+            print(json.dumps(figures))
         return
     found = measure(asked)
     if rank == 0:
