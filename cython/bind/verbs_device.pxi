@@ -9,6 +9,7 @@ from libc.string cimport memcpy
 from verbs cimport *
 
 import ipaddress as _ipaddress
+import errno as _errno
 import resource as _resource
 import weakref as _weakref
 
@@ -307,6 +308,15 @@ cdef class Device(Resource):
             "active": self.attr.state == IBV_PORT_ACTIVE,
         }
 
+    cdef str has(self, str words, int error):
+        """Words with the device's limits, where these may be why something failed; empty where it cannot be asked."""
+        if error not in (_errno.ENOMEM, _errno.ENOSPC, _errno.EINVAL):
+            return ""
+        try:
+            return words.format(**self.limits())
+        except DeviceError:
+            return ""
+
     def __repr__(self):
         return f"<Device {self.name}:{self.port}>"
 
@@ -396,9 +406,9 @@ cdef class MemoryRegion(Resource):
             rc = errno
             limit = _resource.getrlimit(_resource.RLIMIT_MEMLOCK)[0]
             bound = f"; the memlock limit is {limit} bytes: ulimit -l unlimited"
-            raise RequestError(f"cannot register {self.span.nbytes} bytes on {pd.device.name}: {_os.strerror(rc)}; it "
-                               f"has room for {pd.device.limits()['regions']} regions in all"
-                               f"{bound if limit != _resource.RLIM_INFINITY else ''}")
+            raise RequestError(f"cannot register {self.span.nbytes} bytes on {pd.device.name}: {_os.strerror(rc)}"
+                               + pd.device.has("; it has room for {regions} regions in all", rc)
+                               + (bound if limit != _resource.RLIM_INFINITY else ""))
         self.opened()
 
     def __dealloc__(self):

@@ -71,10 +71,10 @@ cdef class QueuePair(Resource):
         self.qp = self.verbs.create_qp(pd.pd, &init)
         if self.qp == NULL:
             rc = errno
-            most = pd.device.limits()
             raise DeviceError(f"cannot make a queue pair of {sends} sends, {recvs} receives and {inline} inline bytes "
-                              f"on {pd.device.name}: {_os.strerror(rc)}; it has {most['queue_pairs']} queue pairs in "
-                              f"all, of {most['work_requests']} sends and receives at most")
+                              f"on {pd.device.name}: {_os.strerror(rc)}"
+                              + pd.device.has("; it has {queue_pairs} queue pairs in all, of {work_requests} sends "
+                                              "and receives at most", rc))
         self.opened()
         self.inline = min(inline, <int> init.cap.max_inline_data)
         memset(&attr, 0, sizeof(attr))

@@ -38,6 +38,7 @@ def messages(comm, sizes):
             comm.recv(out, 0, tag=9)
             assert out[0] == i
     too_long(comm, left, right)
+    dropped(comm, left, right)
     comm.barrier()
     stats = comm.stats()
     assert stats["tx_bytes"] > 0 and all(peer["connected"] for peer in stats["peers"].values())
@@ -53,6 +54,27 @@ def too_long(comm, left, right):
         sending.wait()
         assert comm.sendrecv(np.full(8, size % 251, "uint8"), right, out, left, tag=11) == (left, 8)
         assert (out == size % 251).all()
+
+
+def dropped(comm, left, right):
+    """Memory that nobody else holds is not given to others as long as something is on its way from or to it."""
+    size = 3 << 20
+    for place in (np.empty, hrdma.empty):
+
+        def filled(value, place=place):
+            x = place(size, "uint8")
+            x[:] = value
+            return x
+
+        for _ in range(3):
+            comm.isend(filled(7), right, tag=12)
+            comm.irecv(filled(0), left, tag=13)
+            others, out = [filled(9) for _ in range(3)], np.zeros(size, "uint8")
+            comm.recv(out, left, tag=12)
+            assert (out == 7).all()
+            comm.send(out, right, tag=13)
+            comm.barrier()
+            assert all((other == 9).all() for other in others)
 
 
 @pytest.mark.parametrize("transport", harness.transports())

@@ -379,7 +379,7 @@ TEST(a_device_that_is_gone_is_closed) {
     CHECK_EQ(verbs->event_arm(p.a.domain), HR_OK);
     verbs->event_disarm(p.a.domain);
     verbs->domain_describe(p.a.domain, text, sizeof text);
-    CHECK_STR(text, "its device is gone");
+    CHECK_STR(text, "sim is gone");
     verbs->mem_deregister(p.a.domain, &local);
     CHECK_EQ(verbs->mem_register(p.a.domain, here, LEN, HR_ACCESS_REMOTE_READ, &other), HR_ERR_DEVICE);
     CHECK_EQ(verbs->ep_create(p.a.domain, 2, &late, &late.ep), HR_OK);

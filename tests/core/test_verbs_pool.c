@@ -439,7 +439,7 @@ TEST(more_queue_pairs_than_the_device_has) {
     struct conn more[2][2] = {0};
     struct ibv_qp *taken[SIM_MAX_QP];
     int n = 0;
-    char text[64];
+    char text[96];
     pair_open(&p, NULL);
     const struct hr_verbs_domain *d = inside(&p.b);
     struct ibv_qp_init_attr init = {.send_cq = d->cq, .recv_cq = d->cq, .qp_type = IBV_QPT_RC};

@@ -84,9 +84,11 @@ def large(comm):
     looks = threading.Thread(target=look)
     comm.barrier()
     looks.start()
-    comm.send(x, 1, timeout=60) if comm.rank == 0 else comm.recv(x, 0, timeout=60)
-    over.set()
-    looks.join()
+    try:
+        comm.send(x, 1, timeout=60) if comm.rank == 0 else comm.recv(x, 0, timeout=60)
+    finally:
+        over.set()
+        looks.join()
     assert (x == sent).all()
     return most
 

@@ -90,8 +90,8 @@ void hr_bond_tell_carrier(struct hr_bond_ep *ep) {
     bond->counts.fell += (uint64_t)fell;
     int which = fell ? ep->last : ep->first;
     if (which >= 0) rail = bond->rails[which];
-    snprintf(text, sizeof text, "%.60s%s%.180s", rail && rail->ctx ? rail->ctx->device->name : "its device is gone",
-             fell && *ep->detail ? ": " : "", fell ? ep->detail : "");
+    snprintf(text, sizeof text, "%.60s%s%.180s", rail ? rail->name : "none", fell && *ep->detail ? ": " : "",
+             fell ? ep->detail : "");
     const struct hr_sink *sink = ep->base.domain->sink;
     if (sink->carrier) sink->carrier(&ep->base, fell ? "tcp" : NULL, text);
 }

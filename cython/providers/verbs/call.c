@@ -232,8 +232,26 @@ static void give(struct hr_verbs_domain *d, struct hr_caller *caller, struct hr_
         hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, "the caller left before the connection was open", 0);
 }
 
+static void refuse(struct hr_door *door, struct hr_caller *caller) {
+    int fd = hr_door_take(door, caller);
+    shutdown(fd, SHUT_RDWR);
+    close(fd);
+}
+
+void hr_verbs_calls_refuse(struct hr_verbs_domain *d) {
+    for (struct hr_link *l = d->door.callers.next, *next; l != &d->door.callers; l = next) {
+        struct hr_caller *caller = hr_container(l, struct hr_caller, link);
+        next = l->next;
+        if (caller->step == HR_CALLER_PARKED) refuse(&d->door, caller);
+    }
+}
+
 static void waits(struct hr_door *door, struct hr_caller *caller) {
     struct hr_verbs_domain *d = domain_of(door);
+    if (d->gone) {
+        refuse(door, caller);
+        return;
+    }
     for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next) {
         struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
         if (!meant(ep, caller)) continue;

@@ -79,6 +79,7 @@ static void broken(struct hr_verbs_domain *d, const struct ibv_async_event *even
 
 static void gone(struct hr_verbs_domain *d) {
     d->gone = 1;
+    hr_verbs_calls_refuse(d);
     for (struct hr_link *l = d->eps.next; l != &d->eps; l = l->next) {
         struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
         if (ep->state != HR_VERBS_NEW) hr_verbs_ep_fail(ep, HR_ERR_PEER_LOST, hr_verbs_gone, 0);

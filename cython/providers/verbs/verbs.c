@@ -125,6 +125,7 @@ hr_status hr_verbs_domain_open(const struct hr_provider *self, const struct hr_d
     d->self_id = params->self_id;
     d->verbs = found->verbs;
     d->ctx = found->ctx;
+    snprintf(d->name, sizeof d->name, "%.60s", found->ctx->device->name);
     d->attr = found->attr;
     d->paths = found->paths;
     d->is_sim = found->is_sim;
@@ -191,22 +192,21 @@ static size_t domain_address(struct hr_domain *domain, void *addr) {
 
 static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
     struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
-    char path[160] = "no active port", at[HR_SOCKADDR_TEXT];
+    char path[160] = "no active port", at[HR_SOCKADDR_TEXT], counts[100];
     if (!d->ctx) {
-        snprintf(text, size, "its device is gone");
+        snprintf(text, size, "%s is gone", d->name);
         return;
     }
     if (d->used.port || d->paths.n) hr_verbs_path_text(d->used.port ? &d->used : &d->paths.list[0], path);
-    int n = snprintf(text, size, "%.60s, %s: %s, of %d; %s receives; %s%s", d->ctx->device->name, d->reason, path,
-                     d->paths.n,
+    int n = snprintf(text, size, "%s, %s: %s, of %d; %s receives; %s%s", d->name, d->reason, path, d->paths.n,
                      !d->shares      ? "own"
                      : d->alone_most ? "own, then shared"
                                      : "shared",
                      *d->fallback ? "left: " : "called at ",
                      *d->fallback ? d->fallback : hr_sockaddr_text(&d->door.listeners[0].at, at));
-    if (n < 0 || (size_t)n >= size) return;
-    snprintf(text + n, size - (size_t)n, "; %llu registrations, at most %.1f MB pinned outside arenas",
-             (unsigned long long)d->counts.registered, (double)d->counts.most * 1e-6);
+    int more = snprintf(counts, sizeof counts, "; %llu registrations, at most %.1f MB pinned outside arenas",
+                        (unsigned long long)d->counts.registered, (double)d->counts.most * 1e-6);
+    if (n + more < (int)size) memcpy(text + n, counts, (size_t)more + 1);
 }
 
 const struct hr_provider hr_provider_verbs = {

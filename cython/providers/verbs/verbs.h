@@ -249,6 +249,7 @@ struct hr_verbs_domain {
     char *ifname;                /* of the wish */
     struct hr_verbs_paths paths; /* as the device had them last */
     struct hr_verbs_path used;   /* by the connection that was made last; port 0: none was */
+    char name[64];               /* of the device */
     char reason[80];             /* why this device */
     char fallback[180];          /* the last pair that did not do, and why; "": all did */
     int is_sim, is_tcp;
@@ -332,6 +333,8 @@ hr_status hr_verbs_ep_call(struct hr_verbs_ep *ep, const void *addr, size_t addr
 void hr_verbs_call_event(struct hr_verbs_domain *d, struct hr_verbs_call *call);
 void hr_verbs_calls_tick(struct hr_verbs_domain *d, int64_t now);
 void hr_verbs_call_free(struct hr_verbs_domain *d, struct hr_verbs_call *call);
+/* Those that wait for an endpoint will wait in vain. */
+void hr_verbs_calls_refuse(struct hr_verbs_domain *d);
 
 /* try.c */
 /* Both ends have told of themselves: the first pair is tried. */
