@@ -258,6 +258,7 @@ TEST(a_device_that_is_taken_away_is_closed) {
     settle(&rig);
     for (int64_t until = hr_now() + 300 * HR_VERBS_MS; hr_now() < until; hurry(&rig)) turn(&rig);
     CHECK(lanes_up(&rig.side[0]) == 1 && lanes_up(&rig.side[1]) == 1);
+    CHECK_EQ(bond->rails[0]->door.parked, 0); /* who called it again was sent away */
     domain->ops->domain_describe(domain, text, sizeof text);
     CHECK(strstr(text, "2 rails") && strstr(text, ": sim2 is gone; sim2, "));
     bond_close(&rig);
