@@ -298,17 +298,7 @@ def perftest(device: verbs.Device, program: str, options: str, column: int, pair
 
 def in_python(ranks: int, kind: str, count: int) -> dict[str, float]:
     """Figures from ranks of their own."""
-    command = [
-        "taskset",
-        "-c",
-        ",".join(str(cpu) for cpu in CPUS),
-        sys.executable,
-        "-m",
-        "hrdma",
-        "run",
-        "-n",
-        str(ranks),
-    ]
+    command = ["taskset", "-c", ",".join(map(str, CPUS)), sys.executable, "-m", "hrdma", "run", "-n", f"{ranks}"]
     command += ["--timeout", str(LIMIT), __file__, "--only", kind, str(count)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT + 20)
     if done.returncode:
