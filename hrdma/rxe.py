@@ -170,7 +170,8 @@ def up(netdev: str = "") -> Link:
     with wire:
         link = _on(wire, netdev)
         if link is None:
-            wire.ifindex(netdev)
+            with Wire() as routes:
+                routes.ifindex(netdev)
             _make(wire, netdev)
             link = _on(wire, netdev)
         if link is None:

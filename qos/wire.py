@@ -302,13 +302,20 @@ class Wire:
         return NetlinkError(message, errno=error.errno or 0, words=words, missing=lacked)
 
     def ifindex(self, name: str) -> int:
-        """Index of a device; DeviceError where there is none of this name."""
+        """Index of a device of this socket's namespace; DeviceError where there is none of this name."""
+        return struct.unpack_from("=4xi", self._link(name), 16)[0]
+
+    def _link(self, name: str) -> bytes:
+        """The kernel's message of a device. if_nametoindex() would have it run modprobe for each name that is none's."""
+        msg = ifinfmsg()
+        msg["attrs"] = [("IFLA_IFNAME", name)]
         try:
-            return socket.if_nametoindex(name)
-        except OSError:
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).close()  # raises itself where descriptors have run out
-            names = ", ".join(name for _, name in socket.if_nameindex())
-            raise DeviceError(f"no device {name!r} in this network namespace; there are: {names}") from None
+            return self.send(msg, RTM_GETLINK, NLM_F_REQUEST)[0][1]
+        except OSError as error:
+            if error.errno not in (errno.ENODEV, errno.EINVAL, errno.ERANGE):  # the last two: too long for a name
+                raise
+        names = ", ".join(name for _, name in socket.if_nameindex())
+        raise DeviceError(f"no device {name!r} in this network namespace; there are: {names}")
 
     def dump(self, what: str, ifindex: int, parent: int = 0) -> list[Entry]:
         """Every qdisc, class or filter of a device; of filters those of one parent."""
@@ -324,10 +331,7 @@ class Wire:
 
     def link(self, name: str) -> ifinfmsg:
         """A device's flags, MTU, queues and kind."""
-        msg = ifinfmsg()
-        msg["index"] = self.ifindex(name)
-        answers = self.send(msg, RTM_GETLINK, NLM_F_REQUEST)
-        found = ifinfmsg(answers[0][1])
+        found = ifinfmsg(self._link(name))
         found.decode()
         return found
 
