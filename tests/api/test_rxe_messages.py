@@ -7,6 +7,7 @@ import struct
 
 import pytest
 from click.testing import CliRunner
+from pyroute2.netlink import NETLINK_ROUTE
 
 from hrdma import rxe
 from hrdma.cli.rxe import command
@@ -50,8 +51,8 @@ class Kernel(Wire):
         self.raced = False  # what is asked for, somebody else has done a moment before
         self.next = 9
 
-    def __call__(self, protocol: int) -> Kernel:
-        assert protocol == rxe.NETLINK_RDMA
+    def __call__(self, protocol: int = NETLINK_ROUTE) -> Kernel:
+        assert protocol in (rxe.NETLINK_RDMA, NETLINK_ROUTE)
         return self
 
     def __enter__(self) -> Kernel:

@@ -95,6 +95,8 @@ def deleted_meanwhile(comm):
     until = time.monotonic() + 10
     while "gone0 is gone" not in (domain := comm.info()["domains"]["verbs"]) and time.monotonic() < until:
         time.sleep(0.05)  # rank 0 has waited for both; this is rank 1
+    if said == "no error":
+        comm.barrier()  # who leaves before the other has looked is a rail lost
     return [took, said, domain]
 
 
