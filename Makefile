@@ -3,9 +3,7 @@
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 STAMPS := build/stamps
-JOBS := 2# of tests at a time: much of a test is waiting
-WORKERS = -n $(JOBS) --dist worksteal
-FLAVOURS := plain# of the C tests: asan and tsan are their builds under sanitizers
+WORKERS := -n 2 --dist worksteal# much of a test is waiting; more of them would disturb each other
 EXTENSION := $(shell find cython -name '*.[ch]' ! -name _core.c -o -name '*.px[di]' -o -name '*.pyx' -o -name '*.def')
 C_FILES := $(shell find cython tests benchmarks -name '*.[ch]' ! -name _core.c)
 PACKAGES := $(wildcard hrdma/__init__.py topo/__init__.py qos/__init__.py)
@@ -52,7 +50,7 @@ $(STAMPS)/test.system:
 	@mkdir -p $(@D) && touch $@
 
 test: build $(STAMPS)/test.pip $(STAMPS)/test.system ## every test that this machine can run; ends with what was skipped and why
-	$(PY) -m pytest $(WORKERS) --durations=10 --durations-min=2 $(FLAVOURS:%=--flavour %)
+	$(PY) -m pytest $(WORKERS) --durations=10 --durations-min=2
 
 test-rxe: build $(STAMPS)/test.pip ## soft-RoCE tests in virtual machines; results in build/rxe_vm (part of make test)
 	HRDMA_STRICT=1 $(PY) -m pytest -s -v tests/rxe_stage/test_rxe_stage_in_guests.py --junitxml=build/rxe_vm/junit.xml
