@@ -7,10 +7,10 @@
 
 All ranks run on one host, each on a processor as long as there are any, and so do perftest's ends. In each round every
 row is measured, ours and then perftest's (ib_write_bw, ib_send_bw, ib_read_bw, ib_send_lat, which rank 0 starts, both
-ends, while the others sleep); a figure is the median of the rounds, a ratio the median of the rounds' ratios. Latencies
-and allreduces are those of programs that were just started, ours as perftest's: what a process has done before changes
-them by a fifth where the machine is translated. Bytes are checked after the timed part. perftest polls and
-never sleeps: HRDMA_SPIN_US=999999 has us do the same.
+ends, while the others sleep); allreduces come last, when the others have ended. A figure is the median of the rounds, a
+ratio the median of the rounds' ratios. Latencies and allreduces are those of programs that were just started, ours as
+perftest's: what a process has done before changes them by a fifth where the machine is translated. Bytes are checked
+after the timed part. perftest polls and never sleeps: HRDMA_SPIN_US=999999 has us do the same.
 """
 
 from __future__ import annotations
