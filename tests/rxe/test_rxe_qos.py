@@ -7,10 +7,11 @@ import dataclasses
 import socket
 import struct
 import time
+from pathlib import Path
 
 import pytest
 
-from hrdma.errors import NetlinkError
+from hrdma.errors import DeviceError, NetlinkError
 from hrdma.qos.apply import Control
 from hrdma.qos.kinds import TABLE, mqprio
 from hrdma.qos.objects import ROOT, Filter, Qdisc
@@ -101,6 +102,23 @@ def test_bands_by_kind(card, state, tmp_path, kind):
         check_packets(control)
         assert control.revert()
     assert state() == before
+
+
+def test_no_module_is_asked_for_where_a_device_is_not_there(guest, tmp_path):
+    """As if_nametoindex() has the kernel do, each time."""
+    helper, asked, setting = tmp_path / "modprobe", tmp_path / "asked", Path("/proc/sys/kernel/modprobe")
+    helper.write_text(f'#!/bin/sh\necho "$@" >>{asked}\n')
+    helper.chmod(0o755)
+    before = setting.read_text()
+    try:
+        setting.write_text(str(helper))
+        with Wire() as wire, pytest.raises(DeviceError, match="no device 'nope1'"):
+            wire.ifindex("nope1")
+        with pytest.raises(OSError, match="no interface"):
+            socket.if_nametoindex("nope2")
+    finally:
+        setting.write_text(before)
+    assert "nope2" in asked.read_text() and "nope1" not in asked.read_text()
 
 
 def flood(seconds: float) -> None:
