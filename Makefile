@@ -7,6 +7,7 @@ WORKERS := -n 2 --dist worksteal# much of a test is waiting; more of them would 
 EXTENSION := $(shell find cython -name '*.[ch]' ! -name _core.c -o -name '*.px[di]' -o -name '*.pyx' -o -name '*.def')
 C_FILES := $(shell find cython tests benchmarks -name '*.[ch]' ! -name _core.c)
 PACKAGES := $(wildcard hrdma/__init__.py topo/__init__.py qos/__init__.py)
+unexport PYTHONDONTWRITEBYTECODE# each of the thousands of processes that tests start would compile all that it imports
 
 .DEFAULT_GOAL := fast
 .DELETE_ON_ERROR:
@@ -28,6 +29,7 @@ $(STAMPS)/hrdma: $(EXTENSION) setup.py pyproject.toml $(PACKAGES) $(STAMPS)/buil
 	@echo "building hrdma$(if $(filter-out $(EXTENSION),$?),,._core)"
 	@$(if $(filter-out $(EXTENSION),$?),$(PIP) install --no-build-isolation --no-deps -e .,\
 		$(PY) setup.py -q build_ext --inplace --build-temp build/extension)
+	@$(PY) -m compileall -q hrdma topo qos
 	@touch $@
 
 .PHONY: build fast demo lab test test-rxe test-ray check san bench bench-quick bench-parts clean help

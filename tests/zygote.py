@@ -8,6 +8,7 @@ lines on stdin; ranks and the zygote tell what happens as JSON lines on one pipe
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import gc
@@ -17,6 +18,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -156,5 +158,18 @@ def main() -> int:
     return 0 if request is None else be_rank(zygote, request)
 
 
+def leave(status: int) -> None:
+    """As sys.exit, but gives back nothing that was imported: page by page, a rank would copy it first."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        status = main()
+    except SystemExit as end:
+        status = end.code
+    leave(status)
