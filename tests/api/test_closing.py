@@ -5,6 +5,8 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
+from nursery import environment
 
 import harness
 import hrdma
@@ -58,3 +60,27 @@ def test_a_signal_handler_may_finalize_what_the_thread_waits_in():
         ("recv #0", "the communicator was closed meanwhile"),
         ("irecv #0", "the communicator was closed meanwhile"),
     ]
+
+
+ENDS = """
+import numpy, hrdma
+comm = hrdma.init()
+other, registered, plain = comm.dup(), hrdma.zeros(100_000, "float32"), numpy.ones(100_000, "float32")
+comm.allreduce(registered)
+done = other.allreduce(plain, async_op=True)
+endpoint = hrdma.Endpoint(comm, (comm.rank + 1) % comm.size)
+memory = endpoint.expose(registered)
+never = comm.irecv(numpy.zeros(1), (comm.rank + 1) % comm.size, tag=1)
+done.wait()
+comm.barrier()
+"""
+
+
+@pytest.mark.parametrize("transport", harness.transports())
+def test_an_interpreter_ends_that_still_holds_everything(transport):
+    """Ranks of other tests leave before it would take itself apart (`zygote.leave`)."""
+    env = environment() | harness.devices(transport) | {"HRDMA_TRANSPORT": transport, "HRDMA_TIMEOUT": "20"}
+    command = [sys.executable, "-m", "hrdma", "run", "-n", "2", "--timeout", "30"]
+    command += ["--", sys.executable, "-X", "faulthandler", "-c", ENDS]
+    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
