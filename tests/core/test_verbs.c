@@ -354,6 +354,27 @@ TEST(a_peer_that_does_not_answer_keeps_nobody_for_long) {
     hr_arena_free(there);
 }
 
+/* Another may tell of its death before the connection ends here. The least of three: a machine can stand still. */
+TEST(a_peer_that_is_dead_keeps_nobody) {
+    int64_t least = INT64_MAX;
+    for (int i = 0; i < 3; i++) {
+        struct pair p;
+        struct hr_mem mem;
+        struct hr_rmem rmem;
+        uint8_t *there = hr_arena_alloc(LEN, HR_ARENA_WRITABLE_BY_PEERS);
+        pair_open(&p, NULL);
+        share(&p, there, LEN, &mem, &rmem);
+        verbs->ep_abort(p.ca.ep);
+        int64_t start = hr_now();
+        CHECK_EQ(verbs->mem_quiet(p.cb.ep, &mem), HR_ERR_UNSUPPORTED);
+        if (hr_now() - start < least) least = hr_now() - start;
+        verbs->mem_deregister(p.b.domain, &mem);
+        pair_close(&p);
+        hr_arena_free(there);
+    }
+    CHECK(least < 300 * HR_VERBS_MS);
+}
+
 /* ---- a device that is taken away ---- */
 
 /* Who takes it away waits until it is closed: as soon as its connections have ended, though the domain lives on. */

@@ -215,6 +215,21 @@ TEST(what_is_over_is_over_at_once) {
     bond_close(&rig);
 }
 
+/* The least of three: a machine can stand still. */
+TEST(a_peer_that_is_dead_keeps_nobody) {
+    int64_t least = INT64_MAX;
+    for (int i = 0; i < 3; i++) {
+        struct bond_rig rig;
+        bond_open(&rig, two, NULL);
+        rig.side[0].domain->ops->ep_abort(rig.side[0].ep);
+        int64_t start = hr_now();
+        CHECK_EQ(rig.side[1].domain->ops->mem_quiet(rig.side[1].ep, &rig.mem), HR_ERR_UNSUPPORTED);
+        if (hr_now() - start < least) least = hr_now() - start;
+        bond_close(&rig);
+    }
+    CHECK(least < 300 * HR_VERBS_MS);
+}
+
 TEST(without_lanes_the_peer_is_lost) {
     struct bond_rig rig;
     bond_open(&rig, two, NULL);

@@ -134,7 +134,7 @@ hr_status hr_bond_mem_quiet(struct hr_ep *base, const struct hr_mem *mem) {
     const struct hr_bond_reg *reg = mem->priv;
     uint32_t serial = (uint32_t)(mem->rkey >> 32);
     int64_t start = hr_now(), limit = start + PATIENCE;
-    unsigned asked = 0, open = 0, answered = 0;
+    unsigned asked = 0, open = 0, answered = 0, gone = 0;
     if (ep->plain)
         return ep->lanes[ep->first].ep ? hr_verbs_mem_quiet(&ep->lanes[ep->first].ep->base, &reg->mems[ep->first])
                                        : HR_OK;
@@ -145,16 +145,17 @@ hr_status hr_bond_mem_quiet(struct hr_ep *base, const struct hr_mem *mem) {
             ep->lanes[i].ep->answered = 0;
             open |= 1u << i;
         }
-    while (open & ~answered && hr_now() < limit) {
+    while (open & ~(answered | gone) && hr_now() < limit) {
         for (int i = 0; i < bond->n; i++) {
             if (!bond->rails[i]) continue;
             struct hr_verbs_ep *lane = open >> i & 1 ? ep->lanes[i].ep : NULL;
             if (lane && !(asked >> i & 1) && hr_verbs_send_control(lane, HR_VERBS_REVOKE, serial)) asked |= 1u << i;
+            if (lane && hr_verbs_hung_up(lane)) gone |= 1u << i; /* what it answered before is there */
             if (hr_verbs_fetch(bond->rails[i]) >= 0) hr_verbs_quiet_look(bond->rails[i]);
             if (lane && lane->answered == serial) answered |= 1u << i;
             if (lane && lane->state != HR_VERBS_UP) open &= ~(1u << i); /* broken, which is as good */
         }
-        if (open & ~answered) hr_verbs_quiet_rest(start);
+        if (open & ~(answered | gone)) hr_verbs_quiet_rest(start);
     }
     if (!answered) return HR_ERR_UNSUPPORTED;
     for (int i = 0; i < ep->n; i++)

@@ -5,9 +5,12 @@
  * REVOKE names the registration; it marks that, forgets what it has not posted, and answers REVOKED on the queue pair
  * on which its writes went: what it had posted lands before the answer does. Who asks waits for that, as the memory
  * must be safe when the caller's call returns. Meanwhile it answers whoever asks it, or two that ask each other would
- * wait in vain. All else that arrives is kept for progress.
+ * wait in vain. All else that arrives is kept for progress. A peer that is dead cannot answer, and may have been told
+ * of by another before its connection ends here: so the end of its socket is looked for as well.
  */
 
+#define _GNU_SOURCE /* POLLRDHUP */
+#include <poll.h>
 #include <sched.h>
 #include <string.h>
 #include <time.h>
@@ -63,18 +66,24 @@ void hr_verbs_quiet_rest(int64_t start) {
         nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
 }
 
+int hr_verbs_hung_up(const struct hr_verbs_ep *ep) {
+    struct pollfd socket = {.fd = ep->source.fd, .events = POLLRDHUP};
+    return poll(&socket, 1, 0) > 0;
+}
+
 hr_status hr_verbs_mem_quiet(struct hr_ep *base, const struct hr_mem *mem) {
     struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
     struct hr_verbs_domain *d = hr_verbs_domain_of(base);
     int64_t start = hr_now(), limit = start + PATIENCE;
     uint32_t serial = (uint32_t)(mem->rkey >> 32);
-    int asked = 0;
+    int asked = 0, over = 0;
     if (!(mem->access & (HR_ACCESS_REMOTE_WRITE | HR_ACCESS_REMOTE_ATOMIC))) return HR_OK;
     if (ep->state == HR_VERBS_LOST || ep->state == HR_VERBS_CLOSED) return HR_OK; /* its queue pair is broken */
     ep->answered = 0;
-    while (ep->state == HR_VERBS_UP && ep->answered != serial) {
+    while (ep->state == HR_VERBS_UP && ep->answered != serial && !over) {
         if (!asked) asked = hr_verbs_send_control(ep, HR_VERBS_REVOKE, serial);
-        if (hr_now() > limit || hr_verbs_fetch(d) < 0) break;
+        over = hr_verbs_hung_up(ep) || hr_now() > limit; /* what it answered before is there */
+        if (hr_verbs_fetch(d) < 0) break;
         hr_verbs_quiet_look(d);
         if (ep->answered != serial) hr_verbs_quiet_rest(start);
     }

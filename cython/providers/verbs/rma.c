@@ -258,8 +258,8 @@ static int end_is_here(struct hr_verbs_domain *d, const struct hr_verbs_ep *ep, 
     return 0;
 }
 
-/* What the device has cannot be taken back from it, but ends soon: at most what the engine keeps in flight at a time.
- * What else ends meanwhile is kept for progress. */
+/* What the device has cannot be taken back from it, but ends soon: at most what the engine keeps in flight at a time;
+ * if the peer is dead, when the queue pair is broken. What else ends meanwhile is kept for progress. */
 static int wait_for_device(struct hr_verbs_ep *ep, const struct hr_verbs_op *op) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
     int64_t limit = hr_now() + CANCEL_WAIT;
@@ -267,9 +267,10 @@ static int wait_for_device(struct hr_verbs_ep *ep, const struct hr_verbs_op *op)
     if (!op->open) return 1;
     for (uint32_t at = ep->head; at != ep->tail; at++)
         if (ep->wqes[at % HR_VERBS_ENTRIES].op == op) last = at;
-    while (!end_is_here(d, ep, last)) {
-        if (hr_now() > limit || hr_verbs_fetch(d) < 0) return 0;
-        sched_yield();
+    for (int over = 0; !end_is_here(d, ep, last); sched_yield()) {
+        if (over || hr_now() > limit) return 0;
+        over = hr_verbs_hung_up(ep);
+        if (hr_verbs_fetch(d) < 0) return 0;
     }
     return 1;
 }

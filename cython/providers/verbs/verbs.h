@@ -440,6 +440,8 @@ hr_status hr_verbs_mem_quiet(struct hr_ep *base, const struct hr_mem *mem);
 /* Answers who asks, and hears the answers, among what has arrived. */
 void hr_verbs_quiet_look(struct hr_verbs_domain *d);
 void hr_verbs_quiet_rest(int64_t start); /* between two looks */
+/* The socket of an endpoint that is up has ended, as it does with the peer. */
+int hr_verbs_hung_up(const struct hr_verbs_ep *ep);
 void hr_verbs_on_revoke(struct hr_verbs_ep *ep, uint32_t serial);
 int hr_verbs_is_revoked(const struct hr_verbs_ep *ep, uint32_t serial);
 /* Sends the answer that is owed. */
