@@ -379,6 +379,7 @@ static inline int hr_window_fits(const struct hr_conn *conn, uint64_t len) {
 /* sink.c */
 extern const struct hr_sink hr_engine_sink;
 void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail);
+void hr_conn_no_import(struct hr_conn *conn, hr_status why, const char *what);
 void hr_conn_cut(struct hr_conn *conn);       /* from now on no byte of ours is read or written for this peer */
 void hr_conns_bury(struct hr_engine *engine); /* after progress, and before an API call returns */
 void hr_remark_add(struct hr_engine *engine, enum hr_remark_kind kind, struct hr_conn *conn, const char *text);

@@ -70,7 +70,7 @@ void hr_ledger_arrived(struct hr_conn *conn, const struct hr_hdr_long *m) {
     hr_status status = conn->peer_ledger.len ? HR_ERR_PROTOCOL : HR_OK; /* one is enough */
     if (status == HR_OK) status = ep->domain->ops->mem_import(ep, &m->desc, &conn->peer_ledger);
     if (status != HR_OK || conn->peer_ledger.len < BYTES || (uintptr_t)conn->peer_ledger.ptr % sizeof(uint32_t))
-        hr_conn_lost(conn, HR_ERR_PROTOCOL, "a ledger that cannot be read");
+        hr_conn_no_import(conn, status, "a ledger that cannot be read");
 }
 
 int hr_ledger_covers(struct hr_conn *conn, uint32_t id) { return conn->peer_ledger.ptr && HR_ID_INDEX(id) < ENTRIES; }

@@ -23,6 +23,13 @@ void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail) {
     if (conn->engine->sleeping) hr_kick(conn->engine);
 }
 
+/* What the peer described could not be imported. It may have ended the connection since: that is no wrong of its own.
+ */
+void hr_conn_no_import(struct hr_conn *conn, hr_status why, const char *what) {
+    int gone = why == HR_AGAIN || why == HR_ERR_PEER_LOST;
+    hr_conn_lost(conn, gone ? HR_ERR_PEER_LOST : HR_ERR_PROTOCOL, gone ? "the peer has ended the connection" : what);
+}
+
 void hr_conn_cut(struct hr_conn *conn) {
     if (conn->cut) return;
     conn->cut = 1;

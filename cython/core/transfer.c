@@ -119,8 +119,9 @@ void hr_xfer_on_cts(struct hr_conn *conn, const struct hr_hdr_long *cts) {
     x->remote = cts->h.rreq;
     x->mode = HR_XFER_SEND_SEG;
     if (cts->h.flags & HR_HDR_DESC) {
-        if (ep->domain->ops->mem_import(ep, &cts->desc, &x->rmem) != HR_OK || x->rmem.len < x->len) {
-            hr_conn_lost(conn, HR_ERR_PROTOCOL, "a memory descriptor that cannot be used");
+        hr_status status = ep->domain->ops->mem_import(ep, &cts->desc, &x->rmem);
+        if (status != HR_OK || x->rmem.len < x->len) {
+            hr_conn_no_import(conn, status, "a memory descriptor that cannot be used");
             return;
         }
         x->has_rmem = 1;

@@ -1,6 +1,7 @@
 /* test_engine.c - messages between engines: sizes, order, matching, credit, cancellation, loss. HR_TEST_PROVIDER
  * chooses the provider. */
 
+#include "core/engine.h"
 #include "watched.h"
 #include "world.h"
 
@@ -306,6 +307,23 @@ TEST(lost_peer_breaks_exactly_its_communicators) {
     hr_comm_close(sub[0]);
     hr_comm_close(sub[1]);
     free(big);
+    world_close(&w);
+}
+
+/* What a peer described before it ended the connection cannot be imported any more: it is lost, not accused. */
+TEST(lost_before_its_memory_was_imported) {
+    struct world w;
+    world_open(&w, 2, NULL);
+    struct rank *r = w.ranks;
+    uint8_t in[8], *big = hr_arena_alloc(1000000, 0);
+    struct hr_request send = {.priority = HR_PRIORITY_DEFAULT};
+    hr_lock(r[1].engine); /* it reads what was sent when the sender is gone */
+    CHECK_EQ(hr_isend(r[0].comm, big, 1000000, 1, 3, &send), HR_OK);
+    hr_peer_lost(r[0].engine, 1, HR_ERR_PEER_LOST, "told so");
+    hr_unlock(r[1].engine);
+    CHECK_EQ(send.status, HR_ERR_PEER_LOST);
+    CHECK_EQ(recv_from(&r[1], in, sizeof in, 0, 1, NULL), HR_ERR_PEER_LOST);
+    hr_arena_free(big);
     world_close(&w);
 }
 

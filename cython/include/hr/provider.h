@@ -208,7 +208,8 @@ struct hr_provider {
     /* A desc for [addr, addr+len) inside mem, good on this endpoint. May send what the peer needs to import it (a file
      * descriptor over a socket). HR_ERR_UNSUPPORTED where such memory cannot be reached by this peer. */
     hr_status (*mem_export)(struct hr_ep *ep, const struct hr_mem *mem, void *addr, size_t len, struct hr_desc *desc_p);
-    /* Cheap when repeated: mappings are cached by the provider and end with the endpoint. */
+    /* Cheap when repeated: mappings are cached by the provider and end with the endpoint. HR_AGAIN or
+     * HR_ERR_PEER_LOST: the peer has ended the connection, which sink->state says or is about to. */
     hr_status (*mem_import)(struct hr_ep *ep, const struct hr_desc *desc, struct hr_rmem *rmem_p);
     void (*mem_release)(struct hr_ep *ep, struct hr_rmem *rmem);
 
