@@ -97,7 +97,7 @@ hr_status hr_import(struct hr_comm *comm, int rank, const struct hr_desc *desc, 
     hr_status status = comm->state.status != HR_OK ? HR_ERR_BROKEN : conn->state == HR_CONN_UP ? HR_OK : conn->why;
     if (status == HR_OK) status = ep->domain->ops->mem_import(ep, desc, rmem_p);
     hr_unlock(engine);
-    return status;
+    return status == HR_AGAIN ? HR_ERR_PEER_LOST : status; /* progress has yet to hear that it ended */
 }
 
 void hr_release(struct hr_comm *comm, int rank, struct hr_rmem *rmem) {

@@ -14,6 +14,7 @@
 
 #define CHECK_NO_MAIN
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -75,6 +76,7 @@ struct side {
     int lost_wakeups; /* threads: slept through an event */
     uint64_t passes;
     pthread_mutex_t lock;
+    atomic_int wanted; /* the lock, by the check */
     pthread_t thread;
     int kick, stop;
 };
@@ -100,6 +102,7 @@ void rig_close(struct rig *rig);
 
 hr_status side_open(struct side *side, const char *options, char detail[256]);
 void side_kick(struct side *side);
+void side_take(struct side *side); /* its lock; its thread waits until it is released */
 struct end *end_new(struct side *side, uint64_t peer_id);
 hr_status end_connect(struct end *end, const struct side *to, int active);
 void end_abort(struct end *end);

@@ -333,8 +333,8 @@ static void cut_by_quiet(struct window *window) {
     hr_status status = owner->side->domain->ops->mem_quiet(owner->ep, &window->reg);
     if (settings.threads) { /* always side 0 first */
         pthread_mutex_unlock(&owner->side->lock);
-        pthread_mutex_lock(&window->peer->side->lock);
-        pthread_mutex_lock(&owner->side->lock);
+        side_take(window->peer->side);
+        side_take(owner->side);
     }
     CHECK(status == HR_OK || (status == HR_ERR_UNSUPPORTED && !settings.threads));
     if (status != HR_OK) end_abort(owner);

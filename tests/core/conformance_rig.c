@@ -123,11 +123,19 @@ static void *side_thread(void *arg) {
     while (!side->stop) {
         if (!drive(side)) side_sleep(side);
         pthread_mutex_unlock(&side->lock);
-        sched_yield(); /* the check waits for this lock */
+        do {
+            sched_yield();
+        } while (atomic_load(&side->wanted)); /* a busy side would take the lock again before the check wakes up */
         pthread_mutex_lock(&side->lock);
     }
     pthread_mutex_unlock(&side->lock);
     return NULL;
+}
+
+void side_take(struct side *side) {
+    atomic_store(&side->wanted, 1);
+    pthread_mutex_lock(&side->lock);
+    atomic_store(&side->wanted, 0);
 }
 
 void side_kick(struct side *side) {
@@ -144,8 +152,8 @@ void rig_pump(struct rig *rig) {
     pthread_mutex_unlock(&rig->side[1].lock);
     pthread_mutex_unlock(&rig->side[0].lock);
     usleep(100);
-    pthread_mutex_lock(&rig->side[0].lock);
-    pthread_mutex_lock(&rig->side[1].lock);
+    side_take(&rig->side[0]);
+    side_take(&rig->side[1]);
 }
 
 void rig_pump_for(struct rig *rig, int ms) {
