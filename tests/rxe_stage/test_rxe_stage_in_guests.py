@@ -24,7 +24,6 @@ STAGES = {
 }
 
 
-@pytest.mark.xdist_group("rxe")
 @pytest.mark.slow
 @pytest.mark.first
 @pytest.mark.timeout(620)
