@@ -38,6 +38,7 @@ from hrdma import verbs
 SIZES = (64 << 10, 1 << 20)
 BATCH, DEPTH = 16, 4  # messages of one post, and posts under way
 ALLREDUCE = 4 << 20
+STREAMS = 3  # of a kind and perftest's in a round
 PAIRS = 5  # of allreduces and perftest in a round: one differs from the next by a tenth
 WARM_UP = 2  # allreduces that are not counted: the first is planned, and its memory registered
 PORT = 18516
@@ -62,7 +63,7 @@ class Pair:
         self.array = hrdma.empty(BATCH * nbytes, "uint8")
         self.array[:] = comm.rank + 1
         self.region = verbs.MemoryRegion(self.pd, self.array, remote_read=True, remote_write=True)
-        self.pieces = [self.region[at : at + nbytes] for at in range(0, BATCH * nbytes, nbytes)]
+        self.pieces = [self.region[:nbytes]] * BATCH  # all from or to one place, as perftest's
         card = json.dumps([*self.qp.address, self.region.address, self.region.rkey]).encode().ljust(256)
         theirs = bytearray(256)
         comm.sendrecv(card, 1 - comm.rank, theirs, 1 - comm.rank)
@@ -126,7 +127,8 @@ def bandwidth(comm: hrdma.Communicator, device: verbs.Device, kind: str, nbytes:
         seconds = pair.stream(kind, count)
     comm.barrier()
     target = 0 if kind == "read" else 1
-    if comm.rank == target and not (pair.array == 2 - target).all():
+    brought = pair.array if kind == "write" else pair.array[:nbytes]
+    if comm.rank == target and not (brought == 2 - target).all():
         raise ValueError(f"{kind} of {nbytes} bytes did not bring them")
     pair.pd.close()
     return count * nbytes / seconds if seconds else 0.0
@@ -342,9 +344,9 @@ Note = Callable[[str, str, float | None], None]
 
 def point_to_point(comm: hrdma.Communicator, device: verbs.Device, scale: float, note: Note) -> None:
     for nbytes in SIZES:
-        count = BATCH * max(DEPTH, int(scale * (512 << 20) / nbytes / BATCH))
+        count = BATCH * max(DEPTH, int(scale * (160 << 20) / nbytes / BATCH))
         options, size = f"-s {nbytes} -n {count}", f"{nbytes >> 10} KiB"
-        for kind in ("write", "send", "read"):
+        for kind in ("write", "send", "read") * STREAMS:
             note(f"{kind} {size}", "ours", bandwidth(comm, device, kind, nbytes, count))
             theirs = alone(comm, lambda p=f"ib_{kind}_bw", o=options: perftest(device, p, o, 3))
             note(f"{kind} {size}", "perftest", theirs and theirs * (1 << 20))

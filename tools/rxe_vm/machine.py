@@ -206,7 +206,7 @@ def accelerator(kernel: Kernel, cache: Path) -> str:
         return known.read_text().split()[1]
     initrd = _memory_file(initramfs(kernel, {"RXE_PROBE": "1"}, []))
     command = [*_command(kernel, "kvm", Size(256, 1), initrd), "-serial", "stdio"]
-    process = _start(command, [initrd], stdout=subprocess.PIPE)
+    process = _start(command, [initrd], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         said, _ = process.communicate(timeout=PROBE_SECONDS)
     except subprocess.TimeoutExpired:
@@ -230,7 +230,9 @@ def _command(kernel: Kernel, accelerator: str, size: Size, initrd: int) -> list[
     return [*command, "-kernel", str(kernel.image), "-initrd", f"/dev/fd/{initrd}", "-append", options]
 
 
-def _start(command: list[str], descriptors: list[int], stdout: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+def _start(
+    command: list[str], descriptors: list[int], stdout: int = subprocess.DEVNULL, stderr: int | None = None
+) -> subprocess.Popen[bytes]:
     """Starts QEMU so that it dies with this process, also when that is killed."""
     parent = os.getpid()
 
@@ -243,6 +245,7 @@ def _start(command: list[str], descriptors: list[int], stdout: int = subprocess.
         command,
         stdin=subprocess.DEVNULL,
         stdout=stdout,
+        stderr=stderr,
         pass_fds=descriptors,
         preexec_fn=die_with_parent,
     )
