@@ -7,6 +7,7 @@ copies nothing. How questions reach the node and answers come back: `connection.
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import secrets
@@ -139,17 +140,33 @@ class Client(Connection):
         does, and cannot be evicted meanwhile.
         """
         refs = ref if isinstance(ref, (list, tuple)) else [ref]
-        requests = self._ask([("get", {"id": self._id(each)}, self._value) for each in refs], self._seconds(timeout))
-        if not async_op:
-            try:
-                found = [request.wait() for request in requests]
-            except BaseException:
-                for request in requests:
-                    request.cancel()
-                raise
+        names, seconds = [self._id(each) for each in refs], self._seconds(timeout)
+        if async_op:
+            found: list[Any] = self._gets(names, seconds)
         else:
-            found = requests
+            found = self._got(names, seconds)
         return found if refs is ref else found[0]
+
+    def _got(self, names: list[str], seconds: float) -> list[Any]:
+        deadline = time.monotonic() + seconds
+        small = self._shortcuts.ask(names, deadline) if names and self._gone is None else {}
+        if len(small) == len(names):
+            return [rebuild(small[name]["meta"], small[name]["inline"]) for name in names]
+        requests = self._gets(names, max(0.0, deadline - time.monotonic()))
+        try:
+            return [request.wait() for request in requests]
+        except BaseException:
+            for request in requests:
+                request.cancel()
+            raise
+
+    def _gets(self, names: list[str], seconds: float) -> list[Request]:
+        questions = [("get", {"id": name}, functools.partial(self._valued, name)) for name in names]
+        return self._ask(questions, seconds)
+
+    def _valued(self, name: str, answer: Body, descriptor: int | None) -> Any:
+        self._shortcuts.noted(name, "inline" in answer)
+        return self._value(answer, descriptor)
 
     def _value(self, answer: Body, descriptor: int | None) -> Any:
         meta = answer["meta"]

@@ -30,6 +30,7 @@ from hrdma.control.trust import Caller, TokenError
 from hrdma.control.wire import FrameError, Kind, decode
 from hrdma.errors import ObjectLost, ObjectStoreFull, PeerError, RequestError
 from hrdma.objects.asker import Body
+from hrdma.objects.lines import Shortcuts
 from hrdma.objects.packets import pack, unpack
 from hrdma.objects.request import Request
 from hrdma.objects.sessions import LIMIT
@@ -86,7 +87,9 @@ class Connection:
         self._driver: int | None = None  # the thread that has it to wait
         self._inbox: list[tuple[Any, ...]] = []  # packets and answers; of whoever has the role
         self._gone: str | None = None
-        self.job, self.capacity, self._home = self._shake_hands(key, deadline)
+        self.job, self.capacity, self._home, nodes = self._shake_hands(key, deadline)
+        self._shortcuts = Shortcuts(key, self._home)
+        self._shortcuts.viewed(nodes)
         self._wake, self._nudge = self._event(), self._event()
         self._epoll = select.epoll()
         self._epoll.register(sock, select.EPOLLIN)
@@ -105,6 +108,7 @@ class Connection:
         """In a forked child: closes its copy of the connection. Views stay valid."""
         self._gone = self._gone or "this client is the parent's"
         self._sock.close()
+        self._shortcuts.drop()
 
     @property
     def closed(self) -> bool:
@@ -124,7 +128,7 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _shake_hands(self, key: bytes, deadline: float) -> tuple[str, int, str]:
+    def _shake_hands(self, key: bytes, deadline: float) -> tuple[str, int, str, list[Any]]:
         caller = Caller(key, LIMIT, {"rank": 0, "purpose": "client"}, {"pid": self._pid})
         packet = caller.hello
         while True:
@@ -138,7 +142,7 @@ class Connection:
                 raise PeerError("the node of this host hung up", operation="connect", phase="connect") from None
             if kind is Kind.WELCOME:
                 self._sock.settimeout(None)
-                return body["job"], body["capacity"], body["node"]
+                return body["job"], body["capacity"], body["node"], body["nodes"]
             if kind is not Kind.CHALLENGE:
                 raise PeerError(str(body.get("text")), operation="connect", phase="connect")
             try:
@@ -284,6 +288,8 @@ class Connection:
             return
         answer, descriptor = first
         request, finish = self._pending.get(answer["n"], (None, nothing))
+        if answer["n"] == 0:
+            self._shortcuts.viewed(answer["nodes"])
         del self._inbox[0]  # so far all could be done again; from here on it is done once
         if request is None:  # it was withdrawn: what came with the answer goes back
             if descriptor is not None:
@@ -315,6 +321,7 @@ class Connection:
         """The thread, which no signal interrupts, then tells those who wait. May be done again, where it was interrupted."""
         with self._lock:
             self._gone = self._gone or why
+        self._shortcuts.close()
         try:
             os.eventfd_write(self._wake, 1)
             self._sock.shutdown(socket.SHUT_RDWR)

@@ -38,6 +38,7 @@ QUESTIONS = frozenset(
         "leave",
         "drop",
         "locate",
+        "peek",
         "watch",
         "delete",
         "contributors",
@@ -216,6 +217,10 @@ class Directory:
         for src, body in waiting:
             if not getattr(self, "_" + body["verb"])(entry, src, body):
                 entry.waiting.append((src, body))
+        self._tidy(entry)
+
+    def _tidy(self, entry: Entry) -> None:
+        """Nothing is kept of what was only asked about."""
         if not (entry.version or entry.copies.of or entry.waiting or entry.reducing or entry.gen):
             self.entries.pop(entry.id, None)
 
@@ -365,6 +370,15 @@ class Directory:
             return False
         return self._answer(src, body, meta=entry.meta, gen=entry.gen, sender=sender)
 
+    def _peek(self, entry: Entry, src: int, body: Body) -> bool:
+        """Of a client of another host: the content of a small object, as soon as it exists. Of anything else, nothing."""
+        if entry.held:
+            return False
+        if entry.inline is not None:
+            return self._answer(src, body, meta=entry.meta, inline=entry.inline)
+        nothing = entry.deleted or entry.error is not None or entry.lost
+        return (nothing or bool(entry.gen)) and self._answer(src, body)
+
     def _watch(self, entry: Entry, src: int, body: Body) -> bool:
         """Answered when all of it exists; a patient watcher waits for a lost object to be made again."""
         if entry.held:
@@ -449,4 +463,5 @@ class Directory:
         copy = entry.copies.of.get(src)
         if copy is not None and not copy.complete and not copy.producing and copy.via is None:
             entry.copies.remove(src)
+        self._tidy(entry)
         return True

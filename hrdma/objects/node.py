@@ -7,11 +7,12 @@ The control thread does everything but moving and adding bytes; what it does nev
                  node: puts, fetches, sums
                 /          |              \\
             store       asker          directory -> reductions
-                    feeder (streams to others)
+                    feeder (streams to others) -> lines (clients of others)
 """
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -22,11 +23,12 @@ from hrdma.control.link import is_loopback
 from hrdma.control.loop import Loop
 from hrdma.control.wire import job_key
 from hrdma.errors import HrdmaError, ObjectStoreFull
-from hrdma.objects.asker import Asker, Body
+from hrdma.objects.asker import Asker, Body, keepers
 from hrdma.objects.carriers import Carriers, Source, Stream, Target
 from hrdma.objects.cluster import Cluster
 from hrdma.objects.directory import Directory, Entry
 from hrdma.objects.fetch import Fetch
+from hrdma.objects.lines import Lines
 from hrdma.objects.pieces import bounds
 from hrdma.objects.positions import Positions
 from hrdma.objects.reduction import Reduction
@@ -63,7 +65,8 @@ class Node:
         open_to_all = bool(config.token) or config.insecure
         self.loop = Loop(1, self.key, config.heartbeat, open_to_all=open_to_all, crashed=self.failed)
         host = address[0] if is_loopback(address[0]) else "::" if ":" in address[0] else "0.0.0.0"
-        self.feeder = Feeder(self.key, self._find, self.carriers, host=host, open_to_all=open_to_all)
+        self.lines = Lines(self)
+        self.feeder = Feeder(self.key, self._find, self.carriers, self._adopt, host=host, open_to_all=open_to_all)
         self.cluster = Cluster(self.loop, self, self.feeder.port)
         self.store = Store(capacity)
         self.asker = Asker(self.send)
@@ -80,6 +83,7 @@ class Node:
         self._error: Exception | None = None
         self._known: set[int] = set()
         self.purged: Callable[[str, str], None] = lambda name, gen: None  #: called when an object is deleted
+        self.changed: Callable[[], None] = lambda: None  #: called when the nodes have changed
         self.broken: Callable[[], None] = lambda: None  #: called when it cannot go on
 
     # any thread
@@ -127,6 +131,9 @@ class Node:
             return None
         return source, lambda: self._unpin_later(segment)
 
+    def _adopt(self, sock: socket.socket, release: Callable[[], None]) -> bool:
+        return self.loop.post(lambda: self.lines.adopt(sock, release))
+
     def _unpin_later(self, segment: Segment) -> None:
         self.loop.post(lambda: self.store.unpin(segment))
 
@@ -166,7 +173,19 @@ class Node:
     # the control thread: what the parts need
 
     def send(self, node: int, body: Body) -> None:
-        self.cluster.send(node, body)
+        if node < 0:
+            self.lines.send(node, body)
+        else:
+            self.cluster.send(node, body)
+
+    def peek(self, asker: int, body: Body) -> bool:
+        if not self.directory.settled or keepers(body["id"], self.nodes())[:1] != (self.me,):
+            return False
+        self.directory.heard(asker, body)
+        return True
+
+    def unpeek(self, asker: int, name: str, number: int) -> None:
+        self.directory.heard(asker, {"verb": "forget", "id": name, "question": number})
 
     def later(self, name: str, seconds: float, call: Callable[[], None]) -> None:
         self.loop.at(name, time.monotonic() + seconds, call)
@@ -186,6 +205,7 @@ class Node:
         for fetch in self._fetches.values():
             fetch.stop()
         self._positions.abort()
+        self.lines.close()
         for segment in self.store.objects.values():
             segment.abort()
         self.cluster.leave()
@@ -213,6 +233,8 @@ class Node:
         self.carriers.forget(gone)
         self.directory.view(self.cluster.me, nodes, self.cluster.epoch)
         self.asker.view(nodes)
+        self.lines.viewed()
+        self.changed()
         if not nodes:
             return
         for segment in self.store.objects.values():

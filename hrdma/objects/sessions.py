@@ -5,6 +5,7 @@ nothing is left in the file system. A client proves the job token as nodes do; w
 
     request   {"n", "verb", ...}             any number at a time, also in one packet
     answer    {"n", ...} or {"n", "error"}   once each, when it is known; "cancel" ends the wait for one
+    news      {"n": 0, "nodes"}              the nodes have changed
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Sessions:
         self.deserted: Callable[[], None] = lambda: None
         self.gate = Gate(node.key, LIMIT, 1, open_to_all=True, send=self._send_raw)
         self.secret = node.key != bytes(32)
-        node.purged = self._purged
+        node.purged, node.changed = self._purged, self._viewed
         node.post(self._open)
 
     def _open(self) -> None:
@@ -105,6 +106,10 @@ class Sessions:
     def _purged(self, name: str, gen: str) -> None:
         for session in self._sessions.values():
             session.purged(name, gen)
+
+    def _viewed(self) -> None:
+        for session in self._sessions.values():
+            session.viewed()
 
     def ended(self, session: _Session) -> None:
         self._sessions.pop(session.descriptor, None)
@@ -194,8 +199,21 @@ class _Session:
     def _welcome(self, peer: Admission) -> None:
         self._known = True
         cluster = self._node.cluster
-        body = {"job": cluster.job, "capacity": self._node.store.capacity, "node": f"{cluster.me:x}"}
+        body = {
+            "job": cluster.job,
+            "capacity": self._node.store.capacity,
+            "node": f"{cluster.me:x}",
+            "nodes": self._nodes(),
+        }
         self.push(encode(Kind.WELCOME, body, limit=LIMIT))
+
+    def _nodes(self) -> list[tuple[int, str, int]]:
+        return [(node, card["host"], card["data"]) for node, card in self._node.cluster.nodes.items()]
+
+    def viewed(self) -> None:
+        """The nodes changed: it is told, though it did not ask."""
+        if self._known:
+            self.push(pack([{"n": 0, "nodes": self._nodes()}], limit=LIMIT)[0])
 
     def push(self, frame: bytes, descriptor: int | None = None) -> None:
         """Sends a packet, later when the client does not read now. A descriptor is duplicated while it waits."""
@@ -373,6 +391,7 @@ class _Session:
             "sent": node.carriers.sent,
             "ways": node.carriers.stats(),
             "received": node.received,
+            "asked": node.lines.answered,
             "latency": node.latency,
             "bandwidth": node.bandwidth,
         }

@@ -7,7 +7,7 @@
                                              <- bytes from the offset on, or where they can be read, as they come to be there
 
 What is asked for says how the bytes might go (`carriers.py`): which way, and the puller's address on it. The feeder says its
-own, or that they come over this socket. A feeder sends what is there while the rest is still arriving, so that a chain of
+own, or that they come over this socket. A client that asks for a line (`lines.py`) gets no bytes: its socket is handed on. A feeder sends what is there while the rest is still arriving, so that a chain of
 nodes moves an object in the time of one hop plus a block per node. A stream that ends early is no error here: the puller asks
 the directory, or tries again, from the byte that it has. Reading has no time limit of its own, since waiting for a slow source
 is right; whoever owns the stream cancels it when the view says that the other node is gone. Feeding ends likewise.
@@ -29,7 +29,7 @@ from hrdma.errors import HrdmaError
 from hrdma.log import logger
 from hrdma.objects.carriers import BLOCK, Carriers, Line, Source, Stream, Target
 
-__all__ = ["Feeder", "block_of", "open_stream"]
+__all__ = ["Feeder", "block_of", "open_line", "open_stream"]
 
 LEAST_BLOCK = 1 << 14
 HOP = 2e-3  # seconds that a block may take: what each hop of a chain adds to the time of the whole
@@ -60,13 +60,17 @@ def _receive(sock: socket.socket) -> tuple[Kind, dict[str, Any]]:
 
 
 class Feeder:
-    """Serves streams. `find` gives the source that a request means, and what to call when it was served, or None."""
+    """Serves streams. `find` gives the source that a request means, and what to call when it was served, or None.
+
+    `adopt` takes over the socket of a line, and calls what it is given when it has closed it; False: it does not.
+    """
 
     def __init__(
         self, key: bytes, find: Callable[[dict[str, Any]], tuple[Source, Callable[[], None]] | None], carriers: Carriers,
-        *, host: str, open_to_all: bool,
+        adopt: Callable[[socket.socket, Callable[[], None]], bool], *, host: str, open_to_all: bool,
     ) -> None:  # fmt: skip
         self._key, self._find, self._carriers, self._open = key, find, carriers, open_to_all
+        self._adopt = adopt
         self._listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.port: int = self._listener.getsockname()[1]
         self._lock = threading.Lock()
@@ -105,6 +109,17 @@ class Feeder:
             threading.Thread(target=self._serve, args=(sock,), name="hrdma-feed", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
+        if self._keeps(sock):
+            return
+        self._forget(sock)
+        sock.close()
+
+    def _forget(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._socks.pop(sock, None)
+
+    def _keeps(self, sock: socket.socket) -> bool:
+        """Serves a caller; True when somebody else does so from here on."""
         try:
             sock.settimeout(HANDSHAKE)
             nonce = secrets.token_hex(16)
@@ -114,16 +129,19 @@ class Feeder:
             mine = proof(self._key, "C", nonce.encode(), what.encode())
             if kind is not Kind.PROOF or not secrets.compare_digest(mine, str(body.get("proof"))):
                 _send(sock, Kind.ABORT, {"text": "it does not hold our job token"})
-                return
+                return False
             request = body["request"]
             if what != _text(request):
-                return
+                return False
             with self._lock:
                 self._socks[sock] = request["node"]
+            if request.get("line") is True:
+                self._welcome(sock, nonce, what, None)
+                return self._adopt(sock, lambda: self._forget(sock))
             found = self._find(request)
             if found is None:
                 _send(sock, Kind.ABORT, {"text": "not here"})
-                return
+                return False
             source, served = found
             try:
                 self._answer(sock, source, request, nonce, what)
@@ -133,19 +151,19 @@ class Feeder:
             with contextlib.suppress(OSError):
                 _send(sock, Kind.ABORT, {"text": str(error)})
         except (OSError, ValueError, KeyError, TypeError):
-            return
-        finally:
-            with self._lock:
-                self._socks.pop(sock, None)
-            sock.close()
+            pass
+        return False
+
+    def _welcome(self, sock: socket.socket, nonce: str, what: str, address: str | None) -> None:
+        mine = proof(self._key, "S", nonce.encode(), f"{what};{address}".encode())
+        _send(sock, Kind.WELCOME, {"proof": mine, "address": address})
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def _answer(self, sock: socket.socket, source: Source, request: dict[str, Any], nonce: str, what: str) -> None:
         line = self._line(request)
         try:
-            mine = proof(self._key, "S", nonce.encode(), f"{what};{line.address}".encode())
-            _send(sock, Kind.WELCOME, {"proof": mine, "address": line.address})
-            sock.settimeout(None)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._welcome(sock, nonce, what, line.address)
             line.feed(sock, source, request["offset"])
         finally:
             line.close()
@@ -166,6 +184,40 @@ class Feeder:
 
 def _text(request: dict[str, Any]) -> str:
     return ",".join(f"{key}={request[key]}" for key in sorted(request))
+
+
+def _introduced(key: bytes, sock: socket.socket, place: tuple[str, int], request: dict[str, Any]) -> Any:
+    """Says what is wanted, and proves the token; the other side's address on the way that was offered."""
+    host, port = place
+    kind, body = _receive(sock)
+    if kind is not Kind.CHALLENGE:
+        raise HrdmaError(f"{host}:{port} is no node")
+    nonce, what = str(body["nonce"]).encode(), _text(request)
+    _send(sock, Kind.PROOF, {"proof": proof(key, "C", nonce, what.encode()), "what": what, "request": request})
+    kind, body = _receive(sock)
+    if kind is not Kind.WELCOME:
+        raise HrdmaError(f"{host}:{port}: {body.get('text')}")
+    how = body.get("address")
+    if not secrets.compare_digest(proof(key, "S", nonce, f"{what};{how}".encode()), str(body.get("proof"))):
+        raise HrdmaError(f"{host}:{port} does not hold our job token")
+    sock.settimeout(None)
+    return how
+
+
+def open_line(key: bytes, place: tuple[str, int], home: int, timeout: float) -> socket.socket:
+    """A socket to a node that answers questions of a client, which belongs to the node `home` (`lines.py`).
+
+    Raises
+    ------
+    OSError, HrdmaError
+        As :func:`open_stream`.
+    """
+    with contextlib.ExitStack() as undo:
+        sock = undo.enter_context(socket.create_connection(place, timeout=timeout))
+        _introduced(key, sock, place, {"line": True, "node": home})
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        undo.pop_all()
+        return sock
 
 
 def block_of(bandwidth: float) -> int:
@@ -222,19 +274,8 @@ def open_stream(
             raise
         undo.callback(line.close)
         sock = undo.enter_context(socket.create_connection((host, port), timeout=HANDSHAKE))
-        kind, body = _receive(sock)
-        if kind is not Kind.CHALLENGE:
-            raise HrdmaError(f"{host}:{port} is no node")
         request = {**request, "node": me, "way": carrier.name, "address": line.address}
-        nonce, what = str(body["nonce"]).encode(), _text(request)
-        _send(sock, Kind.PROOF, {"proof": proof(key, "C", nonce, what.encode()), "what": what, "request": request})
-        kind, body = _receive(sock)
-        if kind is not Kind.WELCOME:
-            raise HrdmaError(f"{host}:{port}: {body.get('text')}")
-        how = body.get("address")
-        if not secrets.compare_digest(proof(key, "S", nonce, f"{what};{how}".encode()), str(body.get("proof"))):
-            raise HrdmaError(f"{host}:{port} does not hold our job token")
-        sock.settimeout(None)
+        how = _introduced(key, sock, place[1:], request)
         if line.address is not None and how is None:
             failed("that node does not use it")
             line.close()

@@ -24,7 +24,9 @@ class Feeding:
     def __init__(self, segment, key=KEY, **settings):
         self.segment, self.served = segment, 0
         ways = carriers.Carriers(Config.load({}, **settings))
-        self.feeder = streams.Feeder(key, self.find, ways, host="127.0.0.1", open_to_all=False)
+        self.feeder = streams.Feeder(
+            key, self.find, ways, lambda sock, release: False, host="127.0.0.1", open_to_all=False
+        )
 
     def find(self, request):
         return (self.segment, self.done) if request["id"] == "s" else None
