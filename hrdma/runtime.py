@@ -217,6 +217,8 @@ class Runtime:
         local = [card for card in self.cards if card["host"] == own["host"]]
         cpus = functools.reduce(lambda a, b: a | b, (int(card["cpus"], 16) for card in local))
         self.engine.locality(len(local), bin(cpus).count("1"))
+        if self.traffic is not None:
+            self.traffic.stamp(self.engine)  # of those to come
         self.engine.connect(self.rank, "loop", bytes.fromhex(own["addresses"]["loop"]), True)
         for rank, card in enumerate(self.cards):
             if rank == self.rank:

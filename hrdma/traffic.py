@@ -58,14 +58,18 @@ class Membership:
         self.stamped: list[str] = []
 
     def stamp(self, engine: _core.Engine) -> None:
-        """Gives every connection of the engine the job's class, for what leaves from now on."""
+        """Gives every connection of the engine the job's class, for what leaves from now on.
+
+        Before there are any it is for those to come, as RDMA's have it from their beginning; afterwards `stamped` says which
+        have it, and those of RDMA are read back from the device.
+        """
         self.stamped = [
             name for name in engine.domains() if engine.traffic_class(name, self.dscp, self.answers, self.band)
         ]
 
     def __str__(self) -> str:
         how = f"{self._client.policy} by {self._client.kind}"
-        where = ", ".join(self.stamped) or "nothing: no connection of this rank leaves the host"
+        where = ", ".join(self.stamped) or "nothing: no connection of this rank can carry it"
         return f"job {self.job}: band {self.band} of {self.dev} ({how}), DSCP {self.dscp} on {where}"
 
     def to_dict(self) -> dict[str, Any]:

@@ -185,7 +185,9 @@ cdef class Engine:
             )
 
     def traffic_class(self, str provider, int dscp, int answers, int priority):
-        """Stamps every connection over a provider, for what leaves from now on.
+        """Stamps every connection over a provider, those to come included, for what leaves from now on.
+
+        RDMA's connections have their class from the beginning or not at all, so it is to be said before they are made, too.
 
         Parameters
         ----------
@@ -200,7 +202,7 @@ cdef class Engine:
         Returns
         -------
         bool
-            Whether there are any, and all could be stamped: shared memory and some sandboxes' sockets cannot.
+            Whether there are any, and all carry it: shared memory and some sandboxes' sockets cannot. What a device has is read back.
         """
         cdef bytes name = provider.encode()
         cdef const char *provider_name = name

@@ -253,7 +253,9 @@ int hr_engine_domain(struct hr_engine *engine, int i, const char **name_p, void 
     return 1;
 }
 
-static hr_status add_lane(struct hr_conn *conn, struct hr_domain *domain, const void *addr, size_t len, int active) {
+static hr_status add_lane(struct hr_conn *conn, int d, const void *addr, size_t len, int active) {
+    struct hr_domain *domain = conn->engine->domains[d];
+    const struct hr_class *class = &conn->engine->classes[d];
     int i = 0;
     while (i <= HR_MAX_LANES && conn->lanes[i].ep) i++;
     if (i > HR_MAX_LANES) return HR_ERR_INVALID;
@@ -261,6 +263,7 @@ static hr_status add_lane(struct hr_conn *conn, struct hr_domain *domain, const 
     lane->conn = conn;
     hr_status status = domain->ops->ep_create(domain, conn->peer_id, lane, &lane->ep);
     if (status != HR_OK) return status;
+    if (class->set) domain->ops->ep_set_class(lane->ep, class->dscp, class->priority);
     status = domain->ops->ep_connect(lane->ep, addr, len, active);
     if (status == HR_OK) return status;
     domain->ops->ep_destroy(lane->ep);
@@ -284,11 +287,10 @@ hr_status hr_connect(struct hr_engine *engine, uint64_t peer_id, const char *pro
     else if (conn && (conn->first->state == HR_CONN_LOST || conn->first->state == HR_CONN_CLOSED))
         status = conn->first->why;
     else if (conn) {
-        struct hr_domain *domain = engine->domains[d];
         conn->provider = hr_provider_find(parsed.provider);
-        conn->caps = &domain->caps;
-        status = conn->nlanes == HR_MAX_LANES ? HR_ERR_INVALID : add_lane(conn, domain, addr, len, self ? 0 : active);
-        if (status == HR_OK && self) status = add_lane(conn, domain, addr, len, 1);
+        conn->caps = &engine->domains[d]->caps;
+        status = conn->nlanes == HR_MAX_LANES ? HR_ERR_INVALID : add_lane(conn, d, addr, len, self ? 0 : active);
+        if (status == HR_OK && self) status = add_lane(conn, d, addr, len, 1);
         if (status == HR_OK) {
             conn->state = HR_CONN_CONNECTING;
             conn->nlanes++;
@@ -332,7 +334,11 @@ hr_status hr_connect_wait(struct hr_engine *engine, int64_t deadline, uint64_t *
 hr_status hr_set_class(struct hr_engine *engine, const char *provider, int dscp, int answers, int priority) {
     hr_status status = HR_OK;
     int count = 0;
+    if (dscp < 0 || dscp > 63 || answers < 0 || answers > 63 || priority < 0 || priority > 7) return HR_ERR_INVALID;
     hr_lock(engine);
+    for (int d = 0; d < engine->ndomains; d++)
+        if (!strcmp(parse_name(engine->names[d]).provider, provider))
+            engine->classes[d] = (struct hr_class){1, (uint8_t)dscp, (uint8_t)priority};
     for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next) {
         struct hr_conn *conn = hr_container(l, struct hr_conn, link);
         if (!conn->nlanes || conn->state == HR_CONN_LOST || strcmp(conn->provider->name, provider)) continue;

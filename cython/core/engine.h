@@ -248,6 +248,11 @@ struct hr_waiter {
     int signalled;
 };
 
+/* The traffic class of a domain's endpoints; of those that have one from the start. */
+struct hr_class {
+    uint8_t set, dscp, priority;
+};
+
 struct hr_engine {
     struct hr_config config;
     char *names[HR_MAX_DOMAINS]; /* of the domains: the wrapped provider's own name, and ":1" for rail 1 */
@@ -265,6 +270,7 @@ struct hr_engine {
     _Atomic int bg_lazy;        /* the background thread looks less often: hr_bg_rouse */
     struct hr_domain *domains[HR_MAX_DOMAINS];
     uint32_t domain_conns[HR_MAX_DOMAINS];
+    struct hr_class classes[HR_MAX_DOMAINS]; /* of what is connected from now on */
     int ndomains;
     uint32_t pass;
     int epfd, kickfd, bgfd, donefd, remarkfd;

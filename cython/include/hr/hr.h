@@ -127,9 +127,10 @@ hr_status hr_connect(struct hr_engine *engine, uint64_t peer_id, const char *pro
                      int active);
 /* Until all begun connections stand. On failure *peer_p and detail name the first that does not. */
 hr_status hr_connect_wait(struct hr_engine *engine, int64_t deadline, uint64_t *peer_p, char detail[256]);
-/* Traffic class of every connection over a provider, for what leaves from now on: see ep_set_class. Where there are
- * several streams to a peer the first, which has what answers its bulk, gets the DSCP `answers`. HR_ERR_UNSUPPORTED
- * where there is none, or one of them cannot have it; the others have it all the same. */
+/* Traffic class of every connection over a provider, those to come included, for what leaves from now on: see
+ * ep_set_class. Some have it from their beginning or not at all, so it is said before hr_connect as well. Where there
+ * are several streams to a peer the first, which has what answers its bulk, gets the DSCP `answers` when they are
+ * there. HR_ERR_UNSUPPORTED where there is none yet, or one of them has not got it; the others have it all the same. */
 hr_status hr_set_class(struct hr_engine *engine, const char *provider, int dscp, int answers, int priority);
 /* The control plane knows: this peer is gone. Breaks every communicator that holds it. Idempotent. */
 void hr_peer_lost(struct hr_engine *engine, uint64_t peer_id, hr_status why, const char *detail);

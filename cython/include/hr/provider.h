@@ -225,7 +225,7 @@ struct hr_provider {
     /* Frees it; aborts first if need be. */
     void (*ep_destroy)(struct hr_ep *ep);
     /* Traffic class: DSCP 0..63 and priority 0..7 (0 most urgent) for what leaves from now on; HR_ERR_UNSUPPORTED where
-     * it has no meaning. */
+     * it has no meaning, and where it had to be said before ep_connect, or was and the device did not take it. */
     hr_status (*ep_set_class)(struct hr_ep *ep, int dscp, int priority);
     /* Bytes accepted by post_* of which the peer's host has not confirmed yet that it has them: what ep_destroy might
      * still lose. */

@@ -128,11 +128,12 @@ void hr_verbs_ep_destroy(struct hr_ep *base) {
     free(ep);
 }
 
-/* The path of a queue pair is set when it is brought up and cannot be changed afterwards on most devices. */
+/* The path of a queue pair is set when it is brought up and cannot be changed afterwards on most devices. Said once
+ * more of one that is up, it is answered by what was read back. */
 hr_status hr_verbs_ep_set_class(struct hr_ep *base, int dscp, int priority) {
     struct hr_verbs_ep *ep = (struct hr_verbs_ep *)base;
     if (dscp < 0 || dscp > 63 || priority < 0 || priority > 7) return HR_ERR_INVALID;
-    if (ep->qp && (ep->dscp != dscp || ep->priority != priority)) return HR_ERR_UNSUPPORTED;
+    if (ep->qp && (ep->classless || ep->dscp != dscp || ep->priority != priority)) return HR_ERR_UNSUPPORTED;
     ep->dscp = dscp;
     ep->priority = priority;
     return HR_OK;

@@ -132,6 +132,17 @@ static void fill_path(struct hr_verbs_ep *ep, const struct hr_verbs_path *path, 
     if (ep->dscp >= 0) ah->grh.traffic_class = (uint8_t)(ep->dscp << 2);
 }
 
+/* Whether the device has the class that it was given. Over Ethernet packets carry the traffic class; the service level
+ * is at most the priority of a VLAN, and soft-RoCE forgets it. */
+static int took_class(struct hr_verbs_ep *ep, const struct ibv_ah_attr *given) {
+    struct ibv_qp_attr attr = {0};
+    struct ibv_qp_init_attr init;
+    if (ep->dscp < 0) return 1;
+    if (hr_verbs_domain_of(&ep->base)->verbs->query_qp(ep->qp, &attr, IBV_QP_AV, &init)) return 0;
+    if (given->is_global) return attr.ah_attr.grh.traffic_class == given->grh.traffic_class;
+    return attr.ah_attr.sl == given->sl;
+}
+
 hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_path *path, const struct hr_verbs_open *peer,
                          const struct hr_verbs_end *end, const struct hr_verbs_word *word, char why[160]) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
@@ -152,6 +163,7 @@ hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_path *pat
                  strerror(rc));
         return HR_ERR_UNREACHABLE;
     }
+    ep->classless = !took_class(ep, &attr.ah_attr);
     memset(&attr, 0, sizeof attr);
     attr.qp_state = IBV_QPS_RTS;
     attr.timeout = HR_VERBS_ACK_TIMEOUT;

@@ -182,6 +182,7 @@ struct hr_verbs_ep {
     struct hr_bond_ep *bond; /* whose lane it is, or NULL */
     uint64_t session, life;  /* of the bond; session 0: whichever calls */
     int dscp, priority;      /* -1: the device's default */
+    int classless;           /* the device did not take them */
     struct hr_verbs_call *call;
     int64_t ended;
     const char *end_why;
