@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import harness
 import numpy as np
 import pytest
+
+import harness
 
 DSCP, ANSWERS, BAND = 26, 34, 2
 
