@@ -187,7 +187,7 @@ cdef class Engine:
     def traffic_class(self, str provider, int dscp, int answers, int priority):
         """Stamps every connection over a provider, those to come included, for what leaves from now on.
 
-        RDMA's connections have their class from the beginning or not at all: it is to be said before they are made, too.
+        RDMA's connections have their class from the beginning or not at all: say it before they are made, too.
 
         Parameters
         ----------
@@ -202,7 +202,7 @@ cdef class Engine:
         Returns
         -------
         bool
-            Whether there are any, and all carry it: shared memory and some sandboxes' sockets cannot. Of a device it is read
+            Whether there are any, and all carry it: shared memory and some sockets cannot. Of a device it is read
             back.
         """
         cdef bytes name = provider.encode()

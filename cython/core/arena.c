@@ -1,4 +1,4 @@
-/* arena.c - arenas: where blocks are cut, which empty arenas are kept, and what a forked child may do. */
+/* arena.c - arenas: where blocks are cut, which empty arenas are kept, and what becomes of them in a forked child. */
 
 /*
  * Small blocks share arenas: the first has 4 MiB, each further one as much as all before it up to 64 MiB, so that a
@@ -11,8 +11,10 @@
  * The lock is not held while memory is mapped, filled or unmapped (milliseconds): two threads may so make an arena each
  * where one would have done.
  *
- * Whether this is a forked child is one load: pthread_atfork's handler sets it in the child. In the child the lock and
- * the index may be in any state, so nothing there is looked at.
+ * A forked child begins anew. It shares the pages of its parent's arenas, and may read and write blocks that it was
+ * left, but they are not its arenas: it frees none, peers of its own get them as any other memory, and what it
+ * allocates is its own. The lock and the index may be in any state there, so they are made anew, by pthread_atfork's
+ * handler.
  */
 
 #include <errno.h>
@@ -49,10 +51,16 @@ static uint64_t last_id, tick;
 static size_t shared_bytes, empty_bytes;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static volatile int forked;
+static int inherited; /* there are blocks of a parent's */
 static size_t empty_bound;
 
-static void in_child(void) { forked = 1; }
+static void in_child(void) {
+    pthread_mutex_init(&lock, NULL);
+    arenas = NULL;
+    shared_bytes = empty_bytes = 0;
+    inherited = 1;
+    hr_arena_index_restart();
+}
 
 static void prepare(void) {
     size_t host = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
@@ -175,10 +183,6 @@ static size_t shared_size(size_t len) {
 }
 
 void *hr_arena_alloc(size_t len, uint32_t flags) {
-    if (forked) {
-        errno = EPERM;
-        return NULL;
-    }
     if (len > SIZE_MAX / 4) { /* so that no sum below wraps */
         errno = ENOMEM;
         return NULL;
@@ -220,9 +224,13 @@ void *hr_arena_alloc(size_t len, uint32_t flags) {
 }
 
 void hr_arena_free(void *block) {
-    if (forked || !block) return;
+    if (!block) return;
     pthread_mutex_lock(&lock);
     struct hr_arena *a = hr_arena_index_owner(block), *gone = NULL;
+    if (!a && inherited) {
+        pthread_mutex_unlock(&lock);
+        return;
+    }
     if (!a || !hr_extents_give(&a->extents, (size_t)((uint8_t *)block - (uint8_t *)a->pages.base))) {
         pthread_mutex_unlock(&lock);
         fprintf(stderr, "hr_arena_free: %p is not a block, or was freed before\n", block);
@@ -239,24 +247,22 @@ void hr_arena_free(void *block) {
 
 int hr_arena_find(const void *addr, size_t len, struct hr_arena_info *info_p) {
     uintptr_t begin = (uintptr_t)addr;
-    if (forked || begin + len < begin) return 0;
+    if (begin + len < begin) return 0;
     return hr_arena_index_find(begin, begin + len, info_p);
 }
 
-int hr_arena_alive(uint64_t id) { return !forked && hr_arena_index_alive(id); }
+int hr_arena_alive(uint64_t id) { return hr_arena_index_alive(id); }
 
 void hr_arena_stats(struct hr_arena_stats *stats_p) {
     struct hr_arena_stats stats = {0};
-    if (!forked) {
-        pthread_mutex_lock(&lock);
-        for (struct hr_arena *a = arenas; a; a = a->next) {
-            stats.arenas++;
-            stats.bytes_mapped += a->pages.size;
-            stats.bytes_used += a->extents.used;
-            stats.bytes_huge += a->pages.huge;
-            stats.blocks += a->extents.blocks;
-        }
-        pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&lock);
+    for (struct hr_arena *a = arenas; a; a = a->next) {
+        stats.arenas++;
+        stats.bytes_mapped += a->pages.size;
+        stats.bytes_used += a->extents.used;
+        stats.bytes_huge += a->pages.huge;
+        stats.blocks += a->extents.blocks;
     }
+    pthread_mutex_unlock(&lock);
     *stats_p = stats;
 }

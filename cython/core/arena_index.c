@@ -185,3 +185,10 @@ void hr_arena_index_remove(uint64_t id) {
     SET(count, n - 1);
     end_change();
 }
+
+/* The table stays where it is: a thread that is not here any more may have been about to free it. */
+void hr_arena_index_restart(void) {
+    SET(sequence, 0);
+    SET(count, 0);
+    SET(current, NULL);
+}

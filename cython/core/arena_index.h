@@ -13,6 +13,9 @@ void hr_arena_index_remove(uint64_t id);
 /* Under the lock too: the arena in which addr lies, or NULL. */
 struct hr_arena *hr_arena_index_owner(const void *addr);
 
+/* Of a forked child, in which nothing else runs: knows no arena, whatever was being changed. */
+void hr_arena_index_restart(void);
+
 /* From any thread, without a lock. */
 int hr_arena_index_find(uintptr_t begin, uintptr_t end, struct hr_arena_info *info_p);
 int hr_arena_index_alive(uint64_t id);

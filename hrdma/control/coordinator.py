@@ -256,7 +256,8 @@ class Coordinator:
 
     def _stall(self, rank: int, body: dict[str, Any], now: float) -> None:
         comm, members = int(body["comm"]), read_ranks(body["members"], self.size)
-        report = Report(int(body["sequence"]), int(body["signature"]), str(body["text"])[:500], now)
+        waits = body.get("asked") is not True
+        report = Report(int(body["sequence"]), int(body["signature"]), str(body["text"])[:500], now, waits)
         recent = [Report(int(n), int(s), str(text)[:500], now) for n, s, text in body.get("recent", ())][-RECENT:]
         if rank not in members:
             raise ValueError(f"it is not a member of {list(members)}")

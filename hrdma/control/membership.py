@@ -235,7 +235,7 @@ class Membership:
             comm = int(body["comm"])
             position = self._events.position(comm) or self._positions.get(comm)
             if position is not None:
-                self._up(Kind.STALL, self._stall(comm, position, mismatch=False))
+                self._up(Kind.STALL, {**self._stall(comm, position, mismatch=False), "asked": True})
         elif kind is Kind.BYE:
             self._depart()
         elif kind is Kind.WELCOME:

@@ -3,7 +3,8 @@
 A rank that waits long in a collective reports (communicator, sequence number, signature, text). Two reports of one
 communicator with the same number and different signatures are a mismatch; different numbers alone are not, a rank may
 be slow. Who only sends in a collective may be several calls further when another stalls in it, so a report also tells
-which calls came before. A rank whose core has seen a wrong signature reports that as well, and then the others are asked where they
+which calls came before. Who has been through with another call, and calls nothing more, stalls nowhere: therefore those of whom a
+stalled rank's call is not known are asked, each second. A rank whose core has seen a wrong signature reports that as well, and then the others are asked where they
 are. A verdict waits a moment so that it can name everybody, but never longer than `PATIENCE`.
 """
 
@@ -17,6 +18,7 @@ from typing import NamedTuple
 __all__ = ["RECENT", "Report", "Stalls", "Verdict", "verdict_text"]
 
 CONFLICT_PATIENCE = 0.3  # seconds that a found conflict waits for the remaining ranks
+ASK_AGAIN = 0.9  # seconds after which those who are not there are asked again; a stalled rank reports every second
 PATIENCE = 1.0  # the same where a core saw a mismatch but no two reports show it yet
 FRESH = 2.5  # a stalled rank reports every second; an older report says nothing about where it is now
 KEEP = 256  # communicators and verdicts remembered
@@ -26,12 +28,13 @@ SHOWN = 32  # ranks described to a stalled one
 
 
 class Report(NamedTuple):
-    """Where one rank said it was."""
+    """Where one rank said it was; where it was last, if it did not say so by itself."""
 
     sequence: int
     signature: int
     text: str
     when: float
+    waits: bool = True
 
 
 class Verdict(NamedTuple):
@@ -49,6 +52,7 @@ class _Comm:
     reports: OrderedDict[int, dict[int, Report]] = field(default_factory=OrderedDict)
     suspect: int = -1  # sequence number under suspicion
     decide_at: float = 0.0
+    asked: float = float("-inf")
 
 
 class Stalls:
@@ -68,14 +72,15 @@ class Stalls:
         *,
         mismatch: bool,
     ) -> list[int]:
-        """Takes a report; returns the ranks to ask where they are, when there is a suspicion to clear up."""
+        """Takes a report; returns the ranks to ask where they are."""
         if comm in self._verdicts:
             return []
         state = self._comms.setdefault(comm, _Comm(members))
         self._comms.move_to_end(comm)
         while len(self._comms) > KEEP:
             self._comms.popitem(last=False)
-        state.latest[rank] = report
+        if report.waits or rank not in state.latest:
+            state.latest[rank] = report
         for one in (*recent, report):
             state.reports.setdefault(one.sequence, {})[rank] = one
         while len(state.reports) > SEQUENCES:
@@ -88,10 +93,17 @@ class Stalls:
             state.suspect, decide_at = min(conflicts), report.when + CONFLICT_PATIENCE
         elif mismatch and fresh:
             state.suspect, decide_at = report.sequence, report.when + PATIENCE
-        else:
+        elif not report.waits or report.when - state.asked < ASK_AGAIN or not fresh:
             return []
+        else:
+            return self._ask(state, report.sequence, report.when)
         state.decide_at = decide_at if fresh else min(state.decide_at, decide_at)
-        return [other for other in state.members if other not in state.reports[state.suspect]] if fresh else []
+        return self._ask(state, state.suspect, report.when) if fresh else []
+
+    def _ask(self, state: _Comm, sequence: int, now: float) -> list[int]:
+        """Those of whom nobody knows what they called under this number."""
+        state.asked = now
+        return [other for other in state.members if other not in state.reports.get(sequence, {})]
 
     def verdict(self, comm: int) -> Verdict | None:
         """The verdict on a communicator, once there is one."""
@@ -128,7 +140,7 @@ class Stalls:
         late, here = {}, {}
         for place, rank in enumerate(state.members):
             report = state.latest.get(rank)
-            if report is None or now - report.when > FRESH:
+            if report is None or not report.waits or now - report.when > FRESH:
                 late[place] = "not waiting in this communicator"
             elif report.sequence != sequence:
                 late[place] = f"waiting in {_name(report.text)} #{report.sequence}: {report.text}"

@@ -6,10 +6,13 @@ import os
 import sys
 import threading
 import time
+import traceback
 
 import numpy as np
 import pytest
+from ports import free_port
 
+import harness
 import hrdma
 from hrdma import _core
 
@@ -455,3 +458,35 @@ def test_engine_says_what_it_cannot_open():
         _core.Engine(0, "carrier_pigeon")
     with pytest.raises(ValueError, match="no provider is called"):
         _core.provider_devices("carrier_pigeon")
+
+
+def anew(rank, port):
+    """What a forked child does with a job of its own."""
+    with hrdma.init(rank, 2, master=f"127.0.0.1:{port}", timeout=20) as comm:
+        x, y = np.full(1 << 18, rank + 1.0), hrdma.empty(1 << 18)
+        y[:] = x
+        comm.allreduce(x)
+        comm.allreduce(y)
+        return x[0] == y[-1] == 3 and hrdma.is_registered(y)
+
+
+@pytest.mark.parametrize("transport", harness.transports())
+def test_forked_children_make_a_job_of_their_own(comm, transport, monkeypatch):
+    """Though their parent has memory, a communicator and a collective behind it."""
+    for name, value in {"HRDMA_TRANSPORT": transport, **harness.devices(transport)}.items():
+        monkeypatch.setenv(name, value)
+    x = hrdma.zeros(1000)
+    x += 1
+    comm.allreduce(x)
+    port, children = free_port(), []
+    for rank in range(2):
+        children.append(os.fork())
+        if children[-1] == 0:
+            try:
+                os._exit(0 if anew(rank, port) else 1)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(2)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    assert x[5] == 1 and hrdma.is_registered(x)
+    assert comm.allreduce(np.ones(1))[0] == 1

@@ -15,8 +15,8 @@ def add(stalls: Stalls, rank: int, sequence: int, signature: int, text: str, whe
 
 def test_the_minority_is_named_first():
     stalls = Stalls()
-    for rank in (0, 1, 3):
-        assert add(stalls, rank, 12, 1, A) == []
+    for rank, asked in ((0, [1, 2, 3]), (1, []), (3, [])):
+        assert add(stalls, rank, 12, 1, A) == asked
     add(stalls, 2, 12, 2, B)
     (verdict,) = stalls.due(0.0, ())
     assert verdict.text == f"allreduce #12: rank 2 calls {B}, ranks 0, 1, 3 call {A}"
@@ -43,6 +43,20 @@ def test_a_conflict_waits_a_moment_for_the_others_and_asks_them():
     assert stalls.due(1.1, ()) == []
     (verdict,) = stalls.due(2.0, ())
     assert verdict.text == f"allreduce #5: rank 2 calls {B}, ranks 0, 1 call {A}, rank 3 has not said where it is"
+
+
+def test_those_who_are_not_there_are_asked_each_second():
+    """They may have been through with another call, and call nothing more."""
+    stalls = Stalls()
+    assert add(stalls, 0, 5, 1, A) == [1, 2, 3]
+    assert add(stalls, 3, 5, 1, A, when=0.1) == []
+    stalls.add(7, ALL, 1, Report(4, 9, "barrier()", 0.2, waits=False), mismatch=False)
+    assert add(stalls, 0, 5, 1, A, when=1.0) == [1, 2]
+    assert stalls.where(7, 5, 1.0)[1] == "not waiting in this communicator"
+    before = [Report(5, 2, B, 1.2)]
+    stalls.add(7, ALL, 1, Report(6, 9, "barrier()", 1.2, waits=False), before, mismatch=False)
+    (verdict,) = stalls.due(2.0, ())
+    assert verdict.text == f"allreduce #5: rank 1 calls {B}, ranks 0, 3 call {A}, rank 2 has not said where it is"
 
 
 def test_nobody_waits_for_the_dead():

@@ -259,18 +259,25 @@ TEST(no_descriptor_is_an_errno) {
     REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 }
 
-TEST(a_child_reads_and_writes_but_does_not_allocate) {
+TEST(a_child_reads_and_writes_what_it_was_left_and_allocates_its_own) {
     volatile uint8_t *block = hr_arena_alloc(4096, 0);
+    uint64_t id = find((void *)block).id;
     block[0] = 7;
     pid_t child = fork();
     if (child == 0) {
         struct hr_arena_info info;
         int ok = block[0] == 7;
         block[1] = 8;
-        errno = 0;
-        ok = ok && !hr_arena_alloc(10, 0) && errno == EPERM;
-        hr_arena_free((void *)block);
-        ok = ok && !hr_arena_find((void *)block, 1, &info) && stats().arenas == 0;
+        ok = ok && !hr_arena_find((void *)block, 1, &info) && !hr_arena_alive(id) && stats().arenas == 0;
+        uint8_t *own = hr_arena_alloc(10, 0); /* not in an arena of the parent's */
+        ok = ok && own && hr_arena_find(own, 10, &info) && info.id > id && stats().arenas == 1;
+        hr_arena_free((void *)block); /* is the parent's to free */
+        hr_arena_free(own);
+        ok = ok && stats().blocks == 0 && block[0] == 7;
+        pid_t grandchild = fork();
+        if (grandchild == 0) _exit(hr_arena_alloc(10, 0) && stats().blocks == 1 && block[0] == 7 ? 0 : 1);
+        int end;
+        ok = ok && waitpid(grandchild, &end, 0) == grandchild && end == 0;
         _exit(ok ? 0 : 1);
     }
     int status;

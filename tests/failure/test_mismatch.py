@@ -128,7 +128,7 @@ WHICH = [
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every way for small and large, each over one of the transports; over both at night."""
-    if "which" in metafunc.fixturenames:
+    if "odd" in metafunc.fixturenames:
         nightly = metafunc.config.getoption("--nightly", default=False)
         cases = [
             (which, odd, count, transport)
@@ -156,6 +156,48 @@ def test_every_rank_is_told_who_differs(start, which, odd, count, transport):
         assert rank.event("again")["error"] == "CollectiveMismatchError", job.shown()
         assert rank.event("side")["sum"] == 3.0, job.shown()
         assert rank.event("rest")["sum"] == 3.0, job.shown()
+
+
+def through(me: Me, which: str) -> None:
+    """As `mismatched`, small, and whoever has done its part calls nothing more until all are known."""
+    comm = hrdma.init()
+    comm.barrier()
+    started = time.monotonic()
+    for turn in range(2):
+        found = {"error": None, "text": ""}
+        try:
+            if turn == 1:
+                comm.barrier()
+            elif which == "root of broadcast":
+                comm.broadcast(np.zeros(4), 2 if me.rank == 1 else 0)
+            elif which == "nothing to reduce":
+                comm.reduce(np.zeros(0 if me.rank == 1 else 4))
+            elif which == "nothing to gather":
+                comm.gather(np.zeros(0 if me.rank == 1 else 4))
+            else:
+                comm.allreduce(np.zeros(0 if me.rank == 1 else 4))
+        except Exception as error:
+            found = describe_error(error)
+        me.tell("called", took=time.monotonic() - started, **found)
+        me.hear()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("which", ["root of broadcast", "nothing to reduce", "nothing to gather", "nothing to sum"])
+def test_who_waits_for_those_who_are_through_is_told_in_time(start, which, transport):
+    job = start(through, 3, transport=transport, which=which)
+    first = [rank.event("called", seconds=10) for rank in job]
+    told = [one for one in first if one["error"]]
+    assert told, job.shown()
+    for one in told:
+        assert one["error"] == "CollectiveMismatchError" and "rank 1 calls" in one["text"], job.shown()
+        assert took(one["time"] - one["took"], one["time"]) < SECONDS, job.shown()
+    for rank in job:
+        rank.say("go")
+    for rank in job:
+        second = rank.event("called", count=2)
+        assert second["error"] == "CollectiveMismatchError", job.shown()
+        rank.say("go")
 
 
 def late_but_right(me: Me) -> None:
