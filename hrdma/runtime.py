@@ -91,8 +91,8 @@ class Runtime:
             options["shm"] = ",".join(filter(None, [options["shm"], f"host={digest}"]))
         if config.simd != "auto":
             _core.reduce_isa(config.simd)
-        domains = [name for name in self.names if name != "loop"]
-        domains += [domain_of_rail(number) for number in range(1, len(self.rails))]
+        rails = map(domain_of_rail, range(1, len(self.rails)))
+        domains = [*(name for name in self.names if name != "loop"), *rails]
         engine = functools.partial(
             _core.Engine,
             self.rank,
@@ -210,15 +210,13 @@ class Runtime:
         from hrdma.traffic import join
 
         first = next(rank for rank, card in enumerate(self.cards) if card["host"] == self.cards[self.rank]["host"])
-        self.traffic = join(self.config, deadline=self.deadline, tell=self.rank == first)
+        self.traffic = join(self.config, self.engine, deadline=self.deadline, tell=self.rank == first)
 
     def _connect(self) -> None:
         own = self.cards[self.rank]
         local = [card for card in self.cards if card["host"] == own["host"]]
         cpus = functools.reduce(lambda a, b: a | b, (int(card["cpus"], 16) for card in local))
         self.engine.locality(len(local), bin(cpus).count("1"))
-        if self.traffic is not None:
-            self.traffic.stamp(self.engine)  # of those to come
         self.engine.connect(self.rank, "loop", bytes.fromhex(own["addresses"]["loop"]), True)
         for rank, card in enumerate(self.cards):
             if rank == self.rank:

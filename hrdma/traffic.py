@@ -83,13 +83,15 @@ class Membership:
         self._client.close()
 
 
-def join(config: Config, *, deadline: float, tell: bool) -> Membership | None:
+def join(config: Config, engine: _core.Engine, *, deadline: float, tell: bool) -> Membership | None:
     """Registers the job that the configuration names with the controller of this host.
 
     Parameters
     ----------
     config : Config
         Its ``job``, ``priority`` and ``qos``.
+    engine : Engine
+        Its connections to come have the job's class.
     deadline : float
         On the monotonic clock.
     tell : bool
@@ -111,7 +113,9 @@ def join(config: Config, *, deadline: float, tell: bool) -> Membership | None:
     try:
         client = Client(config.qos or _only(), timeout=max(0.1, min(ANSWER_SECONDS, (deadline - time.monotonic()) / 2)))
         given = config.origins.get("priority", "default") != "default"
-        return Membership(client, config.job, config.priority if given else None)
+        found = Membership(client, config.job, config.priority if given else None)
+        found.stamp(engine)
+        return found
     except (RequestError, DeviceError, OSError) as error:
         if client is not None:
             client.close()

@@ -26,7 +26,12 @@ def classed(_rank):
     import hrdma
     from hrdma import traffic
 
-    traffic.join = lambda config, **_: traffic.Membership(Controller(), config.job, None)
+    def join(config, engine, **_):
+        found = traffic.Membership(Controller(), config.job, None)
+        found.stamp(engine)
+        return found
+
+    traffic.join = join
     with hrdma.init(job="resnet") as comm:
         x = hrdma.zeros(1 << 18, "float32") + comm.rank
         comm.allreduce(x)

@@ -10,8 +10,8 @@
  * name in any file system, so nothing is left after kill -9. Arenas belong to the process, not to an engine, and are
  * thread safe.
  *
- * After fork the child shares the pages (MAP_SHARED): it may read and write blocks it inherited, which are the parent's to
- * free (here nothing happens) and to hr_arena_find no arena's. What it allocates is in arenas of its own.
+ * After fork the child shares the pages (MAP_SHARED): it may read and write blocks it inherited, which are the parent's
+ * to free (here nothing happens) and to hr_arena_find no arena's. What it allocates is in arenas of its own.
  */
 
 #include <stddef.h>
