@@ -384,16 +384,22 @@ def _describe(
     if isinstance(counts, int):
         shown = signed = str(counts)
     elif collective == "alltoall":
-        shown = signed = "counts"  # each rank has its own
+        signed = "counts"  # each rank has its own
+        shown = " ".join(f"{way} {_shown(each)}" for way, each in zip(("sends", "takes"), counts))
     else:
-        signed = f"counts={list(counts)}"
-        shown = signed if len(counts) <= 8 else f"counts={list(counts[:6])}... of {len(counts)}, {sum(counts)} in all"
+        signed, shown = f"counts={list(counts)}", f"counts={_shown(counts)}"
     rest = [
         *([op] if op is not None else []),
         *([f"root={root}"] if root is not None else []),
         *(["deterministic"] if deterministic else []),
     ]
     return tuple(f"{collective}({', '.join([dtype, which, *rest])})" for which in (shown, signed))  # type: ignore[return-value]
+
+
+def _shown(counts: Sequence[int]) -> str:
+    if len(counts) <= 8:
+        return str(list(counts))
+    return f"{list(counts[:6])}... of {len(counts)}, {sum(counts)} in all"
 
 
 def _connected(ranks: list[int], payloads: dict[int, dict[str, Any]]) -> list[int]:

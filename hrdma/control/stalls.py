@@ -156,16 +156,21 @@ def verdict_text(
     latest: dict[int, Report],
     gone: Collection[int],
 ) -> str:
-    """Says who differs: minorities first, then the majority, then who is elsewhere."""
-    groups: dict[int, list[int]] = {}
-    texts: dict[int, str] = {}
+    """Says who differs: minorities first, then the majority, then who is elsewhere.
+
+    Where the signatures agree, as in an alltoall in which each rank has counts of its own, the texts tell them apart.
+    """
+    alike = len({report.signature for report in reports.values()}) == 1
+    groups: dict[int | str, list[int]] = {}
+    texts: dict[int | str, str] = {}
     for place, rank in enumerate(members):
         if rank in reports:
-            groups.setdefault(reports[rank].signature, []).append(place)
-            texts.setdefault(reports[rank].signature, reports[rank].text)
-    order = sorted(groups, key=lambda signature: (-len(groups[signature]), groups[signature][0]))
-    parts = [_call(groups[signature], texts[signature]) for signature in reversed(order)]
-    if len(order) == 1:
+            key = reports[rank].text if alike else reports[rank].signature
+            groups.setdefault(key, []).append(place)
+            texts.setdefault(key, reports[rank].text)
+    order = sorted(groups, key=lambda key: (-len(groups[key]), groups[key][0]))
+    parts = [_call(groups[key], texts[key]) for key in reversed(order)]
+    if alike:
         parts.append("what a peer sent does not match")
     for place, rank in enumerate(members):
         report = latest.get(rank)

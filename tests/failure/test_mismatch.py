@@ -71,6 +71,11 @@ def call(comm: hrdma.Communicator, which: str, other: bool, count: int, arrays: 
     elif which == "size of alltoall":
         n = count // (2 if other else 1) * size
         comm.alltoall(new(n), new(n))
+    elif which == "counts of alltoall":
+        sends, takes = [count] * size, [count] * size
+        if other:
+            sends[(comm.rank + 1) % size] += 1
+        comm.alltoall(new(sum(sends)), new(sum(takes)), counts=(sends, takes))
     elif which == "barrier":
         comm.barrier() if other else comm.broadcast(new(count), 0)
     elif which == "order":
@@ -121,6 +126,7 @@ WHICH = [
     "size of scatter",
     "counts",
     "size of alltoall",
+    "counts of alltoall",
     "barrier",
     "order",
 ]
@@ -150,7 +156,7 @@ def test_every_rank_is_told_who_differs(start, which, odd, count, transport):
     for rank in job:
         raised = rank.event("raised", seconds=10)
         assert raised["error"] == "CollectiveMismatchError", job.shown()
-        assert f"rank {odd}" in raised["text"], job.shown()
+        assert f"rank {odd} calls" in raised["text"], job.shown()
         assert took(raised["time"] - raised["took"], raised["time"]) < SECONDS, job.shown()
         assert raised["intact"], job.shown()
         assert rank.event("again")["error"] == "CollectiveMismatchError", job.shown()
