@@ -147,7 +147,7 @@ def verbs_library():
     return "" if hr_verbs_lib(&why) != NULL else text_of(why)
 
 
-def verbs_choose(str names="", *, str ifname="", gid_index=None):
+def verbs_choose(str names not None="", *, str ifname not None="", gid_index=None):
     """Which devices a communicator would use, and what of them: chosen as provider verbs does.
 
     Parameters
@@ -231,7 +231,7 @@ cdef class Device(Resource):
     cdef readonly str name
     cdef readonly int port, gid_index
 
-    def __cinit__(self, str name, int port=1, gid_index=None):
+    def __cinit__(self, str name not None, int port=1, gid_index=None):
         cdef const char *why = NULL
         cdef int n = 0, i, rc, wanted = -1 if gid_index is None else gid_index
         cdef ibv_device **found

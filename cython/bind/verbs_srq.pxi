@@ -2,10 +2,13 @@
 
 
 cdef list pieces_of(Resource user, ProtectionDomain pd, set used, what):
-    """The batch; every region is checked and kept."""
+    """The batch; every region is checked and kept. That there is nothing else, such as None, is checked first."""
     cdef Piece piece
     batch = [what] if isinstance(what, (MemoryRegion, Piece)) else list(what)
-    batch = [Piece(one, 0, len(one)) if isinstance(one, MemoryRegion) else one for one in batch]
+    for one in batch:
+        if not isinstance(one, (MemoryRegion, Piece)):
+            raise TypeError(f"regions and pieces of them can be posted, not {type(one).__name__}")
+    batch = [Piece(one, 0, (<MemoryRegion> one).span.nbytes) if isinstance(one, MemoryRegion) else one for one in batch]
     user.check()  # what made the sequence may have closed it
     for piece in batch:
         piece.region.check()

@@ -91,6 +91,27 @@ def test_atomics_that_cannot_be(pair, piece, offset, error, words):
     assert pair.cqs[0].poll() == [] and word.there[0] == 5 and pair.qps[0].state == "rts"
 
 
+@pytest.mark.parametrize("wrong", [None, 7, b"bytes", "text"])
+@pytest.mark.parametrize("post", ["post_send", "post_recv", "write", "read", "fetch_add", "compare_swap"])
+def test_what_is_no_region_in_a_batch_is_refused(pair, post, wrong):
+    """Nothing of the batch is posted, not even what comes before it."""
+    word = Word(pair, 5)
+    more = {"post_send": (), "post_recv": (), "write": word.place, "read": word.place, "fetch_add": (*word.place, 1)}
+    for batch in ([wrong], [word.local, wrong], [wrong, word.local]):
+        with pytest.raises(TypeError, match=f"not {type(wrong).__name__}"):
+            getattr(pair.qps[0], post)(batch, *more.get(post, (*word.place, 5, 1)))
+    assert pair.cqs[0].poll() == [] and word.there[0] == 5 and pair.qps[0].state == "rts"
+    pair.qps[1].post_recv(pair.regions[1], wr_id=4)
+    pair.qps[0].post_send(pair.regions[0][:3])
+    assert [one.check().wr_id for one in pair.ended(1)] == [4]
+
+
+@pytest.mark.parametrize("what", [verbs.Device, verbs.choose, lambda wrong: verbs.choose("sim", ifname=wrong)])
+def test_none_is_no_name(what):
+    with pytest.raises(TypeError, match=r"must not be None|got NoneType"):
+        what(None)
+
+
 def test_memory_without_the_right_is_refused(pair):
     word = Word(pair, 5, remote_read=True, remote_write=True)
     pair.qps[0].fetch_add(word.local, *word.place, 1)
@@ -194,6 +215,8 @@ def test_limits_of_shared_queues(many):
         verbs.QueuePair(stranger, many.cq, srq=many.srq)
     with pytest.raises(ValueError, match="another protection domain"):
         many.srq.post_recv(verbs.MemoryRegion(stranger, bytearray(9)))
+    with pytest.raises(TypeError, match="not NoneType"):
+        many.srq.post_recv([many.place(0), None])
 
 
 def test_a_shared_queue_is_closed_after_its_queue_pairs_and_keeps_its_memory(many):
