@@ -12,6 +12,7 @@ cdef class Program
 cdef class Request
 
 include "bind/errors.pxi"
+include "bind/number.pxi"
 include "bind/buffer.pxi"
 include "bind/memory.pxi"
 include "bind/engine.pxi"

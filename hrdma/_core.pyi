@@ -375,6 +375,7 @@ class Piece:
     region: MemoryRegion
     start: int
     end: int
+    def __init__(self, region: MemoryRegion, start: int, end: int) -> None: ...
     def __len__(self) -> int: ...
 
 class MemoryRegion(Resource):

@@ -14,17 +14,6 @@ cdef tuple ACCESS_WORDS = (("read", HR_ACCESS_REMOTE_READ), ("write", HR_ACCESS_
                            ("atomic", HR_ACCESS_REMOTE_ATOMIC))
 
 
-cdef extern from "Python.h":
-    long long PyLong_AsLongLongAndOverflow(object x, int *overflow) except? -1
-
-
-cdef inline long long whole(object number) except? -1:
-    """An integer; what no 64 bits hold becomes the nearest that they do."""
-    cdef int overflow = 0
-    cdef long long value = PyLong_AsLongLongAndOverflow(number, &overflow)
-    return value if overflow == 0 else 0x7fffffffffffffff if overflow > 0 else -0x7fffffffffffffff
-
-
 cdef str access_text(uint32_t access):
     return ", ".join([word for word, bit in ACCESS_WORDS if access & bit])
 

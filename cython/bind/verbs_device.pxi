@@ -450,13 +450,28 @@ cdef class MemoryRegion(Resource):
 
 
 cdef class Piece:
-    """Some bytes of a region: what a work request moves. Made by ``region[a:b]``."""
+    """Some bytes of a region: what a work request moves. Made by ``region[a:b]``.
+
+    Parameters
+    ----------
+    region : MemoryRegion
+    start, end : int
+        In bytes, ``0 <= start <= end <= len(region)``.
+
+    Raises
+    ------
+    ValueError
+        They are not within the region. A slice is cut to it instead.
+    """
 
     cdef readonly MemoryRegion region
     cdef readonly size_t start, end
 
-    def __cinit__(self, MemoryRegion region not None, size_t start, size_t end):
-        self.region, self.start, self.end = region, start, end
+    def __cinit__(self, MemoryRegion region not None, start, end):
+        cdef long long first = whole(start), last = whole(end)
+        if not 0 <= first <= last or <size_t> last > region.span.nbytes:
+            raise ValueError(f"start={start}, end={end}: not within {region!r}")
+        self.region, self.start, self.end = region, <size_t> first, <size_t> last
 
     def __len__(self):
         return self.end - self.start

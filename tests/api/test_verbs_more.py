@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from test_verbs import DEVICE, Pair
+from test_verbs import DEVICE, SIZE, Pair
 
 import hrdma
 from hrdma import verbs
@@ -104,6 +104,25 @@ def test_what_is_no_region_in_a_batch_is_refused(pair, post, wrong):
     pair.qps[1].post_recv(pair.regions[1], wr_id=4)
     pair.qps[0].post_send(pair.regions[0][:3])
     assert [one.check().wr_id for one in pair.ended(1)] == [4]
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [(0, SIZE + 1), (SIZE + 1, SIZE + 1), (5, 4), (-1, 4), (-5, -4), (0, 1 << 64), (-1 << 64, 1 << 70)],
+)
+def test_a_piece_is_within_its_region(pair, start, end):
+    with pytest.raises(ValueError, match=rf"start={start}, end={end}: not within <MemoryRegion of {SIZE} bytes"):
+        verbs.Piece(pair.regions[0], start, end)
+
+
+def test_pieces_by_hand_are_those_of_slices(pair):
+    for start, end in ((0, SIZE), (0, 0), (SIZE, SIZE), (7, 7), (7, 9)):
+        piece, same = verbs.Piece(pair.regions[0], start, end), pair.regions[0][start:end]
+        assert (piece.start, piece.end, len(piece)) == (same.start, same.end, len(same)) == (start, end, end - start)
+    with pytest.raises(TypeError):
+        verbs.Piece(pair.regions[0], 0, 1.5)
+    with pytest.raises(TypeError):
+        verbs.Piece(None, 0, 0)
 
 
 @pytest.mark.parametrize("what", [verbs.Device, verbs.choose, lambda wrong: verbs.choose("sim", ifname=wrong)])
