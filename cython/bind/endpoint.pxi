@@ -423,7 +423,8 @@ cdef class Endpoint:
         -----
         Atomic among the operations of all peers that come by the same transport.
         """
-        return self.atomic(b"fetch_add", HR_ATOMIC_FETCH_ADD, remote, offset, value, 0, async_op, timeout, priority)
+        return self.atomic(b"fetch_add", HR_ATOMIC_FETCH_ADD, remote, offset, word_of("value", value), 0, async_op,
+                           timeout, priority)
 
     def compare_swap(self, RemoteMemory remote, offset, compare, swap, *, bint async_op=False, timeout=None,
                      priority=None):
@@ -431,8 +432,8 @@ cdef class Endpoint:
 
         Else as `fetch_add`.
         """
-        return self.atomic(b"compare_swap", HR_ATOMIC_CMP_SWAP, remote, offset, swap, compare, async_op, timeout,
-                           priority)
+        return self.atomic(b"compare_swap", HR_ATOMIC_CMP_SWAP, remote, offset, word_of("swap", swap),
+                           word_of("compare", compare), async_op, timeout, priority)
 
     def notified(self, *, bint async_op=False, timeout=None):
         """The value of the peer's next notification, in the order of its writes; waits for it.

@@ -298,7 +298,7 @@ cdef class QueuePair(Resource):
         Raises
         ------
         ValueError
-            Not 8 bytes, or not aligned; nothing was posted.
+            Not 8 bytes, not aligned, or `add` out of bounds; nothing was posted.
         RequestError
             As `post_send`.
 
@@ -306,14 +306,16 @@ cdef class QueuePair(Resource):
         -----
         Atomic among the accesses of the device; whether the processors take part is for the device to say (`limits`).
         """
-        self.atomic("fetch_add", what, IBV_WR_ATOMIC_FETCH_AND_ADD, remote, rkey, add, 0, wr_id, signaled)
+        self.atomic("fetch_add", what, IBV_WR_ATOMIC_FETCH_AND_ADD, remote, rkey, word_of("add", add), 0, wr_id,
+                    signaled)
 
     def compare_swap(self, what, remote, rkey, compare, swap, *, wr_id=0, bint signaled=True):
         """Where the 64-bit integer at `remote` is `compare`, it becomes `swap`; what was there comes into `what`.
 
         Else as `fetch_add`.
         """
-        self.atomic("compare_swap", what, IBV_WR_ATOMIC_CMP_AND_SWP, remote, rkey, compare, swap, wr_id, signaled)
+        self.atomic("compare_swap", what, IBV_WR_ATOMIC_CMP_AND_SWP, remote, rkey, word_of("compare", compare),
+                    word_of("swap", swap), wr_id, signaled)
 
     def post_recv(self, what, *, wr_id=0):
         """Gives the device memory for the peer's next messages, a piece for each; a batch as in `post_send`."""

@@ -367,6 +367,15 @@ def test_with_oneself(comm):
     assert end.fetch_add(remote, 16, 5) == 0 and end.fetch_add(remote, 16, 0) == 5
     with pytest.raises(ValueError, match="multiple of 8"):
         end.fetch_add(remote, 20, 1)
+    for value in (-1, 1 << 64):
+        for call, name in (
+            (lambda value=value: end.fetch_add(remote, 16, value), "value"),
+            (lambda value=value: end.compare_swap(remote, 16, value, 1), "compare"),
+            (lambda value=value: end.compare_swap(remote, 16, 5, value), "swap"),
+        ):
+            with pytest.raises(ValueError, match=f"^{name}={value}: 0 to "):
+                call()
+    assert end.fetch_add(remote, 16, 0) == 5
     with pytest.raises(ValueError, match="4 bytes after a multiple of 8"):
         end.expose(x[4:], atomic=True)
     end.expose(x[4:], write=True).close()

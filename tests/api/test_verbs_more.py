@@ -83,9 +83,12 @@ def test_atomics_that_cannot_be(pair, piece, offset, error, words):
         pair.qps[0].fetch_add(word.local[piece], address + offset, rkey, 1)
     with pytest.raises(error, match=words):
         pair.qps[0].compare_swap(word.local[piece], address + offset, rkey, 1, 1)
-    for value in (-1, TOP + 1):
-        with pytest.raises(OverflowError):
-            pair.qps[0].fetch_add(word.local, address, rkey, value)
+    for value in (-1, -(1 << 70), TOP + 1):
+        for post, operands, name in (("fetch_add", (value,), "add"), ("compare_swap", (value, 1), "compare")):
+            with pytest.raises(error, match=f"^{name}={value}: 0 to "):
+                getattr(pair.qps[0], post)(word.local, address, rkey, *operands)
+        with pytest.raises(error, match=f"^swap={value}: 0 to "):
+            pair.qps[0].compare_swap(word.local, address, rkey, 1, value)
     with pytest.raises(ValueError, match="8 bytes"):
         pair.qps[0].fetch_add([word.local, word.local], address, rkey, 1)
     assert pair.cqs[0].poll() == [] and word.there[0] == 5 and pair.qps[0].state == "rts"
