@@ -1,21 +1,29 @@
 # endpoint.pxi - Endpoint: reads, writes and atomics in the memory of one peer, and notifications, over any provider.
 #
 # A descriptor is what the provider gives, behind a head that says whose memory it is and for whom: a descriptor in the
-# wrong hands is an error of its own and never reaches a device.
+# wrong hands is an error of its own and never reaches a device. Nor does a damaged one: what providers make of such
+# bytes differs, and some notice nothing before they are used.
 cimport cython
 from libc.string cimport memcpy
 
 import struct as _struct
+import zlib as _zlib
 
-# Mark, access, communicator, rank of the owner, rank of the peer, length; then the provider's bytes.
+# Mark, access and a check above it, communicator, rank of the owner, rank of the peer, length; the provider's bytes.
 cdef object DESCRIPTOR = _struct.Struct(f"<4sIQIIQ{<int> HR_DESC_BYTES}s")
-cdef bytes DESCRIPTOR_MARK = b"hrM1"
+cdef bytes DESCRIPTOR_MARK = b"hrM2"
 cdef tuple ACCESS_WORDS = (("read", HR_ACCESS_REMOTE_READ), ("write", HR_ACCESS_REMOTE_WRITE),
                            ("atomic", HR_ACCESS_REMOTE_ATOMIC))
 
 
 cdef str access_text(uint32_t access):
     return ", ".join([word for word, bit in ACCESS_WORDS if access & bit])
+
+
+cdef bytes descriptor_of(uint32_t access, comm, owner, peer, nbytes, bytes inner):
+    """With three bytes of a CRC over all the others."""
+    cdef bytes text = DESCRIPTOR.pack(DESCRIPTOR_MARK, access, comm, owner, peer, nbytes, inner)
+    return text[:5] + (<uint32_t> _zlib.crc32(text)).to_bytes(4, "little")[:3] + text[8:]
 
 
 @cython.no_gc_clear  # the communicator must be there when this is closed
@@ -206,8 +214,8 @@ cdef class Endpoint:
                                "hrdma.empty(), or raise HRDMA_VERBS=pin= and ulimit -l")
         if status != HR_OK:
             self.channel.fail_post(status, &call)
-        memory.text = DESCRIPTOR.pack(DESCRIPTOR_MARK, access, self.channel.id, self.channel.rank, self.rank,
-                                      memory.nbytes, (<char *> desc.bytes)[:HR_DESC_BYTES])
+        memory.text = descriptor_of(access, self.channel.id, self.channel.rank, self.rank, memory.nbytes,
+                                    (<char *> desc.bytes)[:HR_DESC_BYTES])
         return memory
 
     def remote(self, descriptor):
@@ -224,9 +232,9 @@ cdef class Endpoint:
         Raises
         ------
         ValueError
-            It is no descriptor, or one of another rank, for another rank, or of another communicator.
+            It is no descriptor, a damaged one, or one of another rank, for another rank, or of another communicator.
         RequestError
-            The transport refuses it.
+            The transport refuses it, as where the peer has taken that memory back.
         PeerError
             The peer is gone.
         """
@@ -240,6 +248,9 @@ cdef class Endpoint:
             raise ValueError(f"{len(given)} bytes are no descriptor of memory: send the {DESCRIPTOR.size} of "
                              "bytes(endpoint.expose(...))")
         _, access, comm, owner, peer, nbytes, inner = DESCRIPTOR.unpack(given)
+        access &= 0xff
+        if given != descriptor_of(access, comm, owner, peer, nbytes, inner):
+            raise ValueError("a damaged descriptor: its bytes do not fit its checksum; send all of them unchanged")
         if (comm, owner, peer) != (self.channel.id, self.rank, self.channel.rank):
             raise ValueError(f"a descriptor of rank {owner} for rank {peer} of communicator {comm:#x} is of no use to "
                              f"rank {self.channel.rank} of {self.channel.id:#x} for rank {self.rank}")

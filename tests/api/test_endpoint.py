@@ -32,6 +32,11 @@ def exchanged(comm, mine=None):
     return theirs.tobytes()
 
 
+def damaged(text, place):
+    """With one bit of that byte changed."""
+    return text[:place] + bytes([text[place] ^ 1 << place % 8]) + text[place + 1 :]
+
+
 def facing(comm):
     """Both of two ranks expose a MiB of zeros: the endpoint, the array, its exposure (to be kept), the peer's."""
     end = hrdma.Endpoint(comm, 1 - comm.rank)
@@ -172,6 +177,10 @@ def refusals(comm):
         (lambda: end.write(b"x", None), TypeError, "remote is None"),
         (lambda: end.remote(b"short"), ValueError, "5 bytes are no descriptor"),
         (lambda: end.remote(bytes(BYTES)), ValueError, "no descriptor"),
+        *[
+            (lambda i=i: end.remote(damaged(text, i)), ValueError, "damaged" if i > 3 else "no desc")
+            for i in range(BYTES)
+        ],
         (lambda: end.remote(bytes(for_reading)), ValueError, "is of no use"),  # one's own
         (lambda: end.expose(x, read=False), ValueError, "all False"),
         (lambda: end.expose(b"", read=True), ValueError, "empty"),
