@@ -147,6 +147,16 @@ def verbs_library():
     return "" if hr_verbs_lib(&why) != NULL else text_of(why)
 
 
+cdef int gid_of(gid_index) except -2:
+    """What is asked for; -1: the one that is best."""
+    if gid_index is None:
+        return -1
+    cdef long long wanted = whole(gid_index)
+    if wanted < 0:
+        raise ValueError(f"gid_index={gid_index}: 0 or more; None for the one that is best")
+    return <int> min(wanted, 0x7fffffff)
+
+
 def verbs_choose(str names not None="", *, str ifname not None="", gid_index=None):
     """Which devices a communicator would use, and what of them: chosen as provider verbs does.
 
@@ -170,7 +180,7 @@ def verbs_choose(str names not None="", *, str ifname not None="", gid_index=Non
     DeviceError
         None will do; the message says why.
     ValueError
-        `ifname` is wrong.
+        `ifname` or `gid_index` is wrong.
 
     Notes
     -----
@@ -183,7 +193,7 @@ def verbs_choose(str names not None="", *, str ifname not None="", gid_index=Non
     cdef hr_status status
     cdef bytes device = names.encode(), interfaces = ifname.encode()
     memset(&wish, 0, sizeof(wish))
-    wish.gid = -1 if gid_index is None else gid_index
+    wish.gid = gid_of(gid_index)
     wish.ifname = <const char *> interfaces if interfaces else NULL
     detail[0] = 0
     status = hr_verbs_devices_find(&wish, <const char *> device, found, &n, detail)
@@ -223,6 +233,8 @@ cdef class Device(Resource):
     ------
     DeviceError
         There is no such device, port or GID, it cannot be opened, or libibverbs is missing; the message has the mend.
+    ValueError
+        The GID index is negative.
     """
 
     cdef ibv_context *ctx
@@ -233,7 +245,7 @@ cdef class Device(Resource):
 
     def __cinit__(self, str name not None, int port=1, gid_index=None):
         cdef const char *why = NULL
-        cdef int n = 0, i, rc, wanted = -1 if gid_index is None else gid_index
+        cdef int n = 0, i, rc, wanted = gid_of(gid_index)
         cdef ibv_device **found
         self.name, self.port = name, port
         self.begin(4, ())

@@ -63,11 +63,21 @@ def test_devices():
         (("carrier_pigeon",), "carrier_pigeon|libibverbs"),
         ((DEVICE, 77), f"{DEVICE} has no port 77"),
         ((DEVICE, 1, 4000), "has no GID 4000"),
+        ((DEVICE, 1, 1 << 40), f"has no GID {1 << 40}"),
     ],
 )
 def test_what_is_not_there(arguments, words):
     with pytest.raises(hrdma.DeviceError, match=words):
         verbs.Device(*arguments)
+
+
+@pytest.mark.parametrize("index", [-1, -2, -(1 << 70)])
+def test_a_negative_gid_index_is_refused(index):
+    for what in (lambda: verbs.Device(DEVICE, 1, index), lambda: verbs.choose("sim", gid_index=index)):
+        with pytest.raises(ValueError, match=f"gid_index={index}: 0 or more"):
+            what()
+    with verbs.Device(DEVICE, 1, None) as device:
+        assert device.gid_index >= 0
 
 
 def test_messages_come_in_order_with_their_immediate_data(pair):
