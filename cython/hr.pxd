@@ -236,7 +236,7 @@ cdef extern from "hr/hr.h" nogil:
         pass
 
     hr_status hr_expose(hr_comm *comm, int rank, void *addr, size_t size, uint32_t access, hr_desc *desc_p,
-                        hr_exposed **exposed_p) noexcept
+                        hr_exposed **exposed_p, char *detail) noexcept
     void hr_conceal(hr_engine *engine, hr_exposed *exposed) noexcept
     hr_status hr_import(hr_comm *comm, int rank, const hr_desc *desc, hr_rmem *rmem_p) noexcept
     void hr_release(hr_comm *comm, int rank, hr_rmem *rmem) noexcept

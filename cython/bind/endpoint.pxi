@@ -172,11 +172,13 @@ cdef class Endpoint:
         ValueError, TypeError
             Nothing is allowed, or x is empty or not of that kind, or is for atomics and its address no multiple of 8.
         RequestError
-            The transport cannot give this peer such memory; the message has the mend.
+            The transport cannot give this peer such memory, or may not pin so much; the message has the limit that
+            was hit, and the mend.
         PeerError
             The peer is gone.
         """
         cdef Memory memory = Memory.__new__(Memory)
+        cdef char detail[256]
         cdef hr_desc desc
         cdef hr_status status
         cdef Call call
@@ -197,7 +199,7 @@ cdef class Endpoint:
         deadline = deadline_in(call.seconds)
         while True:
             status = hr_expose(self.channel.handle, self.rank, memory.span.ptr, memory.nbytes, access, &desc,
-                               &memory.handle)
+                               &memory.handle, detail)
             if status != HR_AGAIN:
                 break
             if hr_now() > deadline:
@@ -210,8 +212,9 @@ cdef class Endpoint:
             raise RequestError(f"rank {self.rank} cannot reach this memory for {access_text(access)}: take it from "
                                "hrdma.empty()")
         if status == HR_ERR_NOMEM:
-            raise RequestError(f"{memory.nbytes} bytes cannot be registered for rank {self.rank}: take them from "
-                               "hrdma.empty(), or raise HRDMA_VERBS=pin= and ulimit -l")
+            raise RequestError(f"{memory.nbytes} bytes cannot be registered for rank {self.rank}: "
+                               f"{text_of(detail) or 'no memory is left'}"
+                               + ("" if is_registered(x) else "; take them from hrdma.empty()"))
         if status != HR_OK:
             self.channel.fail_post(status, &call)
         memory.text = descriptor_of(access, self.channel.id, self.channel.rank, self.rank, memory.nbytes,

@@ -17,6 +17,7 @@
  */
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/engine.h"
 
@@ -55,8 +56,9 @@ static void take_back(struct hr_exposed *exposed) {
 }
 
 hr_status hr_expose(struct hr_comm *comm, int rank, void *addr, size_t len, uint32_t access, struct hr_desc *desc_p,
-                    struct hr_exposed **exposed_p) {
+                    struct hr_exposed **exposed_p, char detail[256]) {
     struct hr_engine *engine = comm->engine;
+    *detail = 0;
     if (rank < 0 || rank >= comm->size || !len) return HR_ERR_INVALID;
     struct hr_exposed *exposed = calloc(1, sizeof *exposed);
     if (!exposed) return HR_ERR_NOMEM;
@@ -64,7 +66,11 @@ hr_status hr_expose(struct hr_comm *comm, int rank, void *addr, size_t len, uint
     struct hr_conn *conn = exposed->conn = comm->conns[rank];
     struct hr_ep *ep = conn->lanes[0].ep;
     hr_status status = comm->state.status != HR_OK ? HR_ERR_BROKEN : conn->state == HR_CONN_UP ? HR_OK : conn->why;
-    if (status == HR_OK) status = ep->domain->ops->mem_register(ep->domain, addr, len, access, &exposed->mem);
+    if (status == HR_OK) {
+        *ep->domain->refused = 0;
+        status = ep->domain->ops->mem_register(ep->domain, addr, len, access, &exposed->mem);
+        if (status == HR_ERR_NOMEM) memcpy(detail, ep->domain->refused, sizeof ep->domain->refused);
+    }
     if (status == HR_OK) {
         status = ep->domain->ops->mem_export(ep, &exposed->mem, addr, len, desc_p);
         if (status != HR_OK) ep->domain->ops->mem_deregister(ep->domain, &exposed->mem);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import resource
 
 import numpy as np
 import pytest
@@ -151,6 +152,49 @@ def test_what_cannot_be_had_is_named(env, error, text):
     (one,) = harness.outcomes(opened, 1, init=False, env=env, timeout=20)
     assert one.error == error
     assert any(word in one.text for word in text.split("|")), one.text
+
+
+def pinned_by_bytes(comm):
+    end = hrdma.Endpoint(comm, 1 - comm.rank)
+    kept = end.expose(bytearray(3000))
+    with pytest.raises(hrdma.RequestError) as found:
+        end.expose(bytearray(1001))
+    end.expose(hrdma.zeros(100_000)).close()
+    kept.close()
+    end.expose(bytearray(1001)).close()
+    comm.barrier()
+    return str(found.value)
+
+
+@pytest.mark.parametrize("more", [{}, {"HRDMA_DEVICES": "sim2,sim2"}])
+def test_memory_beyond_what_may_be_pinned_is_refused_with_that_limit(more):
+    found = harness.ranks(pinned_by_bytes, 2, env=SIM | {"HRDMA_VERBS": "pin=4000"} | more)
+    for rank, text in enumerate(found):
+        assert text == (
+            f"1001 bytes cannot be registered for rank {1 - rank}: HRDMA_VERBS=pin=4000 is what may be pinned outside "
+            "arenas, and 3000 bytes of it are taken; take them from hrdma.empty()"
+        )
+
+
+def pinned_by_chance(comm, limit):
+    """The device refuses now and then, as it would beyond the memlock limit."""
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]))
+    end, kept = hrdma.Endpoint(comm, 1 - comm.rank), []
+    with pytest.raises(hrdma.RequestError) as found:
+        for _ in range(5000):
+            kept.append(end.expose(bytearray(77)))
+    comm.barrier()
+    return str(found.value)
+
+
+def test_memory_that_cannot_be_pinned_is_refused_with_the_memlock_limit():
+    env = SIM | {"HRDMA_VERBS": "reg_errno=0.01"}
+    for rank, text in enumerate(harness.ranks(pinned_by_chance, 2, env=env, limit=65537)):
+        assert text == (
+            f"77 bytes cannot be registered for rank {1 - rank}: 77 bytes cannot be pinned: Cannot allocate memory (the "
+            "device has 16384 regions); the memlock limit is 65537 bytes, raise it: ulimit -l unlimited; take them from "
+            "hrdma.empty()"
+        )
 
 
 def without_a_device(rank):

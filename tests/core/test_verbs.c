@@ -109,6 +109,12 @@ TEST(pinned_memory_is_bounded) {
     REQUIRE(node_open(&n, 1, "sim", "pin=64K", detail) == HR_OK);
     CHECK_EQ(verbs->mem_register(n.domain, plain, 1 << 16, HR_ACCESS_REMOTE_READ, &first), HR_OK);
     CHECK_EQ(verbs->mem_register(n.domain, plain + (1 << 16), 64, HR_ACCESS_REMOTE_READ, &second), HR_ERR_NOMEM);
+    CHECK_STR(n.domain->refused,
+              "HRDMA_VERBS=pin=65536 is what may be pinned outside arenas, and 65536 bytes of it are taken");
+    ((struct hr_verbs_domain *)n.domain)->inject.reg_error = 1;
+    CHECK_EQ(verbs->mem_register(n.domain, arena, LEN, HR_ACCESS_REMOTE_READ, &second), HR_ERR_NOMEM);
+    CHECK(strstr(n.domain->refused, "bytes cannot be pinned: Cannot allocate memory (the device has 16384 regions)"));
+    ((struct hr_verbs_domain *)n.domain)->inject.reg_error = 0;
     CHECK_EQ(verbs->mem_register(n.domain, arena, LEN, HR_ACCESS_REMOTE_READ, &second), HR_OK);
     verbs->mem_deregister(n.domain, &first);
     CHECK_EQ(verbs->mem_register(n.domain, plain, 1 << 16, HR_ACCESS_REMOTE_READ, &first), HR_OK);

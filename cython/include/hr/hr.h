@@ -158,11 +158,12 @@ void hr_comm_state(struct hr_comm *comm, struct hr_comm_state *state_p);
 hr_status hr_isend(struct hr_comm *comm, const void *buf, size_t len, int dst, uint32_t tag, struct hr_request *req);
 hr_status hr_irecv(struct hr_comm *comm, void *buf, size_t len, int src, uint32_t tag, struct hr_request *req);
 /* One-sided access between two ranks of a communicator. hr_expose: desc is what the peer needs; HR_AGAIN: again after
- * progress; HR_ERR_UNSUPPORTED: this peer cannot reach such memory. It is exposed until hr_conceal, or until the
- * communicator is closed; hr_conceal, once, is due in any case. Its engine is NULL where that was closed before. */
+ * progress; HR_ERR_UNSUPPORTED: this peer cannot reach such memory; HR_ERR_NOMEM: detail (256 bytes) says which limit
+ * was hit, if anybody knows. It is exposed until hr_conceal, or until the communicator is closed; hr_conceal, once, is
+ * due in any case. Its engine is NULL where that was closed before. */
 struct hr_exposed;
 hr_status hr_expose(struct hr_comm *comm, int rank, void *addr, size_t len, uint32_t access, struct hr_desc *desc_p,
-                    struct hr_exposed **exposed_p);
+                    struct hr_exposed **exposed_p, char detail[256]);
 void hr_conceal(struct hr_engine *engine, struct hr_exposed *exposed);
 /* The peer's memory; to be released unless the communicator was closed before. */
 hr_status hr_import(struct hr_comm *comm, int rank, const struct hr_desc *desc, struct hr_rmem *rmem_p);

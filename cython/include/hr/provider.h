@@ -107,7 +107,8 @@ struct hr_domain {
     const struct hr_sink *sink;
     void *owner; /* the engine's: handed back in accept-side events */
     struct hr_caps caps;
-    char left[220]; /* what could not be opened, and is done without, with the reason; "": nothing */
+    char left[220];    /* what could not be opened, and is done without, with the reason; "": nothing */
+    char refused[256]; /* why mem_register last said HR_ERR_NOMEM: the limit that was hit; "": no more is known */
 };
 struct hr_ep {
     struct hr_domain *domain;
@@ -196,7 +197,8 @@ struct hr_provider {
     /* Text about the domain for people ("eth0 10.0.0.1:4242, 1 stream"). */
     void (*domain_describe)(struct hr_domain *domain, char *text, size_t size);
 
-    /* Makes memory known. Cost: none on shm and tcp, pinning on verbs. The caller keeps addr alive until deregister. */
+    /* Makes memory known. Cost: none on shm and tcp, pinning on verbs. The caller keeps addr alive until deregister.
+     * HR_ERR_NOMEM may leave words in domain->refused. */
     hr_status (*mem_register)(struct hr_domain *domain, void *addr, size_t len, uint32_t access, struct hr_mem *mem_p);
     /* With HR_CAP_REVOKE: on return no remote access to this registration can touch the memory any more. */
     void (*mem_deregister)(struct hr_domain *domain, struct hr_mem *mem);

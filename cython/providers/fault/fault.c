@@ -170,7 +170,9 @@ static void fault_domain_describe(struct hr_domain *base, char *text, size_t siz
 static hr_status fault_mem_register(struct hr_domain *base, void *addr, size_t len, uint32_t access,
                                     struct hr_mem *mem_p) {
     struct hr_domain *inner = of_domain(base)->inner;
-    return inner->ops->mem_register(inner, addr, len, access, mem_p);
+    hr_status status = inner->ops->mem_register(inner, addr, len, access, mem_p);
+    if (status == HR_ERR_NOMEM) memcpy(base->refused, inner->refused, sizeof base->refused);
+    return status;
 }
 
 static void fault_mem_deregister(struct hr_domain *base, struct hr_mem *mem) {

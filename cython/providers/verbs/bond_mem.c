@@ -43,6 +43,7 @@ hr_status hr_bond_mem_register(struct hr_domain *domain, void *addr, size_t len,
         if (!bond->rails[i] || bond->rails[i]->gone) continue;
         hr_status status = hr_verbs_mem_register(&bond->rails[i]->base, addr, len, access, &reg->mems[i]);
         if (status != HR_OK) {
+            memcpy(domain->refused, bond->rails[i]->base.refused, sizeof domain->refused);
             forget(bond, reg);
             return status;
         }

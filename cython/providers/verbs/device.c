@@ -27,6 +27,8 @@
 
 #define SYSFS "/sys/class/infiniband"
 
+enum { COMPLETIONS = 1024 }; /* to begin with */
+
 /* As the kernel's drivers report themselves. */
 static const uint32_t software_vendors[] = {0x000000, 0xffffff, 0x626d74};
 
@@ -262,11 +264,11 @@ hr_status hr_verbs_device_open(struct hr_verbs_domain *d, char detail[256]) {
     int flags;
     d->pd = d->verbs->alloc_pd(d->ctx);
     d->channel = d->pd ? d->verbs->create_comp_channel(d->ctx) : NULL;
-    d->cq = d->channel ? d->verbs->create_cq(d->ctx, 1024, d, d->channel, 0) : NULL;
+    d->cq = d->channel ? d->verbs->create_cq(d->ctx, COMPLETIONS, d, d->channel, 0) : NULL;
     if (!d->cq) {
         int error = errno;
-        snprintf(detail, 256, "%.60s: cannot create a completion queue: %s%s", d->ctx->device->name, strerror(error),
-                 hr_verbs_memlock_text(error, limit));
+        snprintf(detail, 256, "%.60s: cannot create a completion queue of %d entries: %.60s%s", d->ctx->device->name,
+                 COMPLETIONS, strerror(error), hr_verbs_memlock_text(error, limit));
         return HR_ERR_NOMEM;
     }
     int fds[2] = {d->channel->fd, d->ctx->async_fd};

@@ -16,6 +16,7 @@
  */
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -66,7 +67,9 @@ static struct hr_verbs_mr *mr_new(struct hr_verbs_domain *d, void *addr, size_t 
     errno = hr_verbs_inject_register(&d->inject);
     if (!errno) mr->mr = d->verbs->reg_mr(d->pd, addr, len, access);
     if (!mr->mr) {
+        int error = errno;
         free(mr);
+        errno = error;
         return NULL;
     }
     d->counts.registered++;
@@ -87,14 +90,17 @@ static void drop_dead_arenas(struct hr_verbs_domain *d) {
     }
 }
 
-/* The registration of the arena that covers this memory, or NULL: not in one, or the device does not take it. */
+/* The registration of the arena that covers this memory, or NULL: not in one, or the device does not take it; then
+ * errno says why, if it was asked at all. */
 static struct hr_verbs_mr *arena_mr(struct hr_verbs_domain *d, const void *addr, size_t len) {
     struct hr_arena_info info;
     struct hr_verbs_mr *mr = d->mrs;
+    errno = 0;
     if (!hr_arena_find(addr, len, &info)) return NULL;
     while (mr && mr->arena != info.id) mr = mr->next;
     if (mr) return mr;
     drop_dead_arenas(d);
+    errno = 0;
     if (info.size > d->attr.max_mr_size) return NULL;
     return mr_new(d, info.base, info.size, ALL, info.id);
 }
@@ -108,6 +114,24 @@ uint32_t hr_verbs_local_key(struct hr_verbs_domain *d, const void *addr, size_t 
 
 void hr_verbs_mem_close(struct hr_verbs_domain *d) {
     while (d->mrs) mr_free(d, d->mrs);
+}
+
+/* Words for users: the device did not pin this, for that error. */
+static hr_status refuse(struct hr_verbs_domain *d, size_t len, int error) {
+    char limit[120];
+    snprintf(d->base.refused, sizeof d->base.refused, "%zu bytes cannot be pinned: %.60s (the device has %d regions)%s",
+             len, strerror(error), d->attr.max_mr, hr_verbs_memlock_text(error, limit));
+    return HR_ERR_NOMEM;
+}
+
+/* Or what may be pinned outside arenas does not suffice. An arena whose own registration failed is refused for that. */
+static hr_status refuse_more(struct hr_verbs_domain *d, const void *addr, size_t len, int error) {
+    struct hr_arena_info info;
+    if (error && hr_arena_find(addr, len, &info)) return refuse(d, info.size, error);
+    snprintf(d->base.refused, sizeof d->base.refused,
+             "HRDMA_VERBS=pin=%llu is what may be pinned outside arenas, and %llu bytes of it are taken",
+             (unsigned long long)d->pin, (unsigned long long)d->pinned);
+    return HR_ERR_NOMEM;
 }
 
 /* ---- slots of the vtable ---- */
@@ -124,13 +148,13 @@ hr_status hr_verbs_mem_register(struct hr_domain *domain, void *addr, size_t len
     if (access & HR_ACCESS_REMOTE_ATOMIC) flags |= IBV_ACCESS_REMOTE_ATOMIC;
     mr = d->is_tcp ? NULL : arena_mr(d, addr, len);
     if (!mr) {
-        if (!d->is_tcp && (len > d->pin || d->pinned > d->pin - len)) return HR_ERR_NOMEM;
+        if (!d->is_tcp && (len > d->pin || d->pinned > d->pin - len)) return refuse_more(d, addr, len, errno);
         mr = mr_new(d, addr, len, flags, 0);
         /* Memory that this process itself may only read. */
         if (!mr && (errno == EFAULT || errno == EACCES) && !(access & ~(uint32_t)HR_ACCESS_REMOTE_READ))
             mr = mr_new(d, addr, len, flags & ~IBV_ACCESS_LOCAL_WRITE, 0);
     }
-    if (!mr) return HR_ERR_NOMEM;
+    if (!mr) return refuse(d, len, errno);
     mr->users++;
     if (!++d->registrations) d->registrations = 1; /* 0 is nobody's */
     *mem_p = (struct hr_mem){.addr = addr, .len = len, .key = mr->mr->lkey, .priv = mr, .access = access};

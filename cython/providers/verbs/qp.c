@@ -34,8 +34,8 @@ const char *hr_verbs_memlock_text(int error, char text[120]) {
     text[0] = 0;
     getrlimit(RLIMIT_MEMLOCK, &limit);
     if ((error == ENOMEM || error == EAGAIN || error == EPERM) && limit.rlim_cur != RLIM_INFINITY)
-        snprintf(text, 120, "; the memlock limit is %llu KiB, raise it: ulimit -l unlimited",
-                 (unsigned long long)limit.rlim_cur >> 10);
+        snprintf(text, 120, "; the memlock limit is %llu bytes, raise it: ulimit -l unlimited",
+                 (unsigned long long)limit.rlim_cur);
     return text;
 }
 
