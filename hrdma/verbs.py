@@ -11,7 +11,7 @@ For who wants queue pairs rather than communicators. The two ends tell each othe
 ...     source = verbs.MemoryRegion(pd, b"hello")
 ...     target = verbs.MemoryRegion(pd, bytearray(5), remote_write=True)
 ...     here.write(source, target.address, target.rkey)
-...     done = cq.poll(timeout=5)[0].check()
+...     done = here.poll(timeout=5)[0].check()
 
 Closing the device closes the rest. See `README.md` for what holds.
 """

@@ -40,6 +40,7 @@ cdef class QueuePair(Resource):
     cdef ibv_qp *qp
     cdef set used
     cdef uint32_t psn
+    cdef bint recv_first
     cdef readonly ProtectionDomain pd
     cdef readonly CompletionQueue send_cq, recv_cq
     cdef readonly SharedReceiveQueue srq
@@ -336,6 +337,44 @@ cdef class QueuePair(Resource):
         free(wrs)
         if rc:
             self.refused("post_recv", rc, i, len(batch), self.recvs)
+
+    def poll(self, int limit=16, double timeout=0.0):
+        """Completions of its queues, those of sending and of receiving, which are often the same.
+
+        Parameters
+        ----------
+        limit : int
+            At most so many, 1 to 64.
+        timeout : float
+            Seconds to wait for the first one, of either.
+
+        Returns
+        -------
+        list of Completion
+            Empty when none came in time. Those of one queue are in the order in which they came.
+
+        Raises
+        ------
+        DeviceError
+            A queue has lost completions, because more came than it has entries: close it.
+
+        Notes
+        -----
+        As `CompletionQueue.poll`, with the longer ``spin_us`` of the two. What is found is taken: from a queue that
+        other queue pairs have as well, theirs too, which `Completion.qp_num` tells. Two queues take turns in being
+        asked first, so that neither keeps the other waiting.
+        """
+        self.check()
+        self.inside += 1
+        self.recv_first = not self.recv_first
+        try:
+            if self.send_cq is self.recv_cq:
+                return polled(self.send_cq, None, limit, timeout)
+            if self.recv_first:
+                return polled(self.recv_cq, self.send_cq, limit, timeout)
+            return polled(self.send_cq, self.recv_cq, limit, timeout)
+        finally:
+            self.inside -= 1
 
     cdef int refused(self, str name, int rc, int posted, int n, int room) except -1:
         rc = rc if rc > 0 else errno

@@ -135,33 +135,12 @@ cdef class CompletionQueue(Resource):
             self.verbs.destroy_comp_channel(self.channel)  # only its queue would keep it
         return rc
 
-    cdef int sleep(self, int64_t until) noexcept nogil:
-        """Until something may have come, a slice is over or the time has come."""
-        cdef pollfd waits
+    cdef void clear(self) noexcept nogil:
+        """The events that a sleep ended with."""
         cdef ibv_cq *cq
         cdef void *context
-        cdef int64_t left = (until - hr_now()) // 1000000 + 1
-        waits.fd, waits.events = self.channel.fd, <short> POLLIN
-        poll(&waits, 1, <int> (VERBS_SLICE if left > VERBS_SLICE else left if left > 0 else 0))
         while self.verbs.get_cq_event(self.channel, &cq, &context) == 0:
             self.verbs.ack_cq_events(cq, 1)
-        return 0
-
-    cdef int await_some(self, int limit, ibv_wc *found, int64_t spins, int64_t until) noexcept nogil:
-        """What `ibv_poll_cq` finds: asked until the first moment, then asleep until the second, a slice of it all."""
-        cdef int64_t now = hr_now()
-        cdef int64_t stop = min(until, now + VERBS_SLICE * 1000000)
-        cdef int n = 0
-        while not n and now < min(spins, stop):
-            n = ibv_poll_cq(self.cq, limit, found)
-            now = hr_now()
-        if not n and now < stop:  # armed, then looked again: what came in between would not wake
-            ibv_req_notify_cq(self.cq, 0)
-            n = ibv_poll_cq(self.cq, limit, found)
-            if not n:
-                self.sleep(until)
-                n = ibv_poll_cq(self.cq, limit, found)
-        return n
 
     def poll(self, int limit=16, double timeout=0.0):
         """Completions in the order in which they came.
@@ -188,30 +167,91 @@ cdef class CompletionQueue(Resource):
         Runs without the GIL: polls for `spin_us`, then sleeps until the device tells, with a look at signals ten times
         a second.
         """
-        cdef ibv_wc found[VERBS_POLL]
-        cdef int64_t until, spins
-        cdef int n, turn
-        self.check()
-        if not 1 <= limit <= VERBS_POLL:
-            raise ValueError(f"limit={limit}: 1 to {<int> VERBS_POLL}")
-        if not 0 <= timeout <= 1e9:
-            raise ValueError(f"timeout={timeout}: seconds, 0 or more")
-        self.inside += 1
-        try:
-            with nogil:
-                n = ibv_poll_cq(self.cq, limit, found)
-            if not n and timeout > 0:
-                spins = hr_now() + <int64_t> self.spin_us * 1000
-                until = hr_now() + <int64_t> (timeout * 1e9)
-                while not n and hr_now() < until:
-                    PyErr_CheckSignals()
-                    with nogil:
-                        n = self.await_some(limit, found, spins, until)
-        finally:
-            self.inside -= 1
-        if n < 0:
-            raise DeviceError(f"{self!r} has lost completions: more came than it has entries")
-        return [completion_of(&found[turn]) for turn in range(n)]
+        return polled(self, None, limit, timeout)
 
     def __repr__(self):
         return f"<CompletionQueue of {self.cq.cqe if self.live else 0} entries on {self.device.name}>"
+
+
+cdef enum:  # what polled() finds instead of a number
+    LOST_FIRST = -1
+    LOST_SECOND = -2
+
+
+cdef int asked(CompletionQueue first, CompletionQueue second, int limit, ibv_wc *found) noexcept nogil:
+    """What `ibv_poll_cq` finds in the one, and then in the other, if there is one."""
+    cdef int n = ibv_poll_cq(first.cq, limit, found), more
+    if n < 0:
+        return LOST_FIRST
+    if second is None or n == limit:
+        return n
+    more = ibv_poll_cq(second.cq, limit - n, found + n)
+    return n + more if more >= 0 else n if n else LOST_SECOND
+
+
+cdef void sleep_on(CompletionQueue first, CompletionQueue second, int64_t until) noexcept nogil:
+    """Until something may have come, a slice is over or the time has come."""
+    cdef pollfd waits[2]
+    cdef int64_t left = (until - hr_now()) // 1000000 + 1
+    waits[0].fd, waits[0].events = first.channel.fd, <short> POLLIN
+    waits[1].fd, waits[1].events = -1 if second is None else second.channel.fd, <short> POLLIN
+    poll(waits, 2, <int> (VERBS_SLICE if left > VERBS_SLICE else left if left > 0 else 0))
+    first.clear()
+    if second is not None:
+        second.clear()
+
+
+cdef int await_some(CompletionQueue first, CompletionQueue second, int limit, ibv_wc *found, int64_t spins,
+                    int64_t until) noexcept nogil:
+    """What `asked` finds: asked until the first moment, then asleep until the second, a slice of it all."""
+    cdef int64_t now = hr_now()
+    cdef int64_t stop = min(until, now + VERBS_SLICE * 1000000)
+    cdef int n = 0
+    while not n and now < min(spins, stop):
+        n = asked(first, second, limit, found)
+        now = hr_now()
+    if not n and now < stop:  # armed, then looked again: what came in between would not wake
+        ibv_req_notify_cq(first.cq, 0)
+        if second is not None:
+            ibv_req_notify_cq(second.cq, 0)
+        n = asked(first, second, limit, found)
+        if not n:
+            sleep_on(first, second, until)
+            n = asked(first, second, limit, found)
+    return n
+
+
+cdef list polled(CompletionQueue first, CompletionQueue second, int limit, double timeout):
+    """What `poll` gives, of one queue (`second` is None) or of two."""
+    cdef ibv_wc found[VERBS_POLL]
+    cdef int64_t until, spins
+    cdef int n, turn, spin_us = first.spin_us
+    first.check()
+    if second is not None:
+        second.check()
+        spin_us = max(spin_us, second.spin_us)
+    if not 1 <= limit <= VERBS_POLL:
+        raise ValueError(f"limit={limit}: 1 to {<int> VERBS_POLL}")
+    if not 0 <= timeout <= 1e9:
+        raise ValueError(f"timeout={timeout}: seconds, 0 or more")
+    first.inside += 1
+    if second is not None:
+        second.inside += 1
+    try:
+        with nogil:
+            n = asked(first, second, limit, found)
+        if not n and timeout > 0:
+            spins = hr_now() + <int64_t> spin_us * 1000
+            until = hr_now() + <int64_t> (timeout * 1e9)
+            while not n and hr_now() < until:
+                PyErr_CheckSignals()
+                with nogil:
+                    n = await_some(first, second, limit, found, spins, until)
+    finally:
+        first.inside -= 1
+        if second is not None:
+            second.inside -= 1
+    if n < 0:
+        first = first if n == LOST_FIRST else second
+        raise DeviceError(f"{first!r} has lost completions: more came than it has entries")
+    return [completion_of(&found[turn]) for turn in range(n)]

@@ -293,3 +293,93 @@ def test_a_region_is_not_closed_while_it_is_posted_inline():
             assert pair.ended(0)[0].check().opcode == "read"  # after the writes, which makes room for the next
             assert len(set(pair.arrays[0][:64].tolist())) == 1
     assert not problems and refused >= 3
+
+
+class Apart:
+    """Two connected queue pairs, each with a queue for the ends of sending and another for those of receiving."""
+
+    def __init__(self, **how):
+        self.device = verbs.Device(DEVICE)
+        self.pd = verbs.ProtectionDomain(self.device)
+        self.cqs = [verbs.CompletionQueue(self.device, **how) for _ in range(4)]
+        self.qps = [verbs.QueuePair(self.pd, *self.cqs[i : i + 2]) for i in (0, 2)]
+        for qp, other in zip(self.qps, reversed(self.qps)):
+            qp.connect(other.address)
+        self.region = verbs.MemoryRegion(self.pd, bytearray(1000))
+
+
+def test_a_queue_pair_polls_its_completion_queue(pair):
+    here, there = pair.qps
+    assert here.poll() == [] and here.poll(limit=64, timeout=0.01) == []
+    there.post_recv([pair.regions[1][i : i + 9] for i in range(3)], wr_id=7)
+    here.post_send([pair.regions[0][:9]] * 3, wr_id=4)
+    found = [there.poll(2, timeout=10), there.poll(timeout=10)]
+    while sum(map(len, found)) < 3:
+        found.append(there.poll(timeout=10))
+    assert max(map(len, found)) <= 2
+    assert [(one.check().wr_id, one.opcode) for some in found for one in some] == [(i, "recv") for i in (7, 8, 9)]
+    sent = []
+    while len(sent) < 3:
+        sent += here.poll(timeout=10)
+    assert [one.check().wr_id for one in sent] == [4, 5, 6]
+    assert pair.cqs[0].poll() == pair.cqs[1].poll() == []
+    with pytest.raises(ValueError, match="limit=65"):
+        here.poll(65)
+    with pytest.raises(ValueError, match="timeout=-1"):
+        here.poll(timeout=-1)
+    here.close()
+    with pytest.raises(ValueError, match=r"<QueuePair closed .* is closed"):
+        here.poll()
+
+
+@pytest.mark.parametrize("spin_us", [0, 60_000_000])
+def test_a_queue_pair_of_two_queues_waits_for_either(spin_us):
+    two = Apart(spin_us=spin_us)
+    with two.device:
+        (here, there), region = two.qps, two.region
+        start = time.monotonic()
+        assert here.poll(timeout=0.3) == [] and 0.3 <= time.monotonic() - start < 2
+        here.post_recv([region[:10], region[10:20]])
+        there.post_recv(region[20:30])
+        for _ in range(2):  # whichever of the queues is asked first
+            timer = threading.Timer(0.1, there.post_send, [region[30:40]])
+            timer.start()
+            assert [one.check().opcode for one in here.poll(timeout=20)] == ["recv"]
+            timer.join()
+        here.post_send(region[40:50])
+        assert [one.check().opcode for one in here.poll(timeout=20)] == ["send"]
+        found = []
+        while len(found) < 3:
+            found += there.poll(limit=1, timeout=10)
+        assert sorted(one.check().opcode for one in found) == ["recv", "send", "send"]
+        assert [queue.poll() for queue in two.cqs] == [[]] * 4
+
+
+def test_neither_of_two_queues_keeps_the_other_waiting():
+    two = Apart()
+    with two.device:
+        (here, there), region = two.qps, two.region
+        here.post_recv([region[:1]] * 20)
+        there.post_recv([region[:1]] * 20)
+        there.post_send([region[1:2]] * 20)
+        here.post_send([region[1:2]] * 20)
+        stop, theirs = time.monotonic() + 10, 0
+        while theirs < 40 and time.monotonic() < stop:  # then all of ours have come, too
+            theirs += len(there.poll(timeout=1))
+        time.sleep(0.1)
+        assert [here.poll(1)[0].opcode for _ in range(10)].count("send") == 5
+
+
+def test_a_queue_pair_that_polls_is_not_closed(pair):
+    begins = threading.Event()
+    waits = threading.Thread(target=lambda: (begins.set(), pair.qps[0].poll(timeout=20)))
+    waits.start()
+    begins.wait()
+    time.sleep(0.2)
+    for one in (pair.qps[0], pair.cqs[0], pair.device):
+        with pytest.raises(hrdma.RequestError, match="in use by another thread"):
+            one.close()
+    pair.qps[0].post_recv(pair.regions[0])
+    pair.qps[1].post_send(pair.regions[1][:10])  # what it waits for
+    waits.join()
+    pair.qps[0].close()
