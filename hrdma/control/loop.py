@@ -154,9 +154,15 @@ class Loop:
         """Sets the timer of this name, replacing it; `when` is on the monotonic clock."""
         self._timers[name] = (when, call)
 
-    def last(self, call: Callable[[], None]) -> None:
-        """Runs a call at the end of this turn, when all that had come has been heard, and what that asks for after it."""
-        self._last.append(call)
+    def last(self, call: Callable[[], None], *, first: bool = False) -> None:
+        """Runs a call at the end of this turn, when all that had come has been heard, and what that asks for after it.
+
+        `first`: before those that are there already, as somebody waits for it.
+        """
+        if first:
+            self._last.appendleft(call)
+        else:
+            self._last.append(call)
 
     def cancel(self, name: str) -> None:
         self._timers.pop(name, None)

@@ -55,6 +55,7 @@ class Reducing(Protocol):
 
     @property
     def making(self) -> str: ...
+    def begin(self) -> None: ...
     def view(self, nodes: tuple[int, ...]) -> None: ...
     def whole(self, node: int, then: Callable[[], object]) -> bool: ...
     def heard(self, src: int, verb: str, body: Body) -> None: ...
@@ -165,6 +166,7 @@ class Directory:
                     # What the last keeper began counts no more.
                     entry.gen, entry.meta, entry.copies, entry.pieces = "", None, Copies(), []
                     entry.reducing = self._owner.reduction(entry)
+                    entry.reducing.begin()
         held, self._held = self._held, []
         for src, body in held:
             self.heard(src, body)
@@ -454,6 +456,7 @@ class Directory:
         entry.spec = {**spec, "node": src, "everywhere": body["everywhere"]}
         entry.owner = src if body.get("own") else None
         entry.reducing = self._owner.reduction(entry)
+        entry.reducing.begin()
         self.changed(entry, lambda: self._answer(src, body, ok=True))
         return True
 

@@ -178,7 +178,7 @@ class _Line:
         if self._open.pop(body["n"], None) is None:
             return
         if not self._answers:
-            self._owner.loop.last(self._flush)
+            self._owner.loop.last(self._flush, first=True)
         self._answers.append({key: body[key] for key in ("n", "meta", "inline") if "inline" in body or key == "n"})
 
     def elsewhere(self) -> None:

@@ -178,8 +178,18 @@ class Node:
         else:
             self.cluster.send(node, body)
 
+    def at_hand(self, name: str) -> Body | None:
+        """What there is to say of a small object whose entry is here: nobody need be asked."""
+        entry = self.directory.entries.get(name)
+        if entry is None or entry.inline is None or entry.held or not self._keeps(name):
+            return None
+        return {"meta": entry.meta, "inline": entry.inline}
+
+    def _keeps(self, name: str) -> bool:
+        return self.directory.settled and keepers(name, self.nodes())[:1] == (self.me,)
+
     def peek(self, asker: int, body: Body) -> bool:
-        if not self.directory.settled or keepers(body["id"], self.nodes())[:1] != (self.me,):
+        if not self._keeps(body["id"]):
             return False
         self.directory.heard(asker, body)
         return True

@@ -37,10 +37,11 @@ class Owner(Protocol):
     def send(self, node: int, body: Body) -> None: ...
     def later(self, name: str, seconds: float, call: Callable[[], None]) -> None: ...
     def nodes(self) -> tuple[int, ...]: ...
+    def at_hand(self, name: str) -> Body | None: ...
 
 
 class Reduction:
-    """Fills the entry of a result."""
+    """Fills the entry of a result, from `begin` on."""
 
     def __init__(self, entry: Entry, owner: Owner) -> None:
         assert entry.spec is not None
@@ -56,6 +57,9 @@ class Reduction:
         self._small: dict[str, bytes] = {}
         self._known: tuple[int, ...] = owner.nodes()
         self._over = False
+
+    def begin(self) -> None:
+        """Looks for the objects; where all are small and at hand, that is all there is to do."""
         for ref in self._spec["refs"]:
             self._seek(ref)
 
@@ -157,7 +161,11 @@ class Reduction:
         return True
 
     def _seek(self, ref: str) -> None:
-        if not self._over and ref not in self._questions:
+        if self._over or ref in self._questions:
+            return
+        if (answer := self._owner.at_hand(ref)) is not None:
+            self._arrived(ref, answer)
+        else:
             self._questions[ref] = self._owner.asker.ask(
                 "watch", ref, lambda answer: self._arrived(ref, answer), patient=True, content=True
             )

@@ -255,7 +255,7 @@ class _Session:
             self.push(pack([body], limit=LIMIT)[0], descriptor)
             return
         if not self._answers:
-            self._node.loop.last(self._push_answers)
+            self._node.loop.last(self._push_answers, first=True)
         self._answers.append(body)
 
     def _push_answers(self) -> None:
@@ -336,6 +336,9 @@ class _Session:
 
     def _on_get(self, body: Body) -> None:
         n, name = body["n"], body["id"]
+        if (found := self._node.at_hand(name)) is not None:
+            self._answer(n, found)
+            return
 
         def then(answer: Body) -> None:
             if self._over:
