@@ -221,6 +221,7 @@ cdef extern from "providers/verbs/backend.h" nogil:
 
 cdef extern from "providers/verbs/paths.h" nogil:
     enum:
+        HR_LEFT
         HR_VERBS_PATHS
         HR_VERBS_RAILS
 
@@ -239,4 +240,4 @@ cdef extern from "providers/verbs/paths.h" nogil:
         hr_verbs_paths paths
 
     hr_status hr_verbs_devices_find(const hr_verbs_wish *wish, const char *device, hr_verbs_found *found, int *n_p,
-                                    char *detail) noexcept
+                                    char *left, char *detail) noexcept

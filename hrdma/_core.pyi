@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -352,7 +352,13 @@ class Resource:
 
 def verbs_devices() -> list[str]: ...
 def verbs_library() -> str: ...
-def verbs_choose(names: str = "", *, ifname: str = "", gid_index: int | None = None) -> list[tuple[str, int, int]]: ...
+def verbs_choose(
+    names: str = "",
+    *,
+    ifname: str = "",
+    gid_index: int | None = None,
+    warn: Callable[[str], object] | None = None,
+) -> list[tuple[str, int, int] | None]: ...
 
 class Device(Resource):
     name: str

@@ -157,7 +157,7 @@ cdef int gid_of(gid_index) except -2:
     return <int> min(wanted, 0x7fffffff)
 
 
-def verbs_choose(str names not None="", *, str ifname not None="", gid_index=None):
+def verbs_choose(str names not None="", *, str ifname not None="", gid_index=None, warn=None):
     """Which devices a communicator would use, and what of them: chosen as provider verbs does.
 
     Parameters
@@ -169,18 +169,21 @@ def verbs_choose(str names not None="", *, str ifname not None="", gid_index=Non
         As HRDMA_IFNAME: interfaces, or networks, that GIDs may be of.
     gid_index : int, optional
         That GID alone.
+    warn : callable, optional
+        Called with one line of text where something of `names` is done without.
 
     Returns
     -------
-    list of tuple of (str, int, int)
-        Name, port and GID index: the arguments of `Device`. At least one, at most three.
+    list of (tuple of (str, int, int) or None)
+        By number of the rail: name, port and GID index, which are the arguments of `Device`. None: the device that is
+        named there will not do now. At least one that is not None; at most three entries.
 
     Raises
     ------
     DeviceError
-        None will do; the message says why.
+        None will do, or one that is named is not there, or has no such port; the message says why.
     ValueError
-        `ifname` or `gid_index` is wrong.
+        `ifname`, `gid_index` or a port in `names` is wrong.
 
     Notes
     -----
@@ -189,6 +192,7 @@ def verbs_choose(str names not None="", *, str ifname not None="", gid_index=Non
     cdef hr_verbs_wish wish
     cdef hr_verbs_found found[HR_VERBS_RAILS + 1]
     cdef char detail[256]
+    cdef char left[HR_LEFT]
     cdef int n = 0, i
     cdef hr_status status
     cdef bytes device = names.encode(), interfaces = ifname.encode()
@@ -196,16 +200,21 @@ def verbs_choose(str names not None="", *, str ifname not None="", gid_index=Non
     wish.gid = gid_of(gid_index)
     wish.ifname = <const char *> interfaces if interfaces else NULL
     detail[0] = 0
-    status = hr_verbs_devices_find(&wish, <const char *> device, found, &n, detail)
+    status = hr_verbs_devices_find(&wish, <const char *> device, found, &n, left, detail)
     if status == HR_ERR_INVALID:
         raise ValueError(text_of(detail))
     if status != HR_OK:
         raise DeviceError(text_of(detail))
     chosen = []
     for i in range(n):
+        if found[i].ctx == NULL:
+            chosen.append(None)
+            continue
         chosen.append((text_of(found[i].ctx.device.name), <int> found[i].paths.list[0].port,
                        <int> found[i].paths.list[0].index))
         found[i].verbs.close_device(found[i].ctx)
+    if left[0] and warn is not None:
+        warn(text_of(left))
     return chosen
 
 

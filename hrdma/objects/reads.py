@@ -32,6 +32,7 @@ from typing import Any
 from hrdma import verbs
 from hrdma.config import Config
 from hrdma.errors import HrdmaError
+from hrdma.log import logger
 from hrdma.objects.carriers import BLOCK, LOOK, Counts, Source, Target, hung_up
 
 __all__ = ["Rail", "rails"]
@@ -42,16 +43,17 @@ LAST_WORD = 0.5  # seconds in which the socket tells that a node is gone, where 
 
 
 def rails(config: Config) -> list[Rail]:
-    """One for each device that the configuration means.
+    """One for each device that the configuration means, by its number; one that will not do now is left with a warning.
 
     Raises
     ------
     DeviceError
-        There is none, or it cannot be opened.
+        There is none, one that is named is not there, or cannot be opened.
     """
     gid = dict(part.split("=") for part in config.verbs.split(",") if part).get("gid")
-    found = verbs.choose(config.hardware(), ifname=config.ifname, gid_index=None if gid is None else int(gid))
-    return [Rail("verbs" if i == 0 else f"verbs:{i}", *place) for i, place in enumerate(found)]
+    index = None if gid is None else int(gid)
+    found = verbs.choose(config.hardware(), ifname=config.ifname, gid_index=index, warn=logger.warning)
+    return [Rail("verbs" if i == 0 else f"verbs:{i}", *place) for i, place in enumerate(found) if place]
 
 
 class Rail:

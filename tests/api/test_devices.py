@@ -12,6 +12,7 @@ import pytest
 
 import harness
 import hrdma
+import hrdma.verbs
 from hrdma import _core
 
 SIM = {"HRDMA_TRANSPORT": "verbs", "HRDMA_DEVICES": "sim"}
@@ -138,7 +139,10 @@ def opened(rank):
     ("env", "error", "text"),
     [
         ({"HRDMA_DEVICES": "carrier_pigeon"}, "DeviceError", "carrier_pigeon|libibverbs"),
-        ({"HRDMA_DEVICES": "sim:2"}, "DeviceError", "sim has no active port of that number"),
+        ({"HRDMA_DEVICES": "sim:2"}, "DeviceError", "sim has no port 2: it has 1"),
+        ({"HRDMA_DEVICES": "sim,no_device"}, "DeviceError", "no RDMA device is called no_device|libibverbs"),
+        ({"HRDMA_DEVICES": "sim,sim:9"}, "DeviceError", "sim has no port 9: it has 1"),
+        ({"HRDMA_DEVICES": "sim:1x"}, "ValueError", "HRDMA_DEVICES: sim:1x names no port: '1x'"),
         (
             SIM | {"HRDMA_VERBS": "colour=red"},
             "ValueError",
@@ -195,6 +199,33 @@ def test_memory_that_cannot_be_pinned_is_refused_with_the_memlock_limit():
             "device has 16384 regions); the memlock limit is 65537 bytes, raise it: ulimit -l unlimited; take them from "
             "hrdma.empty()"
         )
+
+
+def warned(rank):
+    """What is said of the devices, and the text of those that are used."""
+    said = []
+    hrdma.log.logger.warning = lambda text, *args: said.append(text % args)
+    comm = hrdma.init(timeout=20)
+    comm.barrier()
+    return said, comm.info()["domains"]["verbs"]
+
+
+def test_a_named_device_that_will_not_do_is_said_in_one_line():
+    env = {"HRDMA_TRANSPORT": "verbs", "HRDMA_DEVICES": "sim, sim2", "HRDMA_VERBS": "gid=2"}
+    for said, text in harness.ranks(warned, 2, init=False, env=env):
+        assert said == ["sim is not used: verbs option gid=2: sim has no such GID; it has 1 entries"]
+        assert text.startswith("1 rail: sim2, named")
+
+
+def test_what_is_chosen_by_hand_keeps_its_number():
+    said = []
+    found = hrdma.verbs.choose("sim,sim2", gid_index=2, warn=said.append)
+    assert found == [None, ("sim2", 1, 2)] and "sim is not used" in said[0]
+    assert hrdma.verbs.choose("sim, sim2:2") == [("sim", 1, 0), ("sim2", 2, 1)]
+    with pytest.raises(hrdma.DeviceError, match=r"no_device|libibverbs"):
+        hrdma.verbs.choose("sim,no_device")
+    with pytest.raises(ValueError, match="sim:x names no port"):
+        hrdma.verbs.choose("sim:x")
 
 
 def without_a_device(rank):

@@ -114,7 +114,7 @@ struct hr_remark {
     enum hr_remark_kind kind;
     uint64_t peer_id;
     const char *provider, *by;
-    char text[256];
+    char text[512]; /* as long as hr_domain.left */
 };
 int hr_engine_remark_fd(struct hr_engine *engine);
 int hr_engine_remark(struct hr_engine *engine, struct hr_remark *remark_p);

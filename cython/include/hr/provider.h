@@ -100,6 +100,8 @@ struct hr_rmem {
     void *priv;
 };
 
+enum { HR_LEFT = 512 };
+
 /* A domain and an endpoint begin with these; providers extend them. */
 struct hr_sink;
 struct hr_domain {
@@ -107,7 +109,7 @@ struct hr_domain {
     const struct hr_sink *sink;
     void *owner; /* the engine's: handed back in accept-side events */
     struct hr_caps caps;
-    char left[220];    /* what could not be opened, and is done without, with the reason; "": nothing */
+    char left[HR_LEFT]; /* what could not be opened, and is done without, with the reason; "": nothing */
     char refused[256]; /* why mem_register last said HR_ERR_NOMEM: the limit that was hit; "": no more is known */
 };
 struct hr_ep {

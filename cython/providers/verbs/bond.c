@@ -227,13 +227,6 @@ static hr_status open_rail(struct hr_bond *bond, int i, const struct hr_domain_p
     return HR_OK;
 }
 
-/* It is done without, and this is the reason. */
-static void leave(struct hr_bond *bond, const char *name, const char *why) {
-    char *text = bond->base.left;
-    size_t at = strlen(text), size = sizeof bond->base.left;
-    if (at + 40 < size) snprintf(text + at, size - at, "%s%s is not used: %.140s", at ? "; " : "", name, why);
-}
-
 /* Those that do not open are left, and keep their number: the peer's rail of the same number has no other to meet. */
 static hr_status open_rails(struct hr_bond *bond, const struct hr_domain_params *params,
                             const struct hr_verbs_options *options, const struct hr_verbs_found *found, int n,
@@ -247,6 +240,7 @@ static hr_status open_rails(struct hr_bond *bond, const struct hr_domain_params 
     inner.owner = bond;
     for (int i = 0; i < n; i++) {
         char name[61], why[256] = "";
+        if (!found[i].ctx) continue;
         if (i) one.inject.wc_error = 0; /* one rail fails by plan, and the others take over */
         snprintf(name, sizeof name, "%.60s", found[i].ctx->device->name);
         int first = !bond->n;
@@ -255,25 +249,28 @@ static hr_status open_rails(struct hr_bond *bond, const struct hr_domain_params 
         if (status == HR_OK) continue;
         worst = status;
         snprintf(detail, 256, "%s", why);
-        if (!*bond->base.left) leave(bond, name, why);
+        hr_verbs_leave(bond->base.left, name, why);
     }
     if (!bond->n || !options->fallback) return bond->n ? HR_OK : worst;
     one.inject = (struct hr_verbs_inject){.budget = 0};
     hr_status status = hr_verbs_device_spare(&options->wish, found, n, &spare, without);
     if (status == HR_OK) status = open_rail(bond, HR_BOND_SPARE, &inner, &one, &spare, without);
-    if (status != HR_OK) leave(bond, "tcp", without);
+    if (status != HR_OK) hr_verbs_leave(bond->base.left, "tcp", without);
     return HR_OK;
 }
 
 hr_status hr_bond_open(const struct hr_domain_params *params, const struct hr_verbs_options *options,
-                       const struct hr_verbs_found *found, int n, struct hr_domain **domain_p, char detail[256]) {
+                       const struct hr_verbs_found *found, int n, const char left[HR_LEFT], struct hr_domain **domain_p,
+                       char detail[256]) {
     struct hr_bond *bond = calloc(1, sizeof *bond);
     if (!bond) {
-        for (int i = 0; i < n; i++) found[i].verbs->close_device(found[i].ctx);
+        for (int i = 0; i < n; i++)
+            if (found[i].ctx) found[i].verbs->close_device(found[i].ctx);
         snprintf(detail, 256, "out of memory");
         return HR_ERR_NOMEM;
     }
     bond->base = (struct hr_domain){.ops = &bond_ops, .sink = params->sink, .owner = params->owner};
+    memcpy(bond->base.left, left, HR_LEFT);
     hr_list_init(&bond->eps);
     hr_list_init(&bond->pending);
     bond->epfd = epoll_create1(EPOLL_CLOEXEC);

@@ -168,9 +168,10 @@ extern const struct hr_provider hr_provider_verbs;
 
 /* bond.c */
 /* A domain on n devices, and the spare one where that is asked for; all of them are its own from now on, even if that
- * fails. Those that cannot be opened are left. */
+ * fails. Those that cannot be opened are left, as are those of which `left` tells. */
 hr_status hr_bond_open(const struct hr_domain_params *params, const struct hr_verbs_options *options,
-                       const struct hr_verbs_found *found, int n, struct hr_domain **domain_p, char detail[256]);
+                       const struct hr_verbs_found *found, int n, const char left[HR_LEFT], struct hr_domain **domain_p,
+                       char detail[256]);
 /* Progress has something to do for this endpoint. */
 void hr_bond_pending(struct hr_bond_ep *ep);
 /* Lanes are to be called, or calls to be given up, in a while. */

@@ -8,11 +8,15 @@
  * All that will do are rails, RAILS at most: those that were named first; of those that one pattern, or none, finds the
  * nearest to the processor that asks, by NUMA distance, then those with the larger MTU; software beside real ones is
  * left. They keep the order in which they were found, which is the same on hosts that are alike: rails of two hosts are
- * paired by number. A device all of whose GIDs HRDMA_IFNAME excludes is passed over (paths.c). A simulated one is
- * another each time that it is named.
+ * paired by number. A simulated one is another each time that it is named.
+ *
+ * A name is a promise, a pattern is a question. What is named and not there is an error. What is there and will not do
+ * now (its port is down, it does not open, HRDMA_IFNAME excludes all of its GIDs: paths.c) is left with a word to the
+ * user, and its number stays free: the devices behind it keep theirs. A pattern passes over what will not do.
  */
 
 #define _GNU_SOURCE
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -21,6 +25,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "providers/verbs/sim.h"
 #include "providers/verbs/verbs.h"
@@ -81,20 +86,45 @@ int hr_verbs_device_count(const char **why_p) {
     return found;
 }
 
-/* "name" or "name:port". */
-static int named(const char *item, const char *name, int *port_p) {
-    char pattern[80];
-    const char *colon = strchr(item, ':');
-    size_t len = colon ? (size_t)(colon - item) : strlen(item);
-    if (len >= sizeof pattern) return 0;
-    memcpy(pattern, item, len);
-    pattern[len] = 0;
-    *port_p = colon ? atoi(colon + 1) : 0;
-    return fnmatch(pattern, name, 0) == 0;
+/* One entry of the list: "mlx5_0", "mlx5_0:2", "mlx5_*". */
+struct name {
+    const char *device; /* or a pattern; NULL: none is named */
+    int port;           /* 0: any */
+    int is_pattern;
+};
+
+/* Takes the text apart, in place. 0: what it says of a port is none. */
+static int name_read(char *text, struct name *name_p, char detail[256]) {
+    char *colon = strchr(text, ':'), *end = "";
+    *name_p = (struct name){.device = text, .is_pattern = strpbrk(text, "*?[") != NULL};
+    if (!colon) return 1;
+    long port = isdigit((unsigned char)colon[1]) ? strtol(colon + 1, &end, 10) : 0;
+    if (*end || port < 1 || port > UINT8_MAX) {
+        snprintf(detail, 256, "HRDMA_DEVICES: %.100s names no port: '%.60s' is no number from 1 to 255", text,
+                 colon + 1);
+        return 0;
+    }
+    *colon = 0;
+    name_p->port = (int)port;
+    return 1;
+}
+
+/* Without the blanks around it. */
+static char *trimmed(char *text) {
+    text += strspn(text, " \t");
+    size_t len = strlen(text);
+    while (len && (text[len - 1] == ' ' || text[len - 1] == '\t')) len--;
+    text[len] = 0;
+    return text;
+}
+
+void hr_verbs_leave(char left[HR_LEFT], const char *name, const char *why) {
+    size_t at = strlen(left);
+    if (at + 40 < HR_LEFT) snprintf(left + at, HR_LEFT - at, "%s%.60s is not used: %.180s", at ? "; " : "", name, why);
 }
 
 /* Why a device is not taken. Of several that are not, the reason that weighs most is told. */
-enum refusal { TAKEN, SOFTWARE, UNFIT, WRONG_WISH };
+enum refusal { TAKEN, SOFTWARE, UNFIT, WRONG_WISH, ABSENT };
 
 static void tell(enum refusal why, const char *text, enum refusal *told, char detail[256]) {
     if (why < *told) return;
@@ -110,9 +140,13 @@ struct search {
     struct hr_verbs_found *found;
     int n;
     enum refusal told;
+    char *left, *detail; /* what is done without; why there is none */
 };
 
-static void give_up(struct hr_verbs_found *found) { found->verbs->close_device(found->ctx); }
+static void give_up(struct hr_verbs_found *found) {
+    if (found->ctx) found->verbs->close_device(found->ctx);
+    found->ctx = NULL;
+}
 
 /* Opens it; or says in text why it will not do. */
 static enum refusal try_device(const struct search *s, struct ibv_device *device, int any, struct hr_verbs_found *found,
@@ -128,6 +162,9 @@ static enum refusal try_device(const struct search *s, struct ibv_device *device
     }
     if (s->verbs->query_device(found->ctx, &found->attr)) {
         snprintf(text, 256, "%.60s cannot be asked for its properties", device->name);
+    } else if (s->wish.port > found->attr.phys_port_cnt) {
+        snprintf(text, 256, "%.60s has no port %d: it has %d", device->name, s->wish.port, found->attr.phys_port_cnt);
+        why = ABSENT;
     } else if ((found->software = is_software(&found->attr)) && any) {
         snprintf(text, 256, "%.60s is a software device, to which tcp is preferred: HRDMA_DEVICES=%.60s takes it",
                  device->name, device->name);
@@ -153,7 +190,8 @@ static int taken(const struct search *s, const struct ibv_device *device) {
     for (int i = 0; i < s->n && !s->is_sim; i++) {
         const struct hr_verbs_found *have = &s->found[i];
         int port = have->wish.port;
-        if (strcmp(have->ctx->device->name, device->name) == 0 && (!port || !s->wish.port || port == s->wish.port))
+        if (have->ctx && strcmp(have->ctx->device->name, device->name) == 0 &&
+            (!port || !s->wish.port || port == s->wish.port))
             return 1;
     }
     return 0;
@@ -183,61 +221,126 @@ static void drop_software(struct search *s, int first) {
     s->n = n;
 }
 
-/* What one name, or none, finds, if anything. */
-static void find(struct search *s, const char *item, char detail[256]) {
-    int n = 0, first = s->n, fit = 0;
-    char driverless[64], text[256];
+/* The device of that name. One that is there and will not do is left, and so is its number; one that is not there, or
+ * has no such port, is an error: a typing mistake is not to cost a rail. */
+static hr_status find_one(struct search *s, const struct name *name) {
+    int n = 0, full = s->n == HR_VERBS_RAILS;
+    char text[256], path[400];
+    struct hr_verbs_found one;
+    struct ibv_device **list = s->verbs->get_device_list(&n), *device = NULL;
+    for (int i = 0; list && i < n; i++)
+        if (strcmp(list[i]->name, name->device) == 0) device = list[i];
+    enum refusal why = ABSENT;
+    snprintf(path, sizeof path, SYSFS "/%.300s", name->device);
+    snprintf(text, 256, "no RDMA device is called %.100s here: `rdma link` lists them", name->device);
+    if (device && taken(s, device)) {
+        snprintf(text, 256, "it is taken already");
+        why = UNFIT;
+    } else if (device) {
+        why = try_device(s, device, 0, &one, text);
+    } else if (*name->device && access(path, F_OK) == 0) {
+        snprintf(text, 256, "libibverbs has no driver for %.60s: apt install ibverbs-providers", name->device);
+    }
+    if (list) s->verbs->free_device_list(list);
+    if (why != TAKEN) tell(why, text, &s->told, s->detail);
+    if (why == ABSENT) return HR_ERR_NO_DEVICE;
+    if (full && why == TAKEN) {
+        give_up(&one);
+        snprintf(text, 256, "%d devices are the most", HR_VERBS_RAILS);
+    }
+    if (full || why != TAKEN) hr_verbs_leave(s->left, name->device, text);
+    if (full) return HR_OK;
+    if (why != TAKEN) one = (struct hr_verbs_found){.verbs = s->verbs};
+    snprintf(one.reason, sizeof one.reason, "named");
+    s->found[s->n++] = one;
+    return HR_OK;
+}
+
+/* What a pattern finds, or who names none: those that will do. */
+static void find_all(struct search *s, const struct name *name) {
+    int n = 0, first = s->n, fit = 0, had = 0;
+    char driverless[64], text[256], what[256];
+    enum refusal worst = TAKEN;
     struct hr_verbs_found one;
     struct ibv_device **list = s->verbs->get_device_list(&n);
-    s->wish.port = 0;
+    const char *pattern = name->device ? name->device : "*";
+    snprintf(what, sizeof what, "%s", s->detail);
+    if (name->device)
+        snprintf(what, sizeof what, "no RDMA device is called %.100s here: `rdma link` lists them", pattern);
     for (int i = 0; list && i < n; i++) {
-        if ((item && !named(item, list[i]->name, &s->wish.port)) || taken(s, list[i])) continue;
-        enum refusal why = try_device(s, list[i], !item, &one, text);
+        if (fnmatch(pattern, list[i]->name, 0)) continue;
+        if (taken(s, list[i])) {
+            had++;
+            continue;
+        }
+        enum refusal why = try_device(s, list[i], !name->device, &one, text);
         if (why) {
-            tell(why, text, &s->told, detail);
+            tell(why == ABSENT ? UNFIT : why, text, &worst, what);
             continue;
         }
         fit++;
         keep(s, first, &one);
     }
-    if (!fit && s->told < UNFIT && !s->is_sim && hr_verbs_driverless(SYSFS, list, n, driverless) &&
-        (!item || named(item, driverless, &s->wish.port))) {
+    if (!fit && worst < UNFIT && hr_verbs_driverless(SYSFS, list, n, driverless) && !fnmatch(pattern, driverless, 0)) {
         snprintf(text, 256, "libibverbs has no driver for %s: apt install ibverbs-providers", driverless);
-        tell(UNFIT, text, &s->told, detail);
+        tell(UNFIT, text, &worst, what);
     }
     if (list) s->verbs->free_device_list(list);
     drop_software(s, first);
     for (int i = first; i < s->n; i++)
         snprintf(s->found[i].reason, sizeof s->found[i].reason, "%s",
-                 item    ? "named"
-                 : n > 1 ? "found, and will do"
-                         : "the only device");
+                 name->device ? "named"
+                 : n > 1      ? "found, and will do"
+                              : "the only device");
+    if (fit || had) return;
+    tell(worst, what, &s->told, s->detail);
+    if (name->device) hr_verbs_leave(s->left, pattern, what);
+}
+
+static hr_status find(struct search *s, const struct name *name) {
+    const char *why = NULL;
+    s->is_sim = name->device && (strcmp(name->device, "sim") == 0 || strcmp(name->device, "sim2") == 0);
+    s->verbs = s->is_sim ? &hr_verbs_sim : hr_verbs_lib(&why);
+    s->wish.port = name->port;
+    if (s->verbs && name->device && !name->is_pattern) return find_one(s, name);
+    if (s->verbs) {
+        if (s->n < HR_VERBS_RAILS) find_all(s, name);
+        return HR_OK;
+    }
+    char text[256];
+    snprintf(text, sizeof text, "%s%.60s%s%s", name->device ? "no RDMA device is called " : "",
+             name->device ? name->device : "", name->device ? ": " : "", why);
+    tell(name->device && !name->is_pattern ? ABSENT : UNFIT, text, &s->told, s->detail);
+    if (name->device && !name->is_pattern) return HR_ERR_NO_DEVICE;
+    if (name->device) hr_verbs_leave(s->left, name->device, why);
+    return HR_OK;
 }
 
 hr_status hr_verbs_devices_find(const struct hr_verbs_wish *wish, const char *device,
-                                struct hr_verbs_found found[HR_VERBS_RAILS + 1], int *n_p, char detail[256]) {
-    struct search s = {.wish = *wish, .found = found, .told = TAKEN};
-    const char *why = NULL;
+                                struct hr_verbs_found found[HR_VERBS_RAILS + 1], int *n_p, char left[HR_LEFT],
+                                char detail[256]) {
+    struct search s = {.wish = *wish, .found = found, .told = TAKEN, .left = left, .detail = detail};
+    struct name name = {NULL, 0, 0};
+    hr_status status = HR_OK;
     device = device && *device ? device : NULL;
     char *copy = strdup(device ? device : ""), *rest = NULL;
     if (!copy) return HR_ERR_NOMEM;
-    int any = !device || strcmp(device, "*") == 0;
+    int any = !device || strcmp(device, "*") == 0, usable = 0;
+    left[0] = 0;
     snprintf(detail, 256, "no RDMA device is %s%.100s%shere: `rdma link` lists them", any ? "" : "called ",
              any ? "" : device, any ? "" : " ");
-    for (char *item = device ? strtok_r(copy, ",", &rest) : copy; item && s.n < HR_VERBS_RAILS;
+    if (!device) status = find(&s, &name);
+    for (char *item = device ? strtok_r(copy, ",", &rest) : NULL; item && status == HR_OK;
          item = strtok_r(NULL, ",", &rest)) {
-        size_t len = strcspn(item, ":");
-        s.is_sim = (len == 3 || len == 4) && strncmp(item, "sim2", len) == 0;
-        s.verbs = s.is_sim ? &hr_verbs_sim : hr_verbs_lib(&why);
-        if (s.verbs)
-            find(&s, device ? item : NULL, detail);
-        else
-            tell(UNFIT, why, &s.told, detail);
-        if (!device) break;
+        if (!*(item = trimmed(item))) continue;
+        status = name_read(item, &name, detail) ? find(&s, &name) : HR_ERR_INVALID;
     }
     free(copy);
-    *n_p = s.n;
-    return s.n ? HR_OK : s.told == WRONG_WISH ? HR_ERR_INVALID : HR_ERR_NO_DEVICE;
+    for (int i = 0; i < s.n; i++) usable += s.found[i].ctx != NULL;
+    if (status == HR_OK && !usable) status = s.told == WRONG_WISH ? HR_ERR_INVALID : HR_ERR_NO_DEVICE;
+    for (int i = 0; i < s.n && status != HR_OK; i++) give_up(&s.found[i]);
+    *n_p = status == HR_OK ? s.n : 0;
+    return status;
 }
 
 hr_status hr_verbs_device_spare(const struct hr_verbs_wish *wish, const struct hr_verbs_found *rails, int n,

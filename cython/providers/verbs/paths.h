@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "hr/net.h"
+#include "hr/provider.h"
 #include "providers/verbs/backend.h"
 
 enum {
@@ -38,7 +39,7 @@ struct hr_verbs_paths { /* best first */
 /* A device that was opened and will do. */
 struct hr_verbs_found {
     const struct hr_verbs_backend *verbs;
-    struct ibv_context *ctx;
+    struct ibv_context *ctx; /* NULL: none has this number */
     struct ibv_device_attr attr;
     struct hr_verbs_wish wish;
     struct hr_verbs_paths paths;
@@ -74,9 +75,13 @@ struct hr_verbs_pair {
 
 /* device.c */
 int hr_verbs_device_count(const char **why_p);
-/* Those to be used, open; found has room for one that is looked at and left. */
+/* Those to be used, open, by the number of the rail, at least one; ctx NULL: what has that number is named and will not
+ * do now. found has room for one that is looked at and left. left: what is done without, "": nothing. */
 hr_status hr_verbs_devices_find(const struct hr_verbs_wish *wish, const char *device,
-                                struct hr_verbs_found found[HR_VERBS_RAILS + 1], int *n_p, char detail[256]);
+                                struct hr_verbs_found found[HR_VERBS_RAILS + 1], int *n_p, char left[HR_LEFT],
+                                char detail[256]);
+/* One more that is done without. */
+void hr_verbs_leave(char left[HR_LEFT], const char *name, const char *why);
 /* Device "tcp", open, to stand in for these. */
 hr_status hr_verbs_device_spare(const struct hr_verbs_wish *wish, const struct hr_verbs_found *rails, int n,
                                 struct hr_verbs_found *found, char detail[256]);

@@ -174,16 +174,19 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     struct hr_verbs_options options = {.wish = {.gid = -1, .ifname = params->ifname}, .pin = PIN};
     struct hr_verbs_found found[HR_VERBS_RAILS + 1];
     struct hr_verbs_domain *d;
+    char left[HR_LEFT];
     int n = 0;
     detail[0] = 0;
     options.inject = (struct hr_verbs_inject){.status = IBV_WC_RETRY_EXC_ERR, .seed = 1, .budget = UINT64_MAX};
     hr_status status = parse_options(&options, params->options, detail);
-    if (!status) status = hr_verbs_devices_find(&options.wish, params->device, found, &n, detail);
+    if (!status) status = hr_verbs_devices_find(&options.wish, params->device, found, &n, left, detail);
     if (status) return status;
-    if (n > 1 || options.fallback) return hr_bond_open(params, &options, found, n, domain_p, detail);
+    if (n > 1 || options.fallback) return hr_bond_open(params, &options, found, n, left, domain_p, detail);
     status = hr_verbs_domain_open(self, params, &options, found, HR_VERBS_ADDRESSES, &d, detail);
-    if (status == HR_OK) *domain_p = &d->base;
-    return status;
+    if (status != HR_OK) return status;
+    memcpy(d->base.left, left, sizeof left);
+    *domain_p = &d->base;
+    return HR_OK;
 }
 
 static size_t domain_address(struct hr_domain *domain, void *addr) {
