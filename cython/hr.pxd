@@ -105,6 +105,8 @@ cdef extern from "hr/program.h" nogil:
 cdef extern from "hr/provider.h" nogil:
     enum:
         HR_MAX_ADDR
+        HR_LEFT
+        HR_ABOUT
         HR_CAP_READ
         HR_CAP_WRITE
         HR_CAP_ATOMIC

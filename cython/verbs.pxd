@@ -221,7 +221,6 @@ cdef extern from "providers/verbs/backend.h" nogil:
 
 cdef extern from "providers/verbs/paths.h" nogil:
     enum:
-        HR_LEFT
         HR_VERBS_PATHS
         HR_VERBS_RAILS
 

@@ -109,7 +109,7 @@ cdef class Engine:
             "max_send"}``.
         """
         cdef const char *name
-        cdef char text[256]
+        cdef char text[HR_ABOUT]
         cdef uint8_t address[HR_MAX_ADDR]
         cdef size_t size
         cdef hr_caps caps

@@ -240,7 +240,7 @@ void hr_engine_close(struct hr_engine *engine, int64_t deadline) {
  * ---------------------------------------------------------------------------------------------------- */
 
 int hr_engine_domain(struct hr_engine *engine, int i, const char **name_p, void *addr, size_t *addr_len_p,
-                     struct hr_caps *caps_p, char text[256]) {
+                     struct hr_caps *caps_p, char text[HR_ABOUT]) {
     if (i < 0 || i >= engine->ndomains) return 0;
     struct hr_domain *domain = engine->domains[i];
     hr_lock(engine);
@@ -248,7 +248,7 @@ int hr_engine_domain(struct hr_engine *engine, int i, const char **name_p, void 
     *addr_len_p = domain->ops->domain_address(domain, addr);
     *caps_p = domain->caps;
     text[0] = 0;
-    domain->ops->domain_describe(domain, text, 256);
+    domain->ops->domain_describe(domain, text, HR_ABOUT);
     hr_unlock(engine);
     return 1;
 }

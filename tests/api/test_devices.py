@@ -217,6 +217,30 @@ def test_a_named_device_that_will_not_do_is_said_in_one_line():
         assert text.startswith("1 rail: sim2, named")
 
 
+def logged(rank):
+    """The line at level info that says which rails are used."""
+    said = []
+    hrdma.log.logger.info = lambda text, *args: said.append(text % args)
+    comm = hrdma.init(timeout=20)
+    x = hrdma.zeros(1 << 18)
+    comm.allreduce(x)
+    (line,) = [text for text in said if text.startswith("verbs: ")]
+    return line, comm.info()["domains"]["verbs"]
+
+
+@pytest.mark.parametrize("rails", [2, 3])
+def test_what_was_chosen_is_said_whole(rails):
+    env = SIM | {"HRDMA_DEVICES": ",".join(["sim2"] * rails), "HRDMA_LOG_LEVEL": "info"}
+    one = r"sim2, named: port 1 GID 1 ::ffff:[\d.]+ \(IPv4, MTU 4096\), of 6; .*; called at 127\.0\.0\.1:\d+"
+    one += r"; \d+ registrations, at most [\d.]+ MB pinned outside arenas"
+    for texts in harness.ranks(logged, 2, init=False, env=env):
+        for text in texts:
+            found = re.fullmatch(rf"(?:verbs: )?{rails} rails: (.*)", text)
+            parts = found[1].split("; sim2, ")
+            parts[1:] = [f"sim2, {part}" for part in parts[1:]]
+            assert len(parts) == rails and all(re.fullmatch(one, part) for part in parts), text
+
+
 def test_what_is_chosen_by_hand_keeps_its_number():
     said = []
     found = hrdma.verbs.choose("sim,sim2", gid_index=2, warn=said.append)

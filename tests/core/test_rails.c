@@ -272,7 +272,7 @@ TEST(rails_are_connected_in_turn) {
     size_t len;
     const char *name;
     struct hr_caps caps;
-    char about[256];
+    char about[HR_ABOUT];
     world_open(&w, 2, NULL);
     for (int d = 0; hr_engine_domain(w.ranks[0].engine, d, &name, addr, &len, &caps, about); d++)
         if (!strcmp(name, world_rail(1, text))) break;

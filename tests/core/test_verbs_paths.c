@@ -176,7 +176,7 @@ TEST(every_pair_may_fail) {
 
 TEST(the_reason_is_told_in_full) {
     struct pair p;
-    char text[256];
+    char text[HR_ABOUT];
     open_two(&p, "deaf=5", NULL);
     struct hr_verbs_domain *a = (struct hr_verbs_domain *)p.a.domain;
     for (int i = 0; i < a->paths.n; i++) memcpy(a->paths.list[i].ndev, "enp65s0f0np0", 13);
@@ -354,7 +354,7 @@ TEST(interfaces_choose_devices_too) {
     tree_end();
 }
 
-static hr_status engine_open(const char *ifname, char text[256]) {
+static hr_status engine_open(const char *ifname, char text[HR_ABOUT]) {
     struct hr_engine *engine;
     struct hr_config config = {
         .providers = "verbs,tcp", .ifname = ifname, .rails = "tcp:lo", .devices = "verbs:sim2", .spin_us = -1};
@@ -372,7 +372,7 @@ static hr_status engine_open(const char *ifname, char text[256]) {
 }
 
 TEST(rails_of_tcp_choose_no_device) {
-    char text[256];
+    char text[HR_ABOUT];
     tree_make();
     CHECK_EQ(engine_open(NULL, text), HR_OK);
     CHECK(strstr(text, "of 6;"));

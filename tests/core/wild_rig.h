@@ -81,7 +81,7 @@ static inline void turn(struct rig *r) {
 
 static inline struct hr_engine *open_engine(uint64_t id, uint8_t *addr, size_t *len_p) {
     struct hr_engine *engine = NULL;
-    char detail[256] = "", text[256];
+    char detail[256] = "", text[HR_ABOUT];
     struct hr_config config = {
         .self_id = id, .providers = world_provider(), .devices = world_devices(), .local_peers = 3, .spin_us = -1};
     struct hr_caps caps;
@@ -123,7 +123,7 @@ static inline void rig_open(struct rig *r, int n) {
         size_t self_len;
         const char *name;
         struct hr_caps caps;
-        char text[256];
+        char text[HR_ABOUT];
         hr_engine_domain(rank->engine, 0, &name, self, &self_len, &caps, text);
         CHECK_EQ(hr_connect(rank->engine, pair[i], "loop", self, self_len, 0), HR_OK);
         CHECK_EQ(hr_connect(rank->engine, pair[!i], world_provider(), addr[!i], len[!i], i), HR_OK);

@@ -73,7 +73,7 @@ static inline void world_open(struct world *w, int n, const char *fault) {
         hr_engine_set_locality(w->ranks[i].engine, n, 2);
         const char *name;
         struct hr_caps caps;
-        char about[256];
+        char about[HR_ABOUT];
         for (int rail = 0; rail < WORLD_RAILS; rail++)
             for (int d = 0; hr_engine_domain(w->ranks[i].engine, d, &name, addr[i][rail], &len[i][rail], &caps, about);
                  d++)
@@ -93,7 +93,7 @@ static inline void world_open(struct world *w, int n, const char *fault) {
             uint8_t self[HR_MAX_ADDR];
             size_t self_len;
             struct hr_caps caps;
-            char about[256];
+            char about[HR_ABOUT];
             hr_engine_domain(engine, 0, &name, self, &self_len, &caps, about);
             CHECK_EQ(hr_connect(engine, (uint64_t)j, name, self, self_len, 0), HR_OK);
         }

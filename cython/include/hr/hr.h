@@ -101,7 +101,7 @@ void hr_engine_close(struct hr_engine *engine, int64_t deadline);
 void hr_engine_set_locality(struct hr_engine *engine, int local_ranks, int cores);
 /* The i-th domain: name (with ":1" for rail 1), address, text. Returns 0 past the last. */
 int hr_engine_domain(struct hr_engine *engine, int i, const char **name_p, void *addr, size_t *addr_len_p,
-                     struct hr_caps *caps_p, char text[256]);
+                     struct hr_caps *caps_p, char text[HR_ABOUT]);
 
 /* What people should read of, in the order in which it happened: the text names a device, with the reason. The 16
  * newest are kept. The descriptor is readable while there are any. 0: there is none. */

@@ -100,7 +100,8 @@ struct hr_rmem {
     void *priv;
 };
 
-enum { HR_LEFT = 512 };
+/* Bytes of text: what is done without; of a domain with all its rails, whole. */
+enum { HR_LEFT = 512, HR_ABOUT = 2048 };
 
 /* A domain and an endpoint begin with these; providers extend them. */
 struct hr_sink;

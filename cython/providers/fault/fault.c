@@ -160,7 +160,7 @@ static size_t fault_domain_address(struct hr_domain *base, void *addr) {
 
 static void fault_domain_describe(struct hr_domain *base, char *text, size_t size) {
     struct hr_domain *inner = of_domain(base)->inner;
-    char inner_text[256];
+    char inner_text[HR_ABOUT];
     inner->ops->domain_describe(inner, inner_text, sizeof inner_text);
     snprintf(text, size, "fault(%s: %s)", inner->ops->name, inner_text);
 }

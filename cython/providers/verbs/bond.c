@@ -173,7 +173,7 @@ static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
                                               : "allowed",
                                (unsigned long long)bond->counts.fell);
     for (int i = 0; i < HR_VERBS_RAILS && at < size; i++) {
-        char one[256];
+        char one[HR_ABOUT / HR_VERBS_RAILS];
         if (!bond->rails[i]) continue;
         bond->rails[i]->base.ops->domain_describe(&bond->rails[i]->base, one, sizeof one);
         at += (size_t)snprintf(text + at, size - at, "%s%.*s", shown++ ? "; " : ": ", (int)(size / (size_t)rails) - 12,
