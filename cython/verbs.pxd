@@ -229,14 +229,24 @@ cdef extern from "providers/verbs/paths.h" nogil:
         int gid
         const char *ifname
     struct hr_verbs_path:
+        ibv_gid gid
         uint8_t port
         uint8_t index
+        uint8_t mtu
+        char *ndev
     struct hr_verbs_paths:
         hr_verbs_path list[HR_VERBS_PATHS]
+        int n
     struct hr_verbs_found:
         const hr_verbs_backend *verbs
         ibv_context *ctx
+        hr_verbs_wish wish
         hr_verbs_paths paths
+        int distance
+        char *reason
+
+    void hr_verbs_path_kind(const hr_verbs_path *path, char *text) noexcept
+    void hr_verbs_path_why(const hr_verbs_wish *wish, const hr_verbs_paths *paths, int i, char *text) noexcept
 
     hr_status hr_verbs_devices_find(const hr_verbs_wish *wish, const char *device, hr_verbs_found *found, int *n_p,
                                     char *left, char *detail) noexcept

@@ -352,6 +352,29 @@ class Resource:
 
 def verbs_devices() -> list[str]: ...
 def verbs_library() -> str: ...
+
+class VerbsPath(NamedTuple):
+    port: int
+    index: int
+    gid: str
+    kind: str
+    interface: str
+    mtu: int
+
+class VerbsFound(NamedTuple):
+    name: str
+    reason: str
+    distance: int
+    why: str
+    paths: list[VerbsPath]
+
+def verbs_found(
+    names: str = "",
+    *,
+    ifname: str = "",
+    gid_index: int | None = None,
+    warn: Callable[[str], object] | None = None,
+) -> list[VerbsFound | None]: ...
 def verbs_choose(
     names: str = "",
     *,

@@ -268,6 +268,19 @@ class Config:
         falls = provider == "verbs" and self.fallback != "none" and "verbs" not in self.require
         return ",".join(filter(None, [text, f"fallback={self.fallback}" if falls else ""]))
 
+    def gid(self) -> int | None:
+        """What HRDMA_VERBS says of the GID: its index, or None.
+
+        Raises
+        ------
+        ValueError
+            It is no number.
+        """
+        text = dict(part.partition("=")[::2] for part in self.verbs.split(",")).get("gid")
+        if text is not None and not text.isdecimal():
+            raise ValueError(f"verbs option gid={text}: an index of the port's GID table, 0 to 255")
+        return None if text is None else int(text)
+
     def hardware(self) -> str:
         """The devices that provider verbs may take; empty: it takes none that are software.
 

@@ -29,15 +29,20 @@ from hrdma._core import (
     QueuePairAddress,
     SharedReceiveQueue,
 )
+from hrdma._core import VerbsFound as Found
+from hrdma._core import VerbsPath as Path
 from hrdma._core import verbs_choose as choose
 from hrdma._core import verbs_devices as devices
+from hrdma._core import verbs_found as found
 from hrdma._core import verbs_library as library
 
 __all__ = [
     "Completion",
     "CompletionQueue",
     "Device",
+    "Found",
     "MemoryRegion",
+    "Path",
     "Piece",
     "ProtectionDomain",
     "QueuePair",
@@ -45,5 +50,6 @@ __all__ = [
     "SharedReceiveQueue",
     "choose",
     "devices",
+    "found",
     "library",
 ]

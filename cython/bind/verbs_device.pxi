@@ -157,67 +157,6 @@ cdef int gid_of(gid_index) except -2:
     return <int> min(wanted, 0x7fffffff)
 
 
-def verbs_choose(str names not None="", *, str ifname not None="", gid_index=None, warn=None):
-    """Which devices a communicator would use, and what of them: chosen as provider verbs does.
-
-    Parameters
-    ----------
-    names : str
-        As HRDMA_DEVICES: ``"mlx5_0,mlx5_*:1"``, best first; empty: the real ones; ``"*"``: software, if there is no
-        other.
-    ifname : str
-        As HRDMA_IFNAME: interfaces, or networks, that GIDs may be of.
-    gid_index : int, optional
-        That GID alone.
-    warn : callable, optional
-        Called with one line of text where something of `names` is done without.
-
-    Returns
-    -------
-    list of (tuple of (str, int, int) or None)
-        By number of the rail: name, port and GID index, which are the arguments of `Device`. None: the device that is
-        named there will not do now. At least one that is not None; at most three entries.
-
-    Raises
-    ------
-    DeviceError
-        None will do, or one that is named is not there, or has no such port; the message says why.
-    ValueError
-        `ifname`, `gid_index` or a port in `names` is wrong.
-
-    Notes
-    -----
-    Opens every device that comes into question for a moment.
-    """
-    cdef hr_verbs_wish wish
-    cdef hr_verbs_found found[HR_VERBS_RAILS + 1]
-    cdef char detail[256]
-    cdef char left[HR_LEFT]
-    cdef int n = 0, i
-    cdef hr_status status
-    cdef bytes device = names.encode(), interfaces = ifname.encode()
-    memset(&wish, 0, sizeof(wish))
-    wish.gid = gid_of(gid_index)
-    wish.ifname = <const char *> interfaces if interfaces else NULL
-    detail[0] = 0
-    status = hr_verbs_devices_find(&wish, <const char *> device, found, &n, left, detail)
-    if status == HR_ERR_INVALID:
-        raise ValueError(text_of(detail))
-    if status != HR_OK:
-        raise DeviceError(text_of(detail))
-    chosen = []
-    for i in range(n):
-        if found[i].ctx == NULL:
-            chosen.append(None)
-            continue
-        chosen.append((text_of(found[i].ctx.device.name), <int> found[i].paths.list[0].port,
-                       <int> found[i].paths.list[0].index))
-        found[i].verbs.close_device(found[i].ctx)
-    if left[0] and warn is not None:
-        warn(text_of(left))
-    return chosen
-
-
 cdef class Device(Resource):
     """An opened RDMA device and one of its ports.
 

@@ -50,9 +50,7 @@ def rails(config: Config) -> list[Rail]:
     DeviceError
         There is none, one that is named is not there, or cannot be opened.
     """
-    gid = dict(part.split("=") for part in config.verbs.split(",") if part).get("gid")
-    index = None if gid is None else int(gid)
-    found = verbs.choose(config.hardware(), ifname=config.ifname, gid_index=index, warn=logger.warning)
+    found = verbs.choose(config.hardware(), ifname=config.ifname, gid_index=config.gid(), warn=logger.warning)
     return [Rail("verbs" if i == 0 else f"verbs:{i}", *place) for i, place in enumerate(found) if place]
 
 

@@ -109,3 +109,31 @@ TEST(rails_of_different_numbers_do_not_meet) {
     CHECK_EQ(a->ops->ep_connect(rig.side[0].ep, addr, len, 1), HR_ERR_UNREACHABLE);
     for (int i = 0; i < 2; i++) close_side(&rig, i);
 }
+
+TEST(why_a_gid_is_chosen) {
+    struct hr_verbs_path ipv4 = {.kind = 4, .mtu = 5, .ethernet = 1}, ipv6 = {.kind = 3, .mtu = 5, .ethernet = 1};
+    struct hr_verbs_path narrow = {.kind = 4, .mtu = 3, .ethernet = 1}, old = {.kind = 1, .mtu = 5, .ethernet = 1};
+    struct hr_verbs_path ib = {.kind = 2, .mtu = 5};
+    struct {
+        struct hr_verbs_path list[3];
+        int n, i, gid, excluded;
+        const char *text;
+    } cases[] = {{{ipv4}, 1, 0, -1, 0, "there is no other"},
+                 {{ipv4, ipv4}, 2, 0, -1, 0, "the first of 2 that are equal"},
+                 {{ipv4, ipv4, ipv6}, 3, 0, -1, 0, "IPv4-mapped RoCE v2 goes before global IPv6 RoCE v2"},
+                 {{ipv4, ipv6, old}, 3, 1, -1, 0, "global IPv6 RoCE v2 goes before RoCE v1"},
+                 {{ipv4, narrow, ipv6}, 3, 0, -1, 0, "MTU 4096 goes before 1024"},
+                 {{ib}, 1, 0, -1, 2, "there is no other; HRDMA_IFNAME leaves out 2"},
+                 {{ipv4, ipv6}, 2, 0, 1, 0, "gid=1 asks for it"}};
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        struct hr_verbs_paths paths = {.n = cases[k].n, .excluded = cases[k].excluded};
+        struct hr_verbs_wish wish = {.gid = cases[k].gid};
+        char text[200];
+        memcpy(paths.list, cases[k].list, sizeof cases[k].list);
+        hr_verbs_path_why(&wish, &paths, cases[k].i, text);
+        CHECK_STR(text, cases[k].text);
+    }
+    char kind[40];
+    hr_verbs_path_kind(&ib, kind);
+    CHECK_STR(kind, "link-local");
+}

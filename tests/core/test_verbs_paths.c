@@ -377,7 +377,8 @@ TEST(rails_of_tcp_choose_no_device) {
     CHECK_EQ(engine_open(NULL, text), HR_OK);
     CHECK(strstr(text, "of 6;"));
     CHECK_EQ(engine_open("west", text), HR_OK);
-    CHECK(strstr(text, "port 2") && strstr(text, "of 3;"));
+    CHECK(strstr(text, "port 2") && strstr(text, "of 3; IPv4-mapped RoCE v2 goes before global IPv6 RoCE v2; "));
+    CHECK(strstr(text, "; HRDMA_IFNAME leaves out 3; "));
     tree_end();
 }
 

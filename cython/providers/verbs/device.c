@@ -256,6 +256,17 @@ static hr_status find_one(struct search *s, const struct name *name) {
     return HR_OK;
 }
 
+static void why_found(struct hr_verbs_found *one, const char *pattern, int only, int fit) {
+    char by[40] = "", of[20] = "";
+    if (pattern) snprintf(by, sizeof by, " by %.30s", pattern);
+    if (fit > HR_VERBS_RAILS) snprintf(of, sizeof of, " of %d", fit);
+    if (only && !pattern)
+        snprintf(one->reason, sizeof one->reason, "the only device");
+    else
+        snprintf(one->reason, sizeof one->reason, "%s%s%s, NUMA distance %d", *of ? "nearest" : "found", of, by,
+                 one->distance);
+}
+
 /* What a pattern finds, or who names none: those that will do. */
 static void find_all(struct search *s, const struct name *name) {
     int n = 0, first = s->n, fit = 0, had = 0;
@@ -287,11 +298,7 @@ static void find_all(struct search *s, const struct name *name) {
     }
     if (list) s->verbs->free_device_list(list);
     drop_software(s, first);
-    for (int i = first; i < s->n; i++)
-        snprintf(s->found[i].reason, sizeof s->found[i].reason, "%s",
-                 name->device ? "named"
-                 : n > 1      ? "found, and will do"
-                              : "the only device");
+    for (int i = first; i < s->n; i++) why_found(&s->found[i], name->device, n == 1, fit);
     if (fit || had) return;
     tell(worst, what, &s->told, s->detail);
     if (name->device) hr_verbs_leave(s->left, pattern, what);

@@ -135,7 +135,7 @@ static hr_status scan_port(const struct hr_verbs_wish *wish, const struct hr_ver
         if (status == HR_OK)
             nth[path->kind]++, insert(paths, path);
         else
-            snprintf(detail, 256, "%.60s: %.190s", ctx->device->name, shown);
+            paths->excluded++, snprintf(detail, 256, "%.60s: %.190s", ctx->device->name, shown);
     }
     return HR_OK;
 }
@@ -172,6 +172,35 @@ void hr_verbs_path_text(const struct hr_verbs_path *path, char text[160]) {
     hr_verbs_gid_text(&path->gid, gid);
     snprintf(text, 160, "port %d GID %d %s (%s%s%s, MTU %d)", path->port, path->index, gid, kind_names[path->kind],
              *path->ndev ? ", " : "", path->ndev, 128 << path->mtu);
+}
+
+void hr_verbs_path_kind(const struct hr_verbs_path *path, char text[40]) {
+    static const char *const names[] = {"none", "InfiniBand", "link-local", "global IPv6", "IPv4-mapped"};
+    if (path->ethernet && path->kind == GID_OTHER)
+        snprintf(text, 40, "RoCE v1");
+    else
+        snprintf(text, 40, "%s%s", names[path->kind], path->ethernet ? " RoCE v2" : "");
+}
+
+void hr_verbs_path_why(const struct hr_verbs_wish *wish, const struct hr_verbs_paths *paths, int i, char text[200]) {
+    const struct hr_verbs_path *path = &paths->list[i];
+    char kind[40], other[40];
+    int next = i + 1, n;
+    while (next < paths->n && paths->list[next].kind == path->kind && paths->list[next].mtu == path->mtu) next++;
+    const struct hr_verbs_path *than = next < paths->n ? &paths->list[next] : NULL;
+    hr_verbs_path_kind(path, kind);
+    if (than) hr_verbs_path_kind(than, other);
+    if (wish->gid >= 0)
+        n = snprintf(text, 200, "gid=%d asks for it", wish->gid);
+    else if (paths->n == 1)
+        n = snprintf(text, 200, "there is no other");
+    else if (!than)
+        n = snprintf(text, 200, "the first of %d that are equal", paths->n - i);
+    else if (than->kind != path->kind)
+        n = snprintf(text, 200, "%s goes before %s", kind, other);
+    else
+        n = snprintf(text, 200, "MTU %d goes before %d", 128 << path->mtu, 128 << than->mtu);
+    if (paths->excluded) snprintf(text + n, (size_t)(200 - n), "; HRDMA_IFNAME leaves out %d", paths->excluded);
 }
 
 int hr_verbs_numa_distance(const struct ibv_device *device, unsigned node) {

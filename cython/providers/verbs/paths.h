@@ -11,6 +11,7 @@
 enum {
     HR_VERBS_PATHS = 8,
     HR_VERBS_PAIRS = 16,
+    HR_VERBS_REASON = 100,
     HR_VERBS_RAILS = 3,                               /* devices of a domain: a descriptor has room for so many keys */
     HR_VERBS_BEHIND = HR_VERBS_RAILS * HR_VERBS_PATHS /* interfaces behind them, at most */
 };
@@ -33,6 +34,7 @@ struct hr_verbs_path {
 struct hr_verbs_paths { /* best first */
     struct hr_verbs_path list[HR_VERBS_PATHS];
     int n;
+    int excluded;         /* GIDs that the interface grammar leaves out */
     uint32_t max_message; /* that every port takes, the inactive ones too */
 };
 
@@ -44,7 +46,7 @@ struct hr_verbs_found {
     struct hr_verbs_wish wish;
     struct hr_verbs_paths paths;
     int is_sim, is_tcp, software, distance;
-    char reason[80];                           /* why this one */
+    char reason[HR_VERBS_REASON];              /* why this one */
     char behind[HR_VERBS_BEHIND][IF_NAMESIZE]; /* of device "tcp": interfaces of the devices that it stands in for */
 };
 
@@ -97,6 +99,10 @@ int hr_verbs_gid_address(const union ibv_gid *gid, union hr_sockaddr *a);
 hr_status hr_verbs_paths_scan(const struct hr_verbs_wish *wish, const struct hr_verbs_backend *verbs,
                               struct ibv_context *ctx, int ports, struct hr_verbs_paths *paths, char detail[256]);
 void hr_verbs_path_text(const struct hr_verbs_path *path, char text[160]);
+/* Of what kind its GID is, in words. */
+void hr_verbs_path_kind(const struct hr_verbs_path *path, char text[40]);
+/* Why the i-th goes before those behind it. */
+void hr_verbs_path_why(const struct hr_verbs_wish *wish, const struct hr_verbs_paths *paths, int i, char text[200]);
 /* As the kernel counts it: 10 for the same node, or where nothing is known. */
 int hr_verbs_numa_distance(const struct ibv_device *device, unsigned node);
 /* The same list at both ends, best first. Returns how many. */

@@ -195,13 +195,18 @@ static size_t domain_address(struct hr_domain *domain, void *addr) {
 
 static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
     struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
-    char path[160] = "no active port", at[HR_SOCKADDR_TEXT], counts[100];
+    char path[160] = "no active port", at[HR_SOCKADDR_TEXT], counts[100], why[200] = "";
+    int best = 0;
     if (!d->ctx) {
         snprintf(text, size, "%s is gone", d->name);
         return;
     }
     if (d->used.port || d->paths.n) hr_verbs_path_text(d->used.port ? &d->used : &d->paths.list[0], path);
-    int n = snprintf(text, size, "%s, %s: %s, of %d; %s receives; %s%s", d->name, d->reason, path, d->paths.n,
+    for (int i = 0; d->used.port && i < d->paths.n; i++)
+        if (d->paths.list[i].port == d->used.port && d->paths.list[i].index == d->used.index) best = i;
+    if (d->paths.n) hr_verbs_path_why(&d->wish, &d->paths, best, why);
+    int n = snprintf(text, size, "%s, %s: %s, of %d; %s%s%s receives; %s%s", d->name, d->reason, path, d->paths.n, why,
+                     *why ? "; " : "",
                      !d->shares      ? "own"
                      : d->alone_most ? "own, then shared"
                                      : "shared",

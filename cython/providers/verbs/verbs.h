@@ -247,12 +247,12 @@ struct hr_verbs_domain {
     struct hr_verbs_ep *numbers[HR_VERBS_NUMBERS];
     struct ibv_device_attr attr;
     struct hr_verbs_wish wish;
-    char *ifname;                /* of the wish */
-    struct hr_verbs_paths paths; /* as the device had them last */
-    struct hr_verbs_path used;   /* by the connection that was made last; port 0: none was */
-    char name[64];               /* of the device */
-    char reason[80];             /* why this device */
-    char fallback[180];          /* the last pair that did not do, and why; "": all did */
+    char *ifname;                 /* of the wish */
+    struct hr_verbs_paths paths;  /* as the device had them last */
+    struct hr_verbs_path used;    /* by the connection that was made last; port 0: none was */
+    char name[64];                /* of the device */
+    char reason[HR_VERBS_REASON]; /* why this device */
+    char fallback[180];           /* the last pair that did not do, and why; "": all did */
     int is_sim, is_tcp;
     char behind[HR_VERBS_BEHIND][IF_NAMESIZE]; /* is_tcp: interfaces to be called at when no other is left */
     int addresses;                             /* at most so many to be called at */
