@@ -63,11 +63,13 @@ def command(as_json: bool, peer: str, port: int, timeout: float) -> None:
     """Looks for what is wrong or slow, and says what mends it.
 
     Cores, limits, registered memory, networks; RDMA modules, libraries, devices,
-    ports, GIDs, MTU, flow control, and an exchange over each device.
+    ports, GIDs, MTU, flow control, and an exchange over each device; which
+    devices and GIDs a job with these settings would use, and why.
 
     With --peer, run it on both hosts, each with the other's address: latency and
     bandwidth over tcp and over each pair of RDMA devices. HRDMA_TOKEN has to be
-    the same on both, HRDMA_DEVICES chooses the devices.
+    the same on both, HRDMA_DEVICES chooses the devices (sim and sim2 too), with
+    HRDMA_IFNAME and HRDMA_VERBS=gid= as for a job.
 
     \b
     Exit codes:

@@ -31,8 +31,8 @@ class End:
         The device cannot be opened, or gives no queue pair or memory.
     """
 
-    def __init__(self, name: str, port: int = 1) -> None:
-        self.device = verbs.Device(name, port)
+    def __init__(self, name: str, port: int = 1, gid_index: int | None = None) -> None:
+        self.device = verbs.Device(name, port, gid_index)
         try:
             pd = verbs.ProtectionDomain(self.device)
             self.cq = verbs.CompletionQueue(self.device)

@@ -8,22 +8,23 @@ what one finds is not what the other disturbs.
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import functools
 import ipaddress
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import hrdma
+from hrdma import verbs
 from hrdma.config import Config
 from hrdma.doctor import exchange, rdma
 from hrdma.doctor.finding import ERROR, OK, WARNING, Finding
+from hrdma.errors import DeviceError
 from hrdma.units import in_bytes, in_seconds
 
 if TYPE_CHECKING:
@@ -137,45 +138,64 @@ def _tcp(comm: Communicator, host: str) -> Finding:
     return Finding(OK, f"tcp to {host}", text, figures=figures)
 
 
-def rails(root: Path, wanted: str) -> list[tuple[str, int]]:
-    """Devices and ports to measure: all that are active, or those of HRDMA_DEVICES, which may name ``sim``."""
-    there = rdma.active(root)
-    if not wanted:
-        return there
-    items = [item.partition(":")[::2] for item in wanted.split(",")]
-    named = dict.fromkeys(  # in the order in which they are named: provider verbs pairs them so
-        (name, port)
-        for pattern, which in items
-        for name, port in there
-        if fnmatch.fnmatchcase(name, pattern) and which in ("", str(port))
-    )
-    return [*named] + ([("sim", 1)] if any(pattern == "sim" for pattern, _ in items) else [])
+def rails(root: Path, config: Config, warn: Callable[[str], object]) -> list[tuple[str, int, int] | None]:
+    """Devices, ports and GIDs to measure, by number of the rail: all ports that are active, or what HRDMA_DEVICES names.
+
+    What is named is what a communicator would use, chosen as it does, simulated devices too. None: it will not do now,
+    of which `warn` hears.
+
+    Raises
+    ------
+    DeviceError, ValueError
+        One that is named is not there, or none will do; a setting is wrong.
+    """
+    index = config.gid()
+    if config.devices:
+        return verbs.choose(config.devices, ifname=config.ifname, gid_index=index, warn=warn)
+    found: list[tuple[str, int, int] | None] = []
+    for name, port in rdma.active(root):
+        try:
+            found += verbs.choose(f"{name}:{port}", ifname=config.ifname, gid_index=index)
+        except (DeviceError, ValueError) as error:
+            warn(str(error))
+            found.append(None)
+    return found
 
 
 def _rails(comm: Communicator, host: str) -> Iterator[Finding]:
-    mine = rails(Path("/"), Config.load().devices)
-    counts = _told(comm, len(mine))
-    if not min(counts):
-        who = [
-            name for name, count in zip(("this host", host), (counts[comm.rank], counts[1 - comm.rank])) if not count
-        ]
-        yield Finding(
-            WARNING, f"rails to {host}", f"no active RDMA device on {' and '.join(who)}", "hrdma doctor, there"
-        )
-    elif counts[0] != counts[1]:
-        text = f"{counts[comm.rank]} here and {counts[1 - comm.rank]} there: the first {min(counts)} are measured"
+    mine: list[tuple[str, int, int] | None] = []
+    said: list[str] = []
+    wrong = ""
+    try:
+        mine = rails(Path("/"), Config.load(), said.append)
+    except (DeviceError, ValueError) as error:
+        wrong = str(error)
+    for text in filter(None, [*said, wrong]):
+        yield Finding(ERROR if wrong else WARNING, f"rails to {host}", text)
+    have = _told(comm, [one is not None for one in mine])
+    numbers = [number for number in range(min(map(len, have))) if have[0][number] and have[1][number]]
+    here, there = have[comm.rank], have[1 - comm.rank]
+    if not any(here) or not any(there):
+        who = [name for name, its in (("this host", here), (host, there)) if not any(its)]
+        text = f"no active RDMA device on {' and '.join(who)}"
+        if not wrong:
+            yield Finding(WARNING, f"rails to {host}", text, "hrdma doctor, there")
+    elif here != there:
+        text = f"{sum(here)} here and {sum(there)} there: the {len(numbers)} that both have a device for are measured"
         yield Finding(WARNING, f"rails to {host}", text)
-    for number in range(min(counts)):
-        yield _rail(comm, host, *mine[number])
+    for number in numbers:
+        name, port, index = mine[number] or ("", 0, 0)
+        same = [one for one in mine[:number] if one and one[:2] == (name, port)]
+        where = f"{name}:{port} to {host}{f' (rail {number})' if same else ''}"
+        yield _rail(comm, host, where, name, port, index)
 
 
-def _rail(comm: Communicator, host: str, name: str, port: int) -> Finding:
+def _rail(comm: Communicator, host: str, where: str, name: str, port: int, index: int) -> Finding:
     """One after the other measures; both say whether they could, so that neither waits for what does not come."""
-    where = f"{name}:{port} to {host}"
     with contextlib.ExitStack() as stack:
         card, why, end = None, "", None
         try:
-            end = stack.enter_context(exchange.End(name, port))
+            end = stack.enter_context(exchange.End(name, port, index))
             card = end.card()
         except (RuntimeError, OSError) as error:
             why = str(error)

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hrdma import verbs
+from hrdma.config import Config
 from hrdma.doctor import exchange
 from hrdma.doctor.finding import ERROR, OK, WARNING, Finding
 from hrdma.doctor.host import read
 from hrdma.errors import DeviceError
 from hrdma.units import in_bytes, in_seconds
 
-__all__ = ["active", "examine", "kernel", "library", "measured", "port"]
+__all__ = ["active", "chosen", "examine", "kernel", "library", "measured", "port"]
 
 BEST_MTU = 4096
 APT = "apt install ibverbs-providers"
@@ -34,8 +35,9 @@ def examine(root: Path) -> Iterator[Finding]:
         for place in sorted((folder / "ports").glob("*"), key=lambda path: int(path.name)):
             yield from port(root, name, int(place.name))
             if name in driven and read(place / "state").endswith("ACTIVE"):
-                yield _mtu(root, name, int(place.name))
+                yield from _usable(root, name, int(place.name))
                 yield _exchanged(name, int(place.name))
+    yield from chosen()
     yield _exchanged("sim", 1)
 
 
@@ -156,18 +158,66 @@ def _lossless(where: str, netdev: str) -> Finding:
     return Finding(WARNING if mend else OK, f"{where} PFC", text, mend)
 
 
-def _mtu(root: Path, name: str, number: int) -> Finding:
-    where = f"{name}:{number} MTU"
+def _usable(root: Path, name: str, number: int) -> Iterator[Finding]:
+    """MTU of an active port, and which of its GIDs a communicator would take."""
+    where = f"{name}:{number}"
     try:
         with verbs.Device(name, number) as device:
-            mtu, gid = device.mtu, f"GID {device.gid_index} ({device.gid}) is chosen"
+            mtu = device.mtu
     except RuntimeError as error:
-        return Finding(ERROR, where, str(error))
+        yield Finding(ERROR, f"{where} MTU", str(error))
+        return
     netdev = _netdev(root / "sys/class/infiniband" / name / "ports" / str(number))
     if mtu < BEST_MTU and netdev:
-        text = f"{mtu} bytes, since {netdev} has {read(root / 'sys/class/net' / netdev / 'mtu')}; {gid}"
-        return Finding(WARNING, where, text, f"ip link set {netdev} mtu 4200 (its switch must carry that)")
-    return Finding(OK, where, f"{mtu} bytes; {gid}")
+        text = f"{mtu} bytes, since {netdev} has {read(root / 'sys/class/net' / netdev / 'mtu')}"
+        yield Finding(WARNING, f"{where} MTU", text, f"ip link set {netdev} mtu 4200 (its switch must carry that)")
+    else:
+        yield Finding(OK, f"{where} MTU", f"{mtu} bytes")
+    try:
+        config = Config.load()
+        one = verbs.found(where, ifname=config.ifname, gid_index=config.gid())[0]
+    except (DeviceError, ValueError) as error:
+        yield Finding(
+            WARNING, f"{where} GID", f"none is chosen: {error}", "HRDMA_IFNAME or HRDMA_VERBS=gid= excludes it"
+        )
+        return
+    if one:
+        yield Finding(OK, f"{where} GID", _choice(one), figures={"gid": one.paths[0].index})
+
+
+def chosen() -> Iterator[Finding]:
+    """The devices that a communicator would use by the settings of this environment, and why these and these GIDs."""
+    said: list[str] = []
+    config = None
+    try:
+        config = Config.load()
+        names = config.hardware()
+        found = verbs.found(names, ifname=config.ifname, gid_index=config.gid(), warn=said.append)
+    except (DeviceError, ValueError) as error:
+        if config is None or config.devices or isinstance(error, ValueError):
+            yield Finding(ERROR, "rails", str(error), "hrdma info lists the settings; `rdma link` the devices")
+        return
+    for text in said:
+        yield Finding(WARNING, "rails", text)
+    for number, one in enumerate(found):
+        if one:
+            distance = f"{one.reason}{'' if 'NUMA' in one.reason else f', NUMA distance {one.distance}'}"
+            text = f"{one.name}, {distance}, MTU {one.paths[0].mtu}; port {one.paths[0].port}: {_choice(one)}"
+            figures = {"port": one.paths[0].port, "gid": one.paths[0].index, "distance": one.distance}
+            yield Finding(OK, f"rail {number}", text, figures=figures)
+
+
+def _choice(one: verbs.Found) -> str:
+    """Which GID, why, and what else there is, best first."""
+    first, *rest = one.paths
+    text = f"GID {first.index} ({_gid(first)}) is chosen: {one.why}"
+    shown = ", ".join(f"port {path.port} GID {path.index} ({_gid(path)}, MTU {path.mtu})" for path in rest)
+    return f"{text}; candidates behind it: {shown}" if shown else text
+
+
+def _gid(path: verbs.Path) -> str:
+    address = ipaddress.IPv6Address(path.gid)
+    return f"{path.kind} {address.ipv4_mapped or address}{f', {path.interface}' if path.interface else ''}"
 
 
 def _exchanged(name: str, number: int) -> Finding:

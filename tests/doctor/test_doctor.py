@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hrdma.config import Config
 from hrdma.doctor import exchange, host, rdma
 from hrdma.doctor.finding import ERROR, OK, WARNING, Finding, worst
 from hrdma.doctor.peer import rails
@@ -173,20 +174,81 @@ def test_an_exchange_that_fails_is_an_error_with_its_reason():
     assert found.level == ERROR and "sim has no port 9" in found.text
 
 
-def test_rails_follow_the_devices_that_are_named():
-    assert rails(Path("/nowhere"), "") == []
-    assert rails(Path("/nowhere"), "mlx5_0,sim") == [("sim", 1)]
+@pytest.mark.parametrize(
+    ("devices", "gid", "found", "warnings"),
+    [
+        ("sim", None, [("sim", 1, 0)], 0),
+        ("sim,sim", None, [("sim", 1, 0)] * 2, 0),
+        ("sim2", None, [("sim2", 1, 1)], 0),
+        ("sim2:2, sim", None, [("sim2", 2, 1), ("sim", 1, 0)], 0),
+        ("sim,sim2", 2, [None, ("sim2", 1, 2)], 1),
+        ("no_such_*,sim", None, [("sim", 1, 0)], 1),
+        ("sim,sim,sim,sim", None, [("sim", 1, 0)] * 3, 1),
+    ],
+)
+def test_rails_are_the_devices_that_are_named(devices, gid, found, warnings):
+    said = []
+    config = Config.load({"HRDMA_DEVICES": devices, "HRDMA_VERBS": "" if gid is None else f"pin=1M,gid={gid}"})
+    assert rails(Path("/nowhere"), config, said.append) == found and len(said) == warnings
 
 
-def test_rails_follow_the_ports_that_are_named(tmp_path, monkeypatch):
+def test_rails_that_cannot_be_had():
+    for devices, error, text in (("sim,nope", DeviceError, "nope|libibverbs"), ("sim:1x", ValueError, "1x")):
+        with pytest.raises(error, match=text):
+            rails(Path("/nowhere"), Config.load({"HRDMA_DEVICES": devices}), print)
+    with pytest.raises(ValueError, match="gid=x"):
+        rails(Path("/nowhere"), Config.load({"HRDMA_VERBS": "gid=x"}), print)
+
+
+def test_rails_are_all_active_ports_where_none_is_named(tmp_path, monkeypatch):
     ports = [f"sys/class/infiniband/mlx5_{n}/ports/{port}/state" for n in (0, 1) for port in (1, 2)]
-    root = tree(tmp_path, dict.fromkeys(ports, "4: ACTIVE"))
+    root = tree(tmp_path, dict.fromkeys(ports, "4: ACTIVE") | {ports[1]: "1: DOWN"})
     monkeypatch.setattr(rdma.verbs, "devices", lambda: ["mlx5_0", "mlx5_1", "sim"])
     monkeypatch.setattr(rdma.verbs, "library", str)
-    assert rails(root, "mlx5_0:2") == [("mlx5_0", 2)]
-    assert rails(root, "mlx5_*:1,sim") == [("mlx5_0", 1), ("mlx5_1", 1), ("sim", 1)]
-    assert rails(root, "mlx5_1:1,mlx5_0:2,mlx5_*:1") == [("mlx5_1", 1), ("mlx5_0", 2), ("mlx5_0", 1)]
-    assert rails(root, "mlx5_1") == [("mlx5_1", 1), ("mlx5_1", 2)]
+
+    def choose(name, *, ifname, gid_index):
+        if name == "mlx5_1:1":
+            raise DeviceError(f"{ifname} excludes its GIDs")
+        return [(*name.split(":"), gid_index)]
+
+    monkeypatch.setattr(rdma.verbs, "choose", choose)
+    said = []
+    config = Config.load({"HRDMA_IFNAME": "eth9", "HRDMA_VERBS": "gid=3"})
+    assert rails(root, config, said.append) == [("mlx5_0", "1", 3), None, ("mlx5_1", "2", 3)]
+    assert said == ["eth9 excludes its GIDs"] and rails(Path("/nowhere"), config, print) == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "texts"),
+    [
+        (
+            {"HRDMA_DEVICES": "sim2"},
+            ["GID 1 (IPv4-mapped RoCE v2 198.18.", "is chosen: IPv4-mapped RoCE v2 goes before global IPv6 RoCE v2;"],
+        ),
+        (
+            {"HRDMA_DEVICES": "sim2"},
+            ["sim2, named, NUMA distance 10, MTU 4096; port 1: ", "port 2 GID 0 (link-local RoCE v2 fe80::"],
+        ),
+        ({"HRDMA_DEVICES": "sim2:2", "HRDMA_VERBS": "gid=2"}, ["port 2: GID 2 (global IPv6", "gid=2 asks for it"]),
+        ({"HRDMA_DEVICES": "sim"}, ["is chosen: there is no other"]),
+    ],
+)
+def test_the_reason_for_a_choice_is_told(monkeypatch, environ, texts):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    (found,) = rdma.chosen()
+    assert found.level == OK and found.subject == "rail 0"
+    assert all(text in found.text for text in texts), found.text
+
+
+def test_what_is_named_and_not_had_is_an_error(monkeypatch):
+    assert list(rdma.chosen()) == [] or rdma.active(Path("/"))  # nobody asked
+    monkeypatch.setenv("HRDMA_DEVICES", "sim,nope")
+    (found,) = rdma.chosen()
+    assert found.level == ERROR and ("nope" in found.text or "libibverbs" in found.text)
+    monkeypatch.setenv("HRDMA_DEVICES", "nope*, sim2")
+    warned, found = rdma.chosen()
+    assert warned.level == WARNING and "nope* is not used" in warned.text and found.subject == "rail 0"
 
 
 def test_what_cannot_be_asked_is_a_finding(tmp_path, monkeypatch):
@@ -240,12 +302,12 @@ def test_the_command_shows_and_counts():
 def test_two_of_them_measure_the_way_between_them():
     port = str(29600 + os.getpid() % 2000)
     words = ("--json", "--peer", "127.0.0.1", "--port", port, "--timeout", "40")
-    with doctor(*words, HRDMA_DEVICES="sim") as one, doctor(*words, HRDMA_DEVICES="sim") as other:
+    with doctor(*words, HRDMA_DEVICES="sim,sim2") as one, doctor(*words, HRDMA_DEVICES="sim, sim2") as other:
         for process in (one, other):
             out, err = process.communicate(timeout=100)
             assert process.returncode == 0, out + err
             found = {finding["subject"]: finding for finding in json.loads(out)["findings"]}
-            for subject in ("tcp to 127.0.0.1", "sim:1 to 127.0.0.1"):
+            for subject in ("tcp to 127.0.0.1", "sim:1 to 127.0.0.1", "sim2:1 to 127.0.0.1"):
                 figures = found[subject]["figures"]
                 assert found[subject]["level"] == "ok" and figures["latency"] > 0 and figures["bandwidth"] > 0
 
