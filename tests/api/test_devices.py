@@ -291,3 +291,23 @@ def test_a_queue_pair_that_fails_by_plan_is_a_peer_error_with_its_status(status,
     found = harness.ranks(fails_by_plan, 2, init=False, env=SIM, plan=plan)
     assert [transport for transport, _ in found] == ["verbs"] * 2, found
     assert words in found[0][1] and "vendor code 0xfa" in found[0][1], found
+
+
+def fails_to_connect(rank, options):
+    if rank == 0:
+        os.environ["HRDMA_VERBS"] = options
+    hrdma.init(timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("narrow=16", "packets of 4096 bytes do not get there, small ones do: ip link set DEVICE mtu ..."),
+        ("deaf=16", "retries exceeded; TCP gets there, is UDP port 4791 open?"),
+    ],
+)
+def test_both_ends_say_why_no_pair_of_gids_works(options, words):
+    env = SIM | {"HRDMA_DEVICES": "sim2"}
+    found = harness.outcomes(fails_to_connect, 2, init=False, env=env, timeout=60, options=options)
+    for one in found:
+        assert one.error == "PeerError" and words in one.text and "the last of 12 pairs" in one.text, one.text

@@ -169,7 +169,42 @@ TEST(every_pair_may_fail) {
         CHECK_EQ(p.cb.loss, HR_ERR_UNREACHABLE);
         CHECK_STR(strstr(p.ca.detail, cases[i].text) ? cases[i].text : p.ca.detail, cases[i].text);
         CHECK(strstr(p.ca.detail, "the last of 12 pairs"));
+        CHECK_STR(strstr(p.cb.detail, cases[i].text) ? cases[i].text : p.cb.detail, cases[i].text); /* both say it */
+        CHECK(strstr(p.cb.detail, "the peer found: ") && strstr(p.cb.detail, "the last of 12 pairs"));
         CHECK_EQ(inside(&p.a)->inject.tries, ALL_PAIRS);
+        pair_close(&p);
+    }
+}
+
+/* What a peer says of a pair is what can be said of it, and nothing more. */
+TEST(words_that_make_no_sense) {
+    static const struct hr_verbs_word words[] = {
+        {.kind = HR_VERBS_BAD},
+        {.kind = HR_VERBS_BAD, .why = HR_VERBS_NO_QP + 1},
+        {.kind = HR_VERBS_BAD, .why = HR_VERBS_STATUS},
+        {.kind = HR_VERBS_BAD, .why = HR_VERBS_BAD_END},
+        {.kind = HR_VERBS_BAD, .why = HR_VERBS_NARROW, .psn = 1},
+        {.kind = HR_VERBS_READY, .why = HR_VERBS_NARROW},
+        {.kind = HR_VERBS_TRY, .qpn = 1, .room = 1, .why = HR_VERBS_SILENT},
+        {.kind = 9},
+        {.kind = HR_VERBS_BAD, .turn = 1, .why = HR_VERBS_NARROW},
+        {.kind = HR_VERBS_BAD, .why = HR_VERBS_STATUS + IBV_WC_GENERAL_ERR}, /* which does, and fails alone */
+    };
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        struct pair p;
+        uint8_t addr[2][HR_MAX_ADDR];
+        open_two(&p, NULL, NULL);
+        size_t len[2] = {verbs->domain_address(p.a.domain, addr[0]), verbs->domain_address(p.b.domain, addr[1])};
+        REQUIRE(verbs->ep_create(p.a.domain, 2, &p.ca, &p.ca.ep) == HR_OK);
+        REQUIRE(verbs->ep_create(p.b.domain, 1, &p.cb, &p.cb.ep) == HR_OK);
+        CHECK_EQ(verbs->ep_connect(p.cb.ep, addr[0], len[0], 0), HR_OK);
+        CHECK_EQ(verbs->ep_connect(p.ca.ep, addr[1], len[1], 1), HR_OK);
+        struct hr_verbs_ep *a = (struct hr_verbs_ep *)p.ca.ep, *b = (struct hr_verbs_ep *)p.cb.ep;
+        RUN(p.a, p.b, a->call && a->call->step == HR_VERBS_TRYING && b->call && b->call->step >= HR_VERBS_OPENING);
+        REQUIRE(!p.ca.ups && send(a->call->source.fd, &words[i], sizeof words[i], 0) == sizeof words[i]);
+        RUN(p.b, p.b, p.cb.losses || b->call->turn);
+        CHECK_EQ(p.cb.loss, i < sizeof words / sizeof words[0] - 1 ? HR_ERR_PROTOCOL : HR_OK);
+        if (!p.cb.losses) CHECK(strstr(inside(&p.b)->fallback, "the peer found: "));
         pair_close(&p);
     }
 }

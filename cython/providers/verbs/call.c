@@ -26,7 +26,7 @@
 
 #define FIRST_TRY (1500 * HR_VERBS_MS)             /* for an address, when there are others */
 static const uint64_t magic = 0x6e65706f62767268u; /* "hrvbopen" */
-enum { VERSION = 5 };
+enum { VERSION = 6 };
 
 /* ---- both sides ---- */
 

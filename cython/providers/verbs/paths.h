@@ -69,6 +69,24 @@ struct hr_verbs_open {
     struct hr_verbs_end paths[HR_VERBS_PATHS];
 };
 
+/* What is said while pairs are tried; turn: which. */
+enum hr_verbs_word_kind { HR_VERBS_TRY = 1, HR_VERBS_READY, HR_VERBS_GOOD, HR_VERBS_BAD };
+/* Why a pair will not do, so that both ends can say it. */
+enum hr_verbs_bad {
+    HR_VERBS_UNREACHABLE = 1, /* retries exceeded: nothing gets there */
+    HR_VERBS_NARROW,          /* small packets do, whole ones do not */
+    HR_VERBS_SILENT,          /* no answer in time */
+    HR_VERBS_ONE_WAY,         /* packets get there, and none comes back */
+    HR_VERBS_NO_QP,           /* of a reason that is the end's own */
+    HR_VERBS_STATUS = 32,     /* and on: with that ibv_wc_status */
+    HR_VERBS_BAD_END = HR_VERBS_STATUS + IBV_WC_GENERAL_ERR + 1
+};
+struct hr_verbs_word { /* what is not of its kind is 0 */
+    uint16_t kind, turn;
+    uint32_t qpn, psn, room; /* TRY; room: messages that it may be sent at first */
+    uint32_t why;            /* BAD: enum hr_verbs_bad */
+};
+
 /* One path of either side, tried together. */
 struct hr_verbs_pair {
     uint8_t active, passive; /* indices into their lists */

@@ -8,7 +8,7 @@
  *   TRY    my queue pair for this turn
  *   READY  it can receive and send, having heard TRY: now yours may greet it
  *   GOOD   it was greeted and its own greetings were taken, or
- *   BAD    it was not in time, or failed: both go to the next turn
+ *   BAD    it was not in time, or failed, and why: both go to the next turn, and can say the same of this one
  *
  * A greeting is two messages on the queue pair: a few bytes, and as many as a packet may have, which tells a network
  * that carries nothing from one that carries small packets only. The connection is open where both said GOOD; what the
@@ -47,29 +47,49 @@ static uint32_t packet_bytes(const struct hr_verbs_call *call) {
 }
 
 /* 0: the peer is gone, and the call with it. */
-static int say(struct hr_verbs_call *call, enum hr_verbs_word_kind kind) {
-    struct hr_verbs_word word = {.kind = (uint16_t)kind, .turn = (uint16_t)call->turn};
+static int say_why(struct hr_verbs_call *call, enum hr_verbs_word_kind kind, uint32_t why) {
+    struct hr_verbs_word word = {.kind = (uint16_t)kind, .turn = (uint16_t)call->turn, .why = why};
     if (kind == HR_VERBS_TRY) word.qpn = call->ep->qp->qp_num, word.psn = call->ep->psn, word.room = call->ep->promised;
     if (send(call->source.fd, &word, sizeof word, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof word) return 1;
     hr_verbs_ep_fail(call->ep, HR_ERR_UNREACHABLE, left, 0);
     return 0;
 }
 
+static int say(struct hr_verbs_call *call, enum hr_verbs_word_kind kind) { return say_why(call, kind, 0); }
+
+/* The same at both ends, but for the name of the interface. */
+static void cause(const struct hr_verbs_call *call, uint32_t why, char text[160]) {
+    const char *ndev = own_path(call)->ndev;
+    if (why == HR_VERBS_UNREACHABLE)
+        snprintf(text, 160, "retries exceeded; TCP gets there, is UDP port 4791 open?");
+    else if (why == HR_VERBS_NARROW)
+        snprintf(text, 160, "packets of %u bytes do not get there, small ones do: ip link set %s mtu ...",
+                 packet_bytes(call), *ndev ? ndev : "DEVICE");
+    else if (why == HR_VERBS_SILENT)
+        snprintf(text, 160, "no answer within %lld s", PATIENCE / (1000 * HR_VERBS_MS));
+    else if (why == HR_VERBS_ONE_WAY)
+        snprintf(text, 160, "packets get there, but none comes back");
+    else if (why == HR_VERBS_NO_QP)
+        snprintf(text, 160, "no queue pair can be brought up for it");
+    else
+        snprintf(text, 160, "%s", hr_verbs_wc_text((enum ibv_wc_status)(why - HR_VERBS_STATUS)));
+}
+
 static void note(struct hr_verbs_call *call, const char *what) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&call->ep->base);
     char to[64];
     hr_verbs_gid_text(&peers_end(call)->gid, to);
-    snprintf(call->why, sizeof call->why, "GID %d: %.100s (to %s)", own_path(call)->index, what, to);
+    snprintf(call->why, sizeof call->why, "GID %d: %.120s (to %s)", own_path(call)->index, what, to);
     memcpy(d->fallback, call->why, sizeof d->fallback);
 }
 
 static void start(struct hr_verbs_call *call);
 
-/* tell: the peer does not know yet that this pair will not do. */
-static void next(struct hr_verbs_call *call, const char *why, int tell) {
+/* This pair will not do. tell: why, of which the peer does not know yet; 0: it has said so. */
+static void next(struct hr_verbs_call *call, const char *text, uint32_t tell) {
     struct hr_verbs_ep *ep = call->ep;
-    note(call, why);
-    if (tell && !say(call, HR_VERBS_BAD)) return;
+    note(call, text);
+    if (tell && !say_why(call, HR_VERBS_BAD, tell)) return;
     if (++call->turn < call->npairs) {
         hr_verbs_qp_drop(ep);
         start(call);
@@ -89,7 +109,7 @@ static void start(struct hr_verbs_call *call) {
     if (status == HR_OK)
         say(call, HR_VERBS_TRY);
     else if (status == HR_ERR_IO)
-        next(call, why, 1);
+        next(call, why, HR_VERBS_NO_QP);
     else
         hr_verbs_ep_fail(call->ep, HR_ERR_UNREACHABLE, why, 0);
 }
@@ -140,21 +160,17 @@ static void judge(struct hr_verbs_call *call) {
 }
 
 static void failed(struct hr_verbs_call *call, enum ibv_wc_status status, uint32_t vendor) {
-    const char *ndev = own_path(call)->ndev;
-    char text[160];
+    char text[160], all[200];
     if (call->good) {
         hr_verbs_ep_fail(call->ep, HR_ERR_UNREACHABLE, hr_verbs_wc_text(status), 0);
         return;
     }
-    if (status != IBV_WC_RETRY_EXC_ERR)
-        snprintf(text, sizeof text, "%s (vendor code 0x%x)", hr_verbs_wc_text(status), vendor);
-    else if (call->acked)
-        snprintf(text, sizeof text, "packets of %u bytes do not get there, small ones do: ip link set %s mtu ...",
-                 packet_bytes(call), *ndev ? ndev : "DEVICE");
-    else
-        snprintf(text, sizeof text, "retries exceeded (vendor code 0x%x); TCP gets there, is UDP port 4791 open?",
-                 vendor);
-    next(call, text, 1);
+    uint32_t why = status != IBV_WC_RETRY_EXC_ERR ? HR_VERBS_STATUS + (uint32_t)status
+                   : call->acked                  ? HR_VERBS_NARROW
+                                                  : HR_VERBS_UNREACHABLE;
+    cause(call, why, text);
+    snprintf(all, sizeof all, why == HR_VERBS_NARROW ? "%s" : "%s (vendor code 0x%x)", text, vendor);
+    next(call, all, why);
 }
 
 static int is_hello(const struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
@@ -195,28 +211,37 @@ int hr_verbs_try_completion(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
 
 /* ---- words ---- */
 
+static int sound(const struct hr_verbs_word *word) {
+    int of_try = word->qpn || word->psn || word->room, known = word->why > 0 && word->why < HR_VERBS_BAD_END;
+    if (word->kind == HR_VERBS_TRY) return word->room && word->room <= HR_VERBS_RECVS && !word->why;
+    if (word->kind != HR_VERBS_BAD) return !of_try && !word->why;
+    return !of_try && known && (word->why <= HR_VERBS_NO_QP || word->why > HR_VERBS_STATUS);
+}
+
 static void hear(struct hr_verbs_call *call) {
     struct hr_verbs_ep *ep = call->ep;
     const struct hr_verbs_word *word = &call->word;
-    char why[160];
+    char why[160], all[200];
+    int ours = word->turn == call->turn && sound(word);
     if (word->turn < call->turn) return; /* both found that pair bad */
-    int room = word->room && word->room <= HR_VERBS_RECVS;
-    if (word->turn == call->turn && word->kind == HR_VERBS_TRY && !call->ready && room) {
+    if (ours && word->kind == HR_VERBS_TRY && !call->ready) {
         hr_status status = hr_verbs_qp_up(ep, own_path(call), &call->open, peers_end(call), word, why);
         call->ready = 1;
         if (status != HR_OK)
-            next(call, why, 1);
+            next(call, why, HR_VERBS_NO_QP);
         else
             say(call, HR_VERBS_READY);
-    } else if (word->turn == call->turn && word->kind == HR_VERBS_READY && call->ready == 1) {
+    } else if (ours && word->kind == HR_VERBS_READY && call->ready == 1) {
         call->ready = 2;
         if (call->turn + 1 < call->npairs) call->deadline = hr_now() + PATIENCE;
         hr_verbs_try_greet(call);
-    } else if (word->turn == call->turn && word->kind == HR_VERBS_GOOD && call->ready == 2) {
+    } else if (ours && word->kind == HR_VERBS_GOOD && call->ready == 2) {
         call->their_good = 1;
         if (call->good) open_at_both(call);
-    } else if (word->turn == call->turn && word->kind == HR_VERBS_BAD) {
-        next(call, "the peer found that it does not work", 0);
+    } else if (ours && word->kind == HR_VERBS_BAD) {
+        cause(call, word->why, why);
+        snprintf(all, sizeof all, "the peer found: %s", why);
+        next(call, all, 0);
     } else {
         hr_verbs_ep_fail(ep, HR_ERR_PROTOCOL, "the peer says what makes no sense while queue pairs are tried", 0);
     }
@@ -240,5 +265,8 @@ void hr_verbs_try_event(struct hr_verbs_call *call) {
 }
 
 void hr_verbs_try_late(struct hr_verbs_call *call) {
-    next(call, call->acked < GREETINGS ? "no answer within 2 s" : "packets get there, but none comes back", 1);
+    uint32_t why = call->acked < GREETINGS ? HR_VERBS_SILENT : HR_VERBS_ONE_WAY;
+    char text[160];
+    cause(call, why, text);
+    next(call, text, why);
 }

@@ -86,14 +86,6 @@ enum hr_verbs_source_kind {
     HR_VERBS_ASYNC,
     HR_VERBS_REMOVED
 };
-/* What is said while pairs are tried; turn: which. */
-enum hr_verbs_word_kind { HR_VERBS_TRY = 1, HR_VERBS_READY, HR_VERBS_GOOD, HR_VERBS_BAD };
-struct hr_verbs_word {
-    uint16_t kind, turn;
-    uint32_t qpn, psn;   /* TRY */
-    uint32_t room, zero; /* TRY: messages that it may be sent at first */
-};
-
 /* The exchange of one connection: from the first for who calls, from the last for who was called. */
 enum hr_verbs_step { HR_VERBS_CONNECTING, HR_VERBS_PROVING, HR_VERBS_OPENING, HR_VERBS_TRYING };
 struct hr_verbs_ep;
@@ -111,7 +103,7 @@ struct hr_verbs_call {
     union hr_sockaddr list[HR_VERBS_ADDRESSES];
     int n, current;
     hr_status worst;
-    char why[180];
+    char why[200];
 
     struct hr_verbs_paths paths; /* ours as they were when the peer was told of them */
     struct hr_verbs_pair pairs[HR_VERBS_PAIRS];
@@ -252,7 +244,7 @@ struct hr_verbs_domain {
     struct hr_verbs_path used;    /* by the connection that was made last; port 0: none was */
     char name[64];                /* of the device */
     char reason[HR_VERBS_REASON]; /* why this device */
-    char fallback[180];           /* the last pair that did not do, and why; "": all did */
+    char fallback[200];           /* the last pair that did not do, and why; "": all did */
     int is_sim, is_tcp;
     char behind[HR_VERBS_BEHIND][IF_NAMESIZE]; /* is_tcp: interfaces to be called at when no other is left */
     int addresses;                             /* at most so many to be called at */
