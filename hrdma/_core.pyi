@@ -352,36 +352,9 @@ class Resource:
 
 def verbs_devices() -> list[str]: ...
 def verbs_library() -> str: ...
-
-class VerbsPath(NamedTuple):
-    port: int
-    index: int
-    gid: str
-    kind: str
-    interface: str
-    mtu: int
-
-class VerbsFound(NamedTuple):
-    name: str
-    reason: str
-    distance: int
-    why: str
-    paths: list[VerbsPath]
-
 def verbs_found(
-    names: str = "",
-    *,
-    ifname: str = "",
-    gid_index: int | None = None,
-    warn: Callable[[str], object] | None = None,
-) -> list[VerbsFound | None]: ...
-def verbs_choose(
-    names: str = "",
-    *,
-    ifname: str = "",
-    gid_index: int | None = None,
-    warn: Callable[[str], object] | None = None,
-) -> list[tuple[str, int, int] | None]: ...
+    names: str, ifname: str, gid_index: int | None, warn: Callable[[str], object] | None
+) -> list[tuple[str, str, int, str, list[tuple[int, int, str, str, str, int]]] | None]: ...
 
 class Device(Resource):
     name: str

@@ -182,7 +182,7 @@ def _usable(root: Path, name: str, number: int) -> Iterator[Finding]:
         )
         return
     if one:
-        yield Finding(OK, f"{where} GID", _choice(one), figures={"gid": one.paths[0].index})
+        yield Finding(OK, f"{where} GID", _choice(one), figures={"gid": one.paths[0].gid_index})
 
 
 def chosen() -> Iterator[Finding]:
@@ -203,15 +203,15 @@ def chosen() -> Iterator[Finding]:
         if one:
             distance = f"{one.reason}{'' if 'NUMA' in one.reason else f', NUMA distance {one.distance}'}"
             text = f"{one.name}, {distance}, MTU {one.paths[0].mtu}; port {one.paths[0].port}: {_choice(one)}"
-            figures = {"port": one.paths[0].port, "gid": one.paths[0].index, "distance": one.distance}
+            figures = {"port": one.paths[0].port, "gid": one.paths[0].gid_index, "distance": one.distance}
             yield Finding(OK, f"rail {number}", text, figures=figures)
 
 
 def _choice(one: verbs.Found) -> str:
     """Which GID, why, and what else there is, best first."""
     first, *rest = one.paths
-    text = f"GID {first.index} ({_gid(first)}) is chosen: {one.why}"
-    shown = ", ".join(f"port {path.port} GID {path.index} ({_gid(path)}, MTU {path.mtu})" for path in rest)
+    text = f"GID {first.gid_index} ({_gid(first)}) is chosen: {one.why}"
+    shown = ", ".join(f"port {path.port} GID {path.gid_index} ({_gid(path)}, MTU {path.mtu})" for path in rest)
     return f"{text}; candidates behind it: {shown}" if shown else text
 
 

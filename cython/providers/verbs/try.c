@@ -160,11 +160,16 @@ static void judge(struct hr_verbs_call *call) {
 }
 
 static void failed(struct hr_verbs_call *call, enum ibv_wc_status status, uint32_t vendor) {
+    struct hr_verbs_ep *ep = call->ep;
+    int turn = call->turn;
     char text[160], all[200];
     if (call->good) {
-        hr_verbs_ep_fail(call->ep, HR_ERR_UNREACHABLE, hr_verbs_wc_text(status), 0);
+        hr_verbs_ep_fail(ep, HR_ERR_UNREACHABLE, hr_verbs_wc_text(status), 0);
         return;
     }
+    /* The peer may have found out first, and let go of its queue pair: then its reason counts. */
+    hr_verbs_try_event(call);
+    if (ep->call != call || call->turn != turn) return;
     uint32_t why = status != IBV_WC_RETRY_EXC_ERR ? HR_VERBS_STATUS + (uint32_t)status
                    : call->acked                  ? HR_VERBS_NARROW
                                                   : HR_VERBS_UNREACHABLE;
