@@ -111,7 +111,7 @@ struct hr_domain {
     void *owner; /* the engine's: handed back in accept-side events */
     struct hr_caps caps;
     char left[HR_LEFT]; /* what could not be opened, and is done without, with the reason; "": nothing */
-    char refused[256]; /* why mem_register last said HR_ERR_NOMEM: the limit that was hit; "": no more is known */
+    char refused[256];  /* why mem_register last said HR_ERR_NOMEM: the limit that was hit; "": no more is known */
 };
 struct hr_ep {
     struct hr_domain *domain;
