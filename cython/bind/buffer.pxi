@@ -105,6 +105,7 @@ cdef enum:
 
 cdef enum:
     DL_CPU = 1
+    DL_OPAQUE = 3
     DL_READ_ONLY = 1
 
 cdef struct Span:
@@ -156,13 +157,7 @@ cdef inline int span_open(object x, bint writable, Span *span) except -1:
         return 0
     if not PyObject_CheckBuffer(x):
         return span_dlpack(x, writable, span)
-    try:
-        PyObject_GetBuffer(x, &span.view, PyBUF_WRITABLE if writable else 0)
-    except (BufferError, ValueError, TypeError) as error:
-        span_refuse(x, writable, error)
-    span.ptr = span.view.buf
-    span.nbytes = <size_t> span.view.len
-    return 0
+    return span_buffer(x, writable, span, False)
 
 
 cdef inline int span_open_typed(object x, bint writable, Span *span) except -1:
@@ -173,27 +168,59 @@ cdef inline int span_open_typed(object x, bint writable, Span *span) except -1:
         return 0
     if not PyObject_CheckBuffer(x):
         return span_dlpack(x, writable, span)
+    return span_buffer(x, writable, span, True)
+
+
+cdef int span_buffer(object x, bint writable, Span *span, bint typed) except -1:
+    """By the buffer protocol. Its format is always asked for: an object's address must not leave the process."""
     cdef int flags = PyBUF_C_CONTIGUOUS | (PyBUF_WRITABLE if writable else 0)
     try:
         PyObject_GetBuffer(x, &span.view, flags | PyBUF_FORMAT)
-        span.dtype = dtype_of_format(span.view.format, <size_t> span.view.itemsize)
     except (BufferError, ValueError, TypeError) as error:
-        # numpy cannot put the types of ml_dtypes into a format string; their name says what they are.
+        # numpy cannot put the types of ml_dtypes, nor dates, into a format string; their name says what they are.
         dtype = getattr(x, "dtype", None)
-        if dtype is None:
+        if dtype is None and typed:
             span_refuse(x, writable, error)
+        if getattr(dtype, "hasobject", False):
+            refuse_objects(x, dtype)
         try:
             PyObject_GetBuffer(x, &span.view, flags)
         except (BufferError, ValueError, TypeError) as again:
             span_refuse(x, writable, again)
-        span.dtype = DTYPE_CODE.get(dtype.name, -1)
+        span.dtype = DTYPE_CODE.get(getattr(dtype, "name", None), -1)
         if span.dtype >= 0 and hr_dtype_size(<hr_dtype> span.dtype) != <size_t> span.view.itemsize:
             span.dtype = -1
+    else:
+        if format_has_objects(span.view.format):
+            try:
+                refuse_objects(x, getattr(x, "dtype", text_of(span.view.format)))
+            finally:
+                span_close(span)
+        span.dtype = dtype_of_format(span.view.format, <size_t> span.view.itemsize)
     span.ptr = span.view.buf
     span.nbytes = <size_t> span.view.len
     span.itemsize = <size_t> span.view.itemsize
     span.count = span.nbytes // span.itemsize if span.itemsize else 0
     return 0
+
+
+cdef int refuse_objects(object x, object dtype) except -1:
+    raise TypeError(f"the elements of this {type(x).__name__} (dtype {dtype}) are or hold Python objects, whose addresses "
+                    "mean nothing to another process: convert them, x.astype(float), or send pickle.dumps(x)")
+
+
+cdef bint format_has_objects(const char *format) noexcept:
+    """Whether an O is among the types; the names of fields stand between colons."""
+    cdef bint name = False
+    if format == NULL:
+        return False
+    while format[0]:
+        if format[0] == c":":
+            name = not name
+        elif format[0] == c"O" and not name:
+            return True
+        format += 1
+    return False
 
 
 cdef int span_refuse(object x, bint writable, object error) except -1:
@@ -298,6 +325,8 @@ cdef int span_dlpack(object x, bint writable, Span *span) except -1:
         raise TypeError(f"__dlpack__ of the {kind} gave no DLPack capsule")
     if writable and flags & DL_READ_ONLY:
         raise ValueError(f"the {kind} is read-only and this call writes into it: pass a writable array")
+    if tensor.dtype.code == DL_OPAQUE:
+        raise TypeError(f"the elements of the {kind} are handles, which mean nothing to another process")
     span.count = 1
     for i in reversed(range(tensor.ndim)):
         extent = tensor.shape[i]

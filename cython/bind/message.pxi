@@ -55,7 +55,7 @@ cdef class Messenger(Channel):
         Parameters
         ----------
         x : array or buffer
-            C-contiguous, any element type; its bytes are sent.
+            C-contiguous, any element type but Python objects; its bytes are sent.
         dst : int
             Rank of the receiver; not one's own (``isend`` can do that).
         tag : int

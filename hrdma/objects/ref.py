@@ -76,7 +76,10 @@ def describe(value: Any) -> tuple[dict[str, Any], memoryview]:
         It is neither, or its elements are Python objects or structures.
     """
     if isinstance(value, (bytes, bytearray, memoryview)):
-        data = memoryview(value).cast("B")
+        view = memoryview(value)
+        if "O" in re.sub(":[^:]*:", "", view.format):  # names of fields stand between colons
+            raise TypeError(f"objects are bytes or arrays of numbers, not a memoryview of Python objects ({view.format})")
+        data = view.cast("B")
         return {"kind": "bytes", "dtype": "uint8", "shape": [data.nbytes], "nbytes": data.nbytes}, data
     array = np.asarray(value)
     if array.dtype.name != "bfloat16" and array.dtype.kind not in "biufc":

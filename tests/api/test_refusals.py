@@ -1,0 +1,113 @@
+"""What is refused before anything is sent: memory that means nothing elsewhere, numbers beyond every range."""
+
+import ctypes
+import os
+
+import numpy as np
+import pytest
+
+import hrdma
+from hrdma import _core, verbs
+from hrdma.objects.ref import describe
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("HRDMA_") or name in ("RANK", "WORLD_SIZE"):
+                patch.delenv(name)
+        with hrdma.init(timeout=20) as communicator:
+            yield communicator
+
+
+# -- Python objects ------------------------------------------------------------------------------------------------------------
+
+
+class Named(np.ndarray):
+    """Not numpy's own class, so the buffer protocol is asked."""
+
+
+HELD = np.dtype([("n", "i8"), ("name", "O")])
+DATED = np.dtype([("when", "M8[s]"), ("name", "O")])  # has no format string
+OBJECTS = {
+    "objects": np.array([None, {}, "x"], dtype=object),
+    "none of them": np.zeros((0, 3), dtype=object),
+    "one without axes": np.array(None, dtype=object),
+    "structures": np.zeros(3, HELD),
+    "structures in structures": np.zeros(2, [("a", "i4"), ("b", HELD, (2,))]),
+    "structures without a format": np.zeros(3, DATED),
+    "a subclass": np.array([1, "x"], dtype=object).view(Named),
+    "a view of objects": memoryview(np.array([None, 1], dtype=object)),
+    "a view of structures": memoryview(np.zeros(3, HELD)),
+    "of ctypes": (ctypes.py_object * 2)(1, 2),
+}
+ENTRIES = {
+    "isend": lambda c, x, y: c.isend(x, 0),
+    "recv": lambda c, x, y: c.recv(x, 0),
+    "irecv": lambda c, x, y: c.irecv(x, 0),
+    "sendrecv": lambda c, x, y: c.sendrecv(x, 0, y, 0),
+    "sendrecv into": lambda c, x, y: c.sendrecv(y, 0, x, 0),
+    "allreduce": lambda c, x, y: c.allreduce(x),
+    "reduce": lambda c, x, y: c.reduce(x),
+    "reduce_scatter": lambda c, x, y: c.reduce_scatter(x),
+    "broadcast": lambda c, x, y: c.broadcast(x),
+    "broadcast, asynchronous": lambda c, x, y: c.broadcast(x, async_op=True),
+    "allgather": lambda c, x, y: c.allgather(x),
+    "allgather into": lambda c, x, y: c.allgather(y, out=x),
+    "gather": lambda c, x, y: c.gather(x),
+    "gather into": lambda c, x, y: c.gather(y, out=x),
+    "scatter": lambda c, x, y: c.scatter(x),
+    "scatter into": lambda c, x, y: c.scatter(y, out=x),
+    "alltoall": lambda c, x, y: c.alltoall(x),
+    "expose": lambda c, x, y: hrdma.Endpoint(c, 0).expose(x),
+    "is_registered": lambda c, x, y: hrdma.is_registered(x),
+    "kernel": lambda c, x, y: _core.reduce("sum", "int64", x, [x]),
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_python_objects_never_leave(comm, entry, kind):
+    """Their addresses would be taken for objects, or given back to the allocator, in another process."""
+    with pytest.raises(TypeError, match="are or hold Python objects"):
+        ENTRIES[entry](comm, OBJECTS[kind], np.zeros(3))
+
+
+def test_objects_are_refused_by_their_type(comm):
+    with pytest.raises(TypeError, match=r"of this ndarray \(dtype object\) are or hold Python objects"):
+        comm.broadcast(OBJECTS["objects"])
+    with pytest.raises(TypeError, match=r"of this memoryview \(dtype O\) are"):
+        comm.isend(OBJECTS["a view of objects"], 0)
+    with pytest.raises(TypeError, match=r"dtype \[\('n', '<i8'\), \('name', 'O'\)\]"):
+        comm.isend(OBJECTS["structures"], 0)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in OBJECTS if kind != "of ctypes"])
+def test_objects_are_not_put(kind):
+    with pytest.raises(TypeError, match="objects are bytes or arrays of numbers, not .*(object|'O'|O:name)"):
+        describe(OBJECTS[kind])
+    assert describe(memoryview(np.zeros(3, [("O", "i4")])))[1].nbytes == 12
+
+
+def test_regions_of_objects_are_refused():
+    with verbs.Device("sim") as device, verbs.ProtectionDomain(device) as pd:
+        with pytest.raises(TypeError, match="dtype object"):
+            verbs.MemoryRegion(pd, OBJECTS["objects"])
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.zeros(3, [("O", "i4"), ("NOO", "f8")]),
+        np.zeros(3, "M8[s]"),
+        np.zeros(3, "U2"),
+        np.zeros(3, [("when", "M8[s]")]),
+        np.zeros(3, "f4").view(Named),
+    ],
+)
+def test_other_types_of_fixed_size_go_on(comm, x):
+    out = bytearray(x.nbytes)
+    comm.isend(x, 0, tag=8)
+    assert comm.recv(out, 0, tag=8).nbytes == x.nbytes
+    assert comm.allgather(x).nbytes == x.nbytes
