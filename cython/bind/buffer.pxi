@@ -328,12 +328,13 @@ cdef int span_dlpack(object x, bint writable, Span *span) except -1:
     if tensor.dtype.code == DL_OPAQUE:
         raise TypeError(f"the elements of the {kind} are handles, which mean nothing to another process")
     span.count = 1
+    for i in range(tensor.ndim):
+        span.count *= <size_t> tensor.shape[i]
     for i in reversed(range(tensor.ndim)):
         extent = tensor.shape[i]
-        if tensor.strides != NULL and extent > 1 and tensor.strides[i] != stride:
+        if span.count and tensor.strides != NULL and extent > 1 and tensor.strides[i] != stride:
             raise ValueError(f"the {kind} is not C-contiguous: pass x.contiguous()")
         stride *= extent
-        span.count *= <size_t> extent
     span.itemsize = (tensor.dtype.bits * tensor.dtype.lanes + 7) // 8
     span.nbytes = span.count * span.itemsize
     span.ptr = <char *> tensor.data + tensor.byte_offset if tensor.data != NULL else NULL

@@ -111,3 +111,27 @@ def test_other_types_of_fixed_size_go_on(comm, x):
     comm.isend(x, 0, tag=8)
     assert comm.recv(out, 0, tag=8).nbytes == x.nbytes
     assert comm.allgather(x).nbytes == x.nbytes
+
+
+# -- DLPack ----------------------------------------------------------------------------------------------------------------------
+
+
+class Tensor:
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **how):
+        return self.array.__dlpack__(**how)
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (2, 0, 3), (2, 3, 0)])
+def test_nothing_is_contiguous(comm, shape):
+    """What steps such arrays have is their maker's whim."""
+    x = Tensor(np.zeros(shape, "f4"))
+    assert comm.allreduce(x) is x
+    comm.isend(x, 0, tag=9)
+    assert comm.recv(Tensor(np.zeros(shape, "f4")), 0, tag=9) == (0, 0)
+    assert comm.allgather(x).size == 0
