@@ -152,23 +152,28 @@ def world_of(config: Config, rank: int | None, size: int | None, master: str | N
         raise ValueError("rank and size go together: pass both or neither")
     changes: dict[str, Any] = {}
     if master is not None:
-        address, colon, port = master.rpartition(":")
-        if not colon or not address or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"master={master!r}: 'address:port' is wanted")
+        address, _, port = master.rpartition(":")
+        if not address or not _is_port(port):
+            raise ValueError(f"master={master!r}: 'address:port' is wanted, with a port of 1 to 65535")
         changes = {"master_addr": address.strip("[]"), "master_port": int(port), "job": ""}
     if rank is not None and size is not None:
         environment = {} if master is not None else os.environ
+        held = _master_port(environment)
         world = World(
             rank,
             size,
-            master_addr=environment.get("MASTER_ADDR", "127.0.0.1" if size == 1 else ""),
-            master_port=config.port or int(environment.get("MASTER_PORT", DEFAULT_PORT)),
+            master_addr=environment.get("MASTER_ADDR", "").strip().strip("[]") or ("127.0.0.1" if size == 1 else ""),
+            master_port=config.port or held,
         )
         if size > 1 and master is None and not world.master_addr:
             raise ValueError("MASTER_ADDR is not set: pass master='address:port' or set it on all ranks")
     else:
         world = world_from_env(config)
     return replace(world, **changes)
+
+
+def _is_port(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,5}", text) is not None and 0 < int(text) < 65536
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
@@ -187,7 +192,7 @@ def _master_port(environ: Mapping[str, str]) -> int:
     value = environ.get("MASTER_PORT", "").strip()
     if not value:
         return DEFAULT_PORT
-    if not re.fullmatch(r"[0-9]{1,5}", value) or not 0 < int(value) < 65536:
+    if not _is_port(value):
         raise ValueError(f"MASTER_PORT={value}: expected a port number, 1 to 65535")
     port = int(value)
     if environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() in ("true", "1"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hrdma.config import Config
-from hrdma.world import World, world_from_env
+from hrdma.world import World, world_from_env, world_of
 
 TORCH = {
     "RANK": "3",
@@ -91,6 +91,46 @@ def test_ranks_of_one_launch_on_one_host_share_a_name():
     assert other.job != first.job
     slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_NNODES": "1"}
     assert world_from_env(environ=slurm).job == "slurm:5.0"
+
+
+# -- init(rank, size, master=...) ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def environ(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "[h]")
+    return monkeypatch.setenv
+
+
+@pytest.mark.parametrize("port", ["abc", "70000", "-1", "0", "29500x", "\u00b2", "1.5"])
+def test_a_malformed_port_is_named_on_every_way(environ, port):
+    """It was taken as it came where rank and size were arguments: a resolver's error, a traceback, or a wait in vain."""
+    environ("MASTER_PORT", port)
+    for rank, size in ((0, 2), (1, 2), (0, 1)):
+        with pytest.raises(ValueError, match=f"^MASTER_PORT={port}: expected a port number, 1 to 65535"):
+            world_of(Config(), rank, size, None)
+    environ("RANK", "0")
+    environ("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=f"^MASTER_PORT={port}: expected"):
+        world_of(Config(), None, None, None)
+    environ("MASTER_PORT", "5")
+    for arguments in ((0, 2), (None, None)):
+        with pytest.raises(ValueError, match=f"^master='h:{port}': 'address:port' is wanted"):
+            world_of(Config(), *arguments, f"h:{port}")
+
+
+def test_where_ranks_meet_is_read_alike_on_every_way(environ):
+    assert world_of(Config(), 1, 2, None) == World(1, 2, master_addr="h", master_port=29500)
+    environ("MASTER_PORT", "1234")
+    assert world_of(Config(), 1, 2, None).master_port == 1234
+    assert world_of(Config(port=99), 1, 2, None).master_port == 99
+    environ("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert world_of(Config(), 1, 2, None).master_port == 1235, "the agent listens on the port itself"
+    assert world_of(Config(port=99), 1, 2, None).master_port == 99
+    there = world_of(Config(), 1, 2, "[::1]:77")
+    assert (there.master_addr, there.master_port) == ("::1", 77)
 
 
 def test_a_world_checks_itself():
