@@ -7,6 +7,7 @@ then a name that exactly the ranks of this launch share, and `hrdma.control.meet
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import socket
@@ -152,11 +153,14 @@ def world_of(config: Config, rank: int | None, size: int | None, master: str | N
         raise ValueError("rank and size go together: pass both or neither")
     changes: dict[str, Any] = {}
     if master is not None:
+        if not isinstance(master, str):
+            raise TypeError(f"master={master!r}: text is wanted, 'address:port'")
         address, _, port = master.rpartition(":")
         if not address or not _is_port(port):
             raise ValueError(f"master={master!r}: 'address:port' is wanted, with a port of 1 to 65535")
         changes = {"master_addr": address.strip("[]"), "master_port": int(port), "job": ""}
     if rank is not None and size is not None:
+        rank, size = _whole("rank", rank), _whole("size", size)
         environment = {} if master is not None else os.environ
         held = _master_port(environment)
         world = World(
@@ -170,6 +174,13 @@ def world_of(config: Config, rank: int | None, size: int | None, master: str | N
     else:
         world = world_from_env(config)
     return replace(world, **changes)
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r}: an integer is wanted, not a {type(value).__name__}") from None
 
 
 def _is_port(text: str) -> bool:

@@ -53,6 +53,10 @@ def empty(shape, dtype="float32"):
 
     Raises
     ------
+    TypeError
+        An extent that is no integer, a dtype of Python objects.
+    ValueError
+        A negative extent.
     MemoryError
         The host has no more; nothing was taken.
 
@@ -65,10 +69,11 @@ def empty(shape, dtype="float32"):
     kind = numpy_dtype(dtype)
     if kind.hasobject:
         raise TypeError(f"dtype {kind} holds Python objects: registered memory takes plain data")
-    if isinstance(shape, (tuple, list)):
-        shape = tuple([int(extent) for extent in shape])
-    else:
-        shape = (int(shape),)
+    given = shape
+    try:
+        shape = tuple([_index(extent) for extent in (shape if isinstance(shape, (tuple, list)) else (shape,))])
+    except TypeError:
+        raise TypeError(f"shape {given!r}: an integer or a tuple of integers is wanted") from None
     nbytes = kind.itemsize
     for extent in shape:
         if extent < 0:

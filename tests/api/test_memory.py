@@ -68,7 +68,10 @@ def test_bfloat16_without_ml_dtypes_names_the_package(monkeypatch):
     [
         (-1, "float32", ValueError, "negative extent"),
         (3, "object", TypeError, "Python objects"),
-        ("x", "float32", ValueError, "invalid literal"),
+        ("x", "float32", TypeError, "shape 'x': an integer or a tuple of integers"),
+        ("3", "float32", TypeError, "shape '3'"),
+        (2.7, "float32", TypeError, "shape 2.7: an integer"),
+        ((2, 3.0), "float32", TypeError, r"shape \(2, 3.0\): an integer"),
         (3, "float31", TypeError, "float31"),
         ((1 << 62, 4), "float64", MemoryError, "more than this machine can address"),
         (1 << 50, "uint8", MemoryError, "cannot get 1125899906842624 bytes"),

@@ -121,6 +121,23 @@ def test_a_malformed_port_is_named_on_every_way(environ, port):
             world_of(Config(), *arguments, f"h:{port}")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("0", 2, "h:5"), TypeError, "rank='0': an integer is wanted, not a str"),
+        ((0.5, 2, "h:5"), TypeError, "rank=0.5: an integer is wanted, not a float"),
+        ((0, 2.0, None), TypeError, "size=2.0: an integer is wanted"),
+        ((0, "2", None), TypeError, "size='2': an integer is wanted"),
+        ((0, 2, 5), TypeError, "master=5: text is wanted, 'address:port'"),
+        ((None, None, 5), TypeError, "master=5: text is wanted"),
+        ((2**70, 2, "h:5"), ValueError, "rank 1180591620717411303424 is out of range"),
+    ],
+)
+def test_arguments_of_another_type_are_named(environ, arguments, error, message):
+    with pytest.raises(error, match=message):
+        world_of(Config(), *arguments)
+
+
 def test_where_ranks_meet_is_read_alike_on_every_way(environ):
     assert world_of(Config(), 1, 2, None) == World(1, 2, master_addr="h", master_port=29500)
     environ("MASTER_PORT", "1234")
