@@ -94,11 +94,16 @@ class Communicator(_core.CommunicatorBase):
         -------
         Communicator or None
 
+        Raises
+        ------
+        TypeError, ValueError
+            Colour or key is no integer, or none of 64 bits; before anything is sent.
+
         Notes
         -----
         Costs one allgather of 24 bytes.
         """
-        mine = array("q", [color is not None, 0 if color is None else operator.index(color), operator.index(key)])
+        mine = array("q", [color is not None, _of_64_bits("color", color or 0), _of_64_bits("key", key)])
         found = array("q", bytes(24 * self.size))
         self.allgather(mine, found)
         child = self._children
@@ -144,7 +149,7 @@ class Communicator(_core.CommunicatorBase):
         Two living ranks that have lost each other cannot both stay: the higher one goes.
         """
         self._state()
-        seconds = self.timeout if timeout is None else float(timeout)
+        seconds = self._deadline_seconds(timeout)
         child = self._children
         self._children += 1
         control = self._runtime.control
@@ -368,6 +373,13 @@ def cost_for(comm: Communicator) -> Cost:
 
     runtime = comm._runtime
     return cost_of(runtime.links(comm.members), [runtime.cards[rank] for rank in comm.members], runtime.cards)
+
+
+def _of_64_bits(name: str, value: int) -> int:
+    number = operator.index(value)
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"{name} {number} is out of range: -2**63 to 2**63 - 1 are there")
+    return number
 
 
 def _hash64(text: str) -> int:

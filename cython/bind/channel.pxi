@@ -34,6 +34,8 @@ cdef double seconds_of(object timeout) except -1.0:
         seconds = float(timeout)
     except (TypeError, ValueError):
         raise TypeError(f"timeout {timeout!r}: seconds are wanted, or None for the default") from None
+    except OverflowError:
+        raise ValueError("timeout: more seconds than a float can say; float('inf') is as long") from None
     if isnan(seconds) or seconds < 0:
         raise ValueError(f"timeout {timeout!r}: seconds are wanted, 0 or more")
     return min(seconds, SECONDS_MAX)
@@ -138,6 +140,10 @@ cdef class Channel:
     @priority.setter
     def priority(self, value):
         self.urgency = self.checked_priority(value)
+
+    def _deadline_seconds(self, timeout):
+        """Of a call that is given this one: checked, and the default for None."""
+        return self.deadline_seconds(timeout)
 
     def _break(self, str reason, int blame=-1, bint mismatch=False, bint tell=False):
         """Pending and later calls fail with this; the first break wins."""

@@ -320,7 +320,7 @@ cdef class CommunicatorBase(Planned):
                 span_open_typed(out, True, &target)
                 share = target.count
                 if counts is not None:
-                    counts = self.check_counts(counts, "counts")
+                    counts = self.check_counts(counts, "counts", &target)
                     if counts[self.rank] != share:
                         raise ValueError(f"out has {share} elements, counts[{self.rank}] is {counts[self.rank]}")
                 self.set_key(&key, SCATTER, &target, share)
@@ -376,7 +376,8 @@ cdef class CommunicatorBase(Planned):
                     send, recv = counts
                 except (TypeError, ValueError):
                     raise TypeError("counts of alltoall are a pair: (to send to each, to receive from each)") from None
-                counts = (self.check_counts(send, "send counts"), self.check_counts(recv, "receive counts"))
+                counts = (self.check_counts(send, "send counts", &source),
+                          self.check_counts(recv, "receive counts", &source))
                 if sum(counts[0]) != source.count:
                     raise ValueError(f"x has {source.count} elements, the send counts add up to {sum(counts[0])}")
                 if counts[0][self.rank] != counts[1][self.rank]:

@@ -1,15 +1,26 @@
 # message.pxi - point to point: send, recv, isend, irecv, sendrecv.
 
-cdef uint64_t TAG_MAX = (1 << 31) - 1
+cdef int64_t TAG_MAX = (1 << 31) - 1
+
+
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object x, int *overflow) except? -1
+
+
+cdef inline long long whole(object number) except? -1:
+    """An integer; what no 64 bits hold becomes the nearest that they do."""
+    cdef int overflow = 0
+    cdef long long value = PyLong_AsLongLongAndOverflow(number, &overflow)
+    return value if overflow == 0 else 0x7fffffffffffffff if overflow > 0 else -0x7fffffffffffffff
 
 
 cdef inline uint32_t tag_of(object tag) except? 0xFFFFFFFF:
-    cdef int64_t value
+    cdef long long value
     if not isinstance(tag, int):
         raise TypeError(f"tag {tag!r} is not an integer")
-    if not 0 <= tag <= <object> TAG_MAX:
+    value = whole(tag)
+    if not 0 <= value <= TAG_MAX:
         raise ValueError(f"tag {tag} is out of range: 0 to 2**31 - 1 are there")
-    value = tag
     return <uint32_t> value
 
 
@@ -31,10 +42,10 @@ cdef class Messenger(Channel):
         raise ValueError(f"{name} {rank} is out of range: this communicator has ranks 0 to {self.size - 1}")
 
     cdef inline int rank_of(self, str name, object rank, bint any_source) except? -1:
-        cdef int64_t value
+        cdef long long value
         if not isinstance(rank, int):
             rank = _index(rank)
-        value = rank
+        value = whole(rank)
         if not 0 <= value < self.size and not (any_source and value == HR_ANY_SOURCE):
             self.refuse_rank(name, rank)
         return <int> value

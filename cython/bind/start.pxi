@@ -213,8 +213,8 @@ cdef class Planned(Messenger):
         self.finish(&req, &call)
         return value
 
-    cdef tuple check_counts(self, object counts, str name):
-        """One count per rank."""
+    cdef tuple check_counts(self, object counts, str name, Span *span):
+        """One count per rank, of elements as the buffer has them."""
         try:
             found = tuple([_index(count) for count in counts])
         except TypeError:
@@ -223,6 +223,8 @@ cdef class Planned(Messenger):
             raise ValueError(f"{name} has {len(found)} entries, the communicator {self.size} ranks")
         if min(found) < 0:
             raise ValueError(f"{name}={list(found)}: counts are 0 or more")
+        if sum(found) * max(<Py_ssize_t> span.itemsize, 1) > PY_SSIZE_T_MAX:
+            raise ValueError(f"{name}={list(found)}: more elements than memory can hold")
         return found
 
     cdef size_t share(self, Span *span, str what) except? <size_t> -1:
@@ -248,7 +250,7 @@ cdef class Planned(Messenger):
         if counts is None:
             share = self.share(span, what)
             return share, share * self.rank, None
-        counts = self.check_counts(counts, "counts")
+        counts = self.check_counts(counts, "counts", span)
         if sum(counts) != span.count:
             raise ValueError(f"{what} has {span.count} elements, counts add up to {sum(counts)}")
         return counts[self.rank], sum(counts[:self.rank]), counts
@@ -257,7 +259,7 @@ cdef class Planned(Messenger):
         """Of x when all are joined: (elements before this rank's, elements in all, counts)."""
         if counts is None:
             return span.count * <size_t> self.rank, span.count * <size_t> self.size, None
-        counts = self.check_counts(counts, "counts")
+        counts = self.check_counts(counts, "counts", span)
         if counts[self.rank] != span.count:
             raise ValueError(f"x has {span.count} elements, counts[{self.rank}] is {counts[self.rank]}")
         return sum(counts[:self.rank]), sum(counts), counts

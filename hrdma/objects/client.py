@@ -26,6 +26,7 @@ from hrdma.objects.request import Request
 __all__ = ["Client"]
 
 STEP = 1 << 21  # bytes of a put that are copied between two announcements
+_SECONDS_MAX = 1e9  # what clocks and locks take
 
 
 class Client(Connection):
@@ -336,7 +337,7 @@ class Client(Connection):
             return self._timeout
         if not timeout >= 0:
             raise ValueError(f"timeout={timeout}: expected seconds")
-        return timeout
+        return min(timeout, _SECONDS_MAX)
 
     def _id(self, ref: ObjectRef) -> str:
         if not isinstance(ref, ObjectRef):

@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 
+import harness
 import hrdma
 from hrdma import _core, verbs
 from hrdma.objects.ref import describe
@@ -135,3 +136,58 @@ def test_nothing_is_contiguous(comm, shape):
     comm.isend(x, 0, tag=9)
     assert comm.recv(Tensor(np.zeros(shape, "f4")), 0, tag=9) == (0, 0)
     assert comm.allgather(x).size == 0
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------------------------
+
+HUGE = 2**70
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda c: c.send(b"x", HUGE), f"dst {HUGE} is out of range"),
+        (lambda c: c.isend(b"x", -HUGE), f"dst -{HUGE} is out of range"),
+        (lambda c: c.irecv(bytearray(1), HUGE), f"src {HUGE} is out of range"),
+        (lambda c: c.irecv(bytearray(1), -HUGE), f"src -{HUGE} is out of range"),
+        (lambda c: c.sendrecv(b"x", HUGE, bytearray(1)), f"dst {HUGE} is out of range"),
+        (lambda c: c.broadcast(np.zeros(1), HUGE), f"root {HUGE} is out of range"),
+        (lambda c: hrdma.Endpoint(c, HUGE), f"rank {HUGE} is out of range"),
+        (lambda c: c.isend(b"x", 0, HUGE), f"tag {HUGE} is out of range: 0 to 2"),
+        (lambda c: c.isend(b"x", 0, -HUGE), f"tag -{HUGE} is out of range"),
+        (lambda c: c.sendrecv(b"x", 0, bytearray(1), recv_tag=HUGE), f"tag {HUGE} is out of range"),
+        (lambda c: c.split(HUGE), f"color {HUGE} is out of range"),
+        (lambda c: c.split(1, 2**64), f"key {2**64} is out of range"),
+        (lambda c: c.split(-HUGE), f"color -{HUGE} is out of range"),
+        (lambda c: c.allgather(np.zeros(2), counts=[HUGE]), "more elements than memory can hold"),
+        (lambda c: c.allgather(np.zeros(2), counts=[2**61]), "more elements than memory can hold"),
+        (lambda c: c.gather(np.zeros(2), counts=[HUGE]), "more elements than memory can hold"),
+        (lambda c: c.scatter(np.zeros(2), counts=[HUGE]), "more elements than memory can hold"),
+        (lambda c: c.reduce_scatter(np.zeros(2), counts=[HUGE]), "more elements than memory can hold"),
+        (lambda c: c.alltoall(np.zeros(2), counts=([2], [HUGE])), "more elements than memory can hold"),
+        (lambda c: c.barrier(timeout=10**400), "timeout: more seconds than a float can say"),
+        (lambda c: c.irecv(bytearray(1), timeout=-(10**400)), "timeout: more seconds"),
+        (lambda c: c.shrink(10**400), "timeout: more seconds"),
+        (lambda c: c.shrink(-1), "timeout -1: seconds are wanted"),
+        (lambda c: setattr(c, "timeout", 10**400), "timeout: more seconds"),
+        (lambda c: c.isend(b"x", 0, priority=HUGE), f"priority {HUGE}: 0"),
+        (lambda c: hrdma.init(timeout=10**400), "called before"),
+    ],
+)
+def test_numbers_beyond_64_bits_are_refused_as_others_are(comm, call, text):
+    with pytest.raises(ValueError, match=text):
+        call(comm)
+
+
+def scattered(comm):
+    """Elsewhere than on the root only its own count is compared with a buffer."""
+    try:
+        comm.scatter(out=np.zeros(3), root=1 - comm.rank, counts=[3, 2**70] if comm.rank == 0 else [2**70, 3])
+    except ValueError as error:
+        return str(error)
+
+
+def test_huge_counts_of_other_ranks_are_refused():
+    first, second = harness.ranks(scattered, 2)
+    assert first == f"counts=[3, {HUGE}]: more elements than memory can hold"
+    assert second == f"counts=[{HUGE}, 3]: more elements than memory can hold"
