@@ -205,8 +205,8 @@ cdef int span_buffer(object x, bint writable, Span *span, bint typed) except -1:
 
 
 cdef int refuse_objects(object x, object dtype) except -1:
-    raise TypeError(f"the elements of this {type(x).__name__} (dtype {dtype}) are or hold Python objects, whose addresses "
-                    "mean nothing to another process: convert them, x.astype(float), or send pickle.dumps(x)")
+    raise TypeError(f"the elements of this {type(x).__name__} (dtype {dtype}) are or hold Python objects, whose "
+                    "addresses mean nothing to another process: convert them, as by x.astype(float)")
 
 
 cdef bint format_has_objects(const char *format) noexcept:

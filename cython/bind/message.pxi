@@ -3,17 +3,6 @@
 cdef int64_t TAG_MAX = (1 << 31) - 1
 
 
-cdef extern from "Python.h":
-    long long PyLong_AsLongLongAndOverflow(object x, int *overflow) except? -1
-
-
-cdef inline long long whole(object number) except? -1:
-    """An integer; what no 64 bits hold becomes the nearest that they do."""
-    cdef int overflow = 0
-    cdef long long value = PyLong_AsLongLongAndOverflow(number, &overflow)
-    return value if overflow == 0 else 0x7fffffffffffffff if overflow > 0 else -0x7fffffffffffffff
-
-
 cdef inline uint32_t tag_of(object tag) except? 0xFFFFFFFF:
     cdef long long value
     if not isinstance(tag, int):

@@ -78,7 +78,9 @@ def describe(value: Any) -> tuple[dict[str, Any], memoryview]:
     if isinstance(value, (bytes, bytearray, memoryview)):
         view = memoryview(value)
         if "O" in re.sub(":[^:]*:", "", view.format):  # names of fields stand between colons
-            raise TypeError(f"objects are bytes or arrays of numbers, not a memoryview of Python objects ({view.format})")
+            raise TypeError(
+                f"objects are bytes or arrays of numbers, not a memoryview of Python objects ({view.format})"
+            )
         data = view.cast("B")
         return {"kind": "bytes", "dtype": "uint8", "shape": [data.nbytes], "nbytes": data.nbytes}, data
     array = np.asarray(value)

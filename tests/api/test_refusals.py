@@ -86,15 +86,18 @@ def test_objects_are_refused_by_their_type(comm):
 
 @pytest.mark.parametrize("kind", [kind for kind in OBJECTS if kind != "of ctypes"])
 def test_objects_are_not_put(kind):
-    with pytest.raises(TypeError, match="objects are bytes or arrays of numbers, not .*(object|'O'|O:name)"):
+    with pytest.raises(TypeError, match=r"objects are bytes or arrays of numbers, not .*(object|'O'|O:name)"):
         describe(OBJECTS[kind])
     assert describe(memoryview(np.zeros(3, [("O", "i4")])))[1].nbytes == 12
 
 
 def test_regions_of_objects_are_refused():
-    with verbs.Device("sim") as device, verbs.ProtectionDomain(device) as pd:
-        with pytest.raises(TypeError, match="dtype object"):
-            verbs.MemoryRegion(pd, OBJECTS["objects"])
+    with (
+        verbs.Device("sim") as device,
+        verbs.ProtectionDomain(device) as pd,
+        pytest.raises(TypeError, match="dtype object"),
+    ):
+        verbs.MemoryRegion(pd, OBJECTS["objects"])
 
 
 @pytest.mark.parametrize(
