@@ -174,6 +174,14 @@ class Connection:
         self._say(*messages)
         return requests
 
+    def _tell(self, verb: str, body: Body) -> None:
+        """Asks for what nobody waits for."""
+        if os.getpid() != self._pid:
+            raise ValueError("used after fork: call hrdma.objects.connect() in the child")
+        if self._gone is not None:
+            raise PeerError(self._gone, operation=verb)
+        self._say(*self._given_back(), {"verb": verb, "n": next(self._numbers), "quiet": True, **body})
+
     def _release(self, pin: int) -> None:
         # Called wherever the last reference goes, so it takes no lock and sends nothing itself.
         self._released.append(pin)

@@ -456,9 +456,26 @@ class Directory:
         entry.spec = {**spec, "node": src, "everywhere": body["everywhere"]}
         entry.owner = src if body.get("own") else None
         entry.reducing = self._owner.reduction(entry)
+        before = entry.version
         entry.reducing.begin()
-        self.changed(entry, lambda: self._answer(src, body, ok=True))
+        if entry.version == before:
+            self.changed(entry, lambda: self._answer(src, body, ok=True))
+        else:  # it has ended, and the backup is being told of all of it
+            self._after(entry, lambda: self._answer(src, body, ok=True))
         return True
+
+    def _after(self, entry: Entry, then: Callable[[], object]) -> None:
+        """Runs `then` when the backup has what it was told last."""
+        known = self._acks.pop((entry.id, entry.version), None)
+        if known is None:
+            then()
+            return
+
+        def both() -> None:
+            known()
+            then()
+
+        self._acks[entry.id, entry.version] = both
 
     def _forget(self, entry: Entry, src: int, body: Body) -> bool:
         number = body["question"]

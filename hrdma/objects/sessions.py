@@ -26,7 +26,7 @@ from hrdma.control.wire import FrameError, Kind, decode, encode, frame_limit
 from hrdma.log import logger
 from hrdma.objects.asker import Body
 from hrdma.objects.node import Node
-from hrdma.objects.packets import pack, unpack
+from hrdma.objects.packets import MOST, pack, unpack
 from hrdma.objects.store import Segment
 
 __all__ = ["LIMIT", "Sessions", "local_name"]
@@ -39,6 +39,7 @@ VERBS = frozenset(
         "commit",
         "abandon",
         "get",
+        "gets",
         "release",
         "watch",
         "delete",
@@ -49,6 +50,7 @@ VERBS = frozenset(
     ]
 )  #: what a client may ask
 BACKLOG = 4096  # answers that a client may leave unread
+ABOUT = 500  # bytes that the description of an object takes at most, but for those of many dimensions
 RETRY = 0.02  # seconds until answers that did not fit are tried again
 
 
@@ -356,6 +358,14 @@ class _Session:
         self._cancels[n] = lambda: self._node.unwant(name, then)
         self._node.want(name, then)
 
+    def _on_gets(self, body: Body) -> None:
+        """Several, where all are at hand and one packet can take them; else nothing, and they are asked for one by one."""
+        found = [self._node.at_hand(name) for name in body["ids"]]
+        there = [each for each in found if each is not None]
+        metas, content = [each["meta"] for each in there], b"".join(each["inline"] for each in there)
+        together = len(there) == len(found) and len(content) + ABOUT * len(metas) <= MOST
+        self._answer(body["n"], {"metas": metas, "inline": content} if together else {})
+
     def _on_release(self, body: Body) -> None:
         segment = self._pinned.pop(body["pin"], None)  # a client that was interrupted may say so twice
         if segment is not None:
@@ -373,7 +383,11 @@ class _Session:
     def _on_reduce(self, body: Body) -> None:
         self._own(body, None)
         flags = {name: body.get(name) is True for name in ("own", "everywhere")}
-        self._ask(body, "reduce", op=body["op"], refs=body["refs"], count=body["count"], **flags)
+        what = {name: body[name] for name in ("op", "refs", "count")}
+        if body.get("quiet"):  # nobody waits for the answer
+            self._node.asker.ask("reduce", body["id"], lambda answer: None, **what, **flags)
+        else:
+            self._ask(body, "reduce", **what, **flags)
 
     def _on_cancel(self, body: Body) -> None:
         cancel = self._cancels.pop(body["question"], None)
