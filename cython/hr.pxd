@@ -78,6 +78,10 @@ cdef extern from "hr/memory.h" nogil:
     void hr_arena_read_stats "hr_arena_stats"(hr_arena_stats *stats_p) noexcept
 
 
+cdef extern from "hr/fault.h" nogil:
+    uint64_t hr_faults_fired() noexcept
+
+
 cdef extern from "hr/auth.h" nogil:
     struct hr_auth:
         int have_token

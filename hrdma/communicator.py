@@ -243,7 +243,7 @@ class Communicator(_core.CommunicatorBase):
             ``peers``: by rank ``provider`` (what stands in for it while one does), ``fallbacks`` (how often), ``tx_bytes``, ``rx_bytes``, ``tx_msgs``, ``rx_msgs``, ``busy`` (seconds with bulk in
             flight), ``rate`` (bytes per second, measured by the engine), ``rails`` (connections side by side) and ``busbw``
             (bytes per busy second);
-            ``tx_bytes``, ``rx_bytes``: sums; ``counters`` of the engine; ``memory``: registered memory of the process.
+            ``tx_bytes``, ``rx_bytes``: sums; ``counters`` of the engine; ``memory``: registered memory of the process; ``faults`` that were injected into it.
         """
         engine = self._runtime.engine
         peers = {}
@@ -258,6 +258,7 @@ class Communicator(_core.CommunicatorBase):
             "rx_bytes": sum(peer["rx_bytes"] for peer in peers.values()),
             "counters": engine.counters(),
             "memory": _core.memory_stats(),
+            "faults": _core.faults_fired(),
         }
 
     # -- planning, called by the core when a collective is new ---------------------------------------------------------------------

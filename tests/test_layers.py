@@ -67,6 +67,9 @@ RULES = {
     ),
     "hrdma.verbs": Rule("hrdma._core"),
     "hrdma.places": Rule(),
+    # Ranks of their own for the tests of a user's job.
+    "hrdma.children": Rule("hrdma hrdma._core"),
+    "hrdma.testing": Rule("hrdma.children hrdma.places"),
     "hrdma.launch": Rule(f"{BASE} {SETTINGS} hrdma.places", "click rich"),
     "hrdma.lab": Rule(f"{BASE} hrdma.topo hrdma.launch hrdma.places hrdma.communicator", "numpy pyroute2"),
     "hrdma.rxe": Rule(f"{BASE} hrdma.nics hrdma.qos", "pyroute2"),

@@ -374,6 +374,11 @@ cdef tuple CAPS = (
 )
 
 
+def faults_fired():
+    """Faults that were injected into this process, by whatever asked for them; of engines that are closed as well."""
+    return hr_faults_fired()
+
+
 def provider_devices(str name):
     """How many devices a provider has now, and why there are none.
 

@@ -174,9 +174,10 @@ TEST(no_options_no_faults) {
 
 TEST(drop) {
     struct pair *pair = pair_open("seed=3,drop=0.1");
-    uint64_t dropped;
+    uint64_t dropped, before = hr_faults_fired();
     send_many(pair, 20000);
     dropped = count(pair, "drop");
+    CHECK_EQ(hr_faults_fired() - before, dropped);
     CHECK_EQ((uint64_t)pair->arrived + dropped, 20000);
     CHECK(dropped > 1800 && dropped < 2200); /* 2000, standard deviation 42 */
     pair_close(pair);

@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "hr/fault.h"
 #include "providers/verbs/sim.h"
 #include "verbs_rig.h"
 
@@ -146,6 +147,7 @@ TEST(what_is_asked_for_and_cannot_be_had) {
 TEST(a_rewritten_completion_ends_one_connection_alone) {
     struct pair p;
     struct conn other_a = {0}, other_b = {0};
+    uint64_t before = hr_faults_fired();
     pair_open(&p, "wc_error=1,wc_status=rnr,fault_budget=1");
     connect_pair(&p, &other_a, &other_b);
     for (int i = 0; i < 40 && !p.ca.losses; i++) {
@@ -156,6 +158,7 @@ TEST(a_rewritten_completion_ends_one_connection_alone) {
     CHECK_EQ(p.ca.loss, HR_ERR_PEER_LOST);
     CHECK(strstr(p.ca.detail, "receiver-not-ready"));
     CHECK_EQ(inside(&p.a)->inject.completions, 1);
+    CHECK_EQ(hr_faults_fired(), before + 1);
     CHECK(hr_is_peer_error(send_some(&p.ca, 8)));
     CHECK_EQ(send_some(&other_a, 100), HR_OK);
     RUN(p.a, p.b, other_b.messages == 1);

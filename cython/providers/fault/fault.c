@@ -247,6 +247,12 @@ static uint64_t fault_ep_unsent(struct hr_ep *ep) {
 
 /* ---- posting ---- */
 
+static void count(struct fault_domain *domain, int kind) {
+    domain->counts[kind]++;
+    domain->injected += kind < FAULT_RATES;
+    hr_fault_fired();
+}
+
 static int taken(hr_status status) { return status == HR_OK || status == HR_INPROGRESS; }
 
 /* Past what is held, if that waits to be overtaken; behind it otherwise. */
@@ -258,8 +264,7 @@ static hr_status pass(struct fault_ep *ep, enum fault_op op, const void *args) {
     if (!first->overtaken || !(op & (FAULT_SEND | FAULT_WRITE))) return hr_fault_hold(ep, op, args, HELD_ISSUE, 0, 0);
     status = hr_fault_post(ep, op, args);
     if (!taken(status)) return status;
-    domain->counts[FAULT_REORDER]++;
-    domain->injected++;
+    count(domain, FAULT_REORDER);
     hr_fault_overtaken(ep, first);
     return status;
 }
@@ -304,8 +309,7 @@ static hr_status fault_mem_quiet(struct hr_ep *base, const struct hr_mem *mem) {
     if (domain->plan.ops & FAULT_QUIET) {
         ep->draw = hr_fault_next(&ep->random);
         if (choose(ep, FAULT_QUIET, 0) == FAULT_DROP) {
-            domain->counts[FAULT_DROP]++;
-            domain->injected++;
+            count(domain, FAULT_DROP);
             return HR_OK;
         }
     }
@@ -334,12 +338,12 @@ static int strike(struct fault_ep *ep) {
     struct fault_domain *domain = of_domain(ep->base.domain);
     if (domain->plan.stop_after && domain->operations == domain->plan.stop_after) {
         domain->plan.stop_after = 0;
-        domain->counts[FAULT_STOP]++;
+        count(domain, FAULT_STOP);
         raise(SIGSTOP);
     }
     if (!domain->plan.kill_after || domain->operations != domain->plan.kill_after) return 0;
     domain->plan.kill_after = 0;
-    domain->counts[FAULT_KILL]++;
+    count(domain, FAULT_KILL);
     if (domain->plan.kill_process) raise(SIGKILL);
     ep->killed = 1;
     domain->pending++;
@@ -363,10 +367,7 @@ static hr_status post(struct hr_ep *base, enum fault_op op, const void *args, si
     if (ep->drawn) return status;
     if (domain->plan.ops & op) domain->operations++;
     /* A reorder counts when it has come about; an injected error is a refusal that counts. */
-    if (kind >= 0 && kind != FAULT_REORDER && (taken(status) || kind == FAULT_ERROR)) {
-        domain->counts[kind]++;
-        domain->injected++;
-    }
+    if (kind >= 0 && kind != FAULT_REORDER && (taken(status) || kind == FAULT_ERROR)) count(domain, kind);
     return status;
 }
 

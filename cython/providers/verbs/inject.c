@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hr/fault.h"
 #include "hr/mix.h"
 
 static const struct {
@@ -60,6 +61,12 @@ void hr_verbs_inject_start(const struct hr_verbs_inject *inject, struct hr_verbs
     hr_mix(&ep->random);
 }
 
+/* A fault of one kind has been injected. */
+static void count(uint64_t *kind) {
+    ++*kind;
+    hr_fault_fired();
+}
+
 static int strikes(struct hr_verbs_inject *inject, struct hr_verbs_inject_ep *ep, double probability) {
     if (probability <= 0 || inject->completions + inject->posts + inject->registrations >= inject->budget) return 0;
     return (double)(hr_mix(&ep->random) >> 11) * 0x1p-53 < probability;
@@ -67,7 +74,7 @@ static int strikes(struct hr_verbs_inject *inject, struct hr_verbs_inject_ep *ep
 
 int hr_verbs_inject_wc(struct hr_verbs_inject *inject, struct hr_verbs_inject_ep *ep, struct ibv_wc *wc) {
     if (wc->status != IBV_WC_SUCCESS || !strikes(inject, ep, inject->wc_error)) return 0;
-    inject->completions++;
+    count(&inject->completions);
     wc->status = inject->status;
     wc->vendor_err = 0xfa;
     return 1;
@@ -76,19 +83,19 @@ int hr_verbs_inject_wc(struct hr_verbs_inject *inject, struct hr_verbs_inject_ep
 int hr_verbs_inject_try(struct hr_verbs_inject *inject, int turn, int greeting) {
     uint64_t small = inject->deaf, any = small + inject->narrow;
     if ((uint64_t)turn >= any || (greeting == 0) != ((uint64_t)turn < small)) return 0;
-    inject->tries++;
+    count(&inject->tries);
     return 1;
 }
 
 int hr_verbs_inject_register(struct hr_verbs_inject *inject) {
     struct hr_verbs_inject_ep next = {inject->seed + inject->registered++};
     if (!strikes(inject, &next, inject->reg_error)) return 0;
-    inject->registrations++;
+    count(&inject->registrations);
     return ENOMEM;
 }
 
 int hr_verbs_inject_post(struct hr_verbs_inject *inject, struct hr_verbs_inject_ep *ep) {
     if (!strikes(inject, ep, inject->post_error)) return 0;
-    inject->posts++;
+    count(&inject->posts);
     return ENOMEM;
 }
