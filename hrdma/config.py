@@ -104,6 +104,17 @@ def _options(value: str) -> str:
     return value
 
 
+def _fault(value: str) -> str:
+    parts = [part.strip() for part in value.split(";")]
+    names = [part.partition(":")[0] for part in parts]
+    options = r"[a-z_]+=[^,=\s]+"
+    if len(set(names)) < len(names) or not all(
+        re.fullmatch(rf"[a-z][a-z0-9_]*:{options}(,{options})*", part) for part in parts
+    ):
+        raise ValueError("expected provider:option=value, such as tcp:drop=0.01,seed=7, with ; between providers")
+    return ";".join(parts)
+
+
 class Setting(NamedTuple):
     """One row of the table."""
 
@@ -150,7 +161,7 @@ SETTINGS: tuple[Setting, ...] = (
         "",
         "RDMA devices, used together, with commas: mlx5_0, mlx5_*:1; sim: simulated",
     ),
-    Setting("HRDMA_FAULT", _text, "", "inject faults into a provider, such as tcp:drop=0.01,seed=7"),
+    Setting("HRDMA_FAULT", _fault, "", "inject faults into a provider, such as tcp:drop=0.01,seed=7"),
     Setting("HRDMA_JOB", _job, "", "registers the job under this name with the traffic controller of its host"),
     Setting("HRDMA_PRIORITY", _priority, 4, "of calls, and the job's wish to the controller: 0 (most urgent) to 7"),
     Setting(
@@ -280,6 +291,10 @@ class Config:
         if text is not None and not text.isdecimal():
             raise ValueError(f"verbs option gid={text}: an index of the port's GID table, 0 to 255")
         return None if text is None else int(text)
+
+    def faulty(self) -> tuple[str, ...]:
+        """The providers into which faults are injected."""
+        return tuple(part.partition(":")[0] for part in self.fault.split(";") if part)
 
     def hardware(self) -> str:
         """The devices that provider verbs may take; empty: it takes none that are software.

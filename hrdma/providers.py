@@ -24,12 +24,17 @@ def chosen(config: Config) -> tuple[str, ...]:
     ------
     DeviceError
         ``HRDMA_REQUIRE`` names another; with the reason why it is not used.
+    ValueError
+        ``HRDMA_FAULT`` does.
     """
     names = config.transport or tuple(name for name in AUTOMATIC if _usable(name, config))
     absent = [name for name in config.require if name not in names]
     if absent:
         reasons = "; ".join(f"{name}: {_why_not(name)}" for name in absent)
         raise DeviceError(f"HRDMA_REQUIRE={','.join(config.require)} but {', '.join(absent)} is not used: {reasons}")
+    for name in config.faulty():
+        if name not in (*names, "loop"):
+            raise ValueError(f"HRDMA_FAULT={config.fault} but {name} is not used: {_why_not(name)}")
     if config.fallback != "none" and "verbs" in config.require:
         logger.info("HRDMA_FALLBACK=%s has no effect: HRDMA_REQUIRE=verbs", config.fallback)
     return tuple(names)

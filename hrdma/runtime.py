@@ -109,7 +109,7 @@ class Runtime:
         try:
             return engine(",".join(domains))
         except DeviceError as error:
-            if "verbs" not in domains or config.transport or config.hardware():
+            if "verbs" not in domains or config.transport or config.hardware() or "verbs" in config.faulty():
                 raise
             without = engine(",".join(name for name in domains if name != "verbs"))  # raises if it was another's fault
             self.log.info("verbs is not used: %s", error)

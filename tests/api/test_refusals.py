@@ -194,3 +194,30 @@ def test_huge_counts_of_other_ranks_are_refused():
     first, second = harness.ranks(scattered, 2)
     assert first == f"counts=[3, {HUGE}]: more elements than memory can hold"
     assert second == f"counts=[{HUGE}, 3]: more elements than memory can hold"
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("zzz", "HRDMA_FAULT=zzz: expected provider:option=value"),
+        ("nope:drop=0.1", "HRDMA_FAULT=nope:drop=0.1 but nope is not used: no provider is called 'nope'"),
+        ("tcp:drop=0.5", "HRDMA_FAULT=tcp:drop=0.5 but tcp is not used: it is not in HRDMA_TRANSPORT"),
+        ("shm:seed=3;tcp:drop=0.5", "but tcp is not used"),
+        ("shm:dorp=0.5", "dorp"),
+        ("shm:seed=3;loop:seed=4", None),
+    ],
+)
+def test_faults_that_nothing_would_inject_are_refused(fault, text):
+    """They were passed over, and a test of what a loss does found that it does nothing."""
+    (found,) = harness.outcomes(nothing, 1, env={"HRDMA_TRANSPORT": "shm", "HRDMA_FAULT": fault})
+    if text is None:
+        assert found.status == 0, found.output
+    else:
+        assert (found.error, text in found.text) == ("ValueError", True), found.text
+
+
+def nothing(comm):
+    return comm.size

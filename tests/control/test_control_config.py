@@ -39,6 +39,8 @@ def test_argument_goes_before_environment_before_default():
         ({"HRDMA_PORT": "65535"}, "port", 65535),
         ({"HRDMA_PORT": ""}, "port", None),
         ({"HRDMA_SPIN_US": "-1"}, "spin_us", -1),
+        ({"HRDMA_FAULT": "tcp:delay=0.1:2ms,ops=send+write; shm:kill=after:3"}, "fault",
+         "tcp:delay=0.1:2ms,ops=send+write;shm:kill=after:3"),
     ],
 )
 def test_values_are_read(environ, field, value):
@@ -70,6 +72,11 @@ def test_arguments_may_be_python_values():
         ("HRDMA_SPIN_US", "-2"),
         ("HRDMA_TCP", "cubic"),
         ("HRDMA_SHM", "ring=1,,"),
+        ("HRDMA_FAULT", "zzz"),
+        ("HRDMA_FAULT", "drop=0.1"),
+        ("HRDMA_FAULT", "tcp:drop"),
+        ("HRDMA_FAULT", "tcp:drop=0.1;"),
+        ("HRDMA_FAULT", "tcp:drop=0.1;tcp:seed=3"),
     ],
 )
 def test_malformed_values_are_refused_by_name(name, value):
