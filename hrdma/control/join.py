@@ -96,8 +96,8 @@ class Roster(_Meeting):
             except OSError as error:
                 self._fail(
                     HrdmaError(
-                        f"rank 0 cannot listen at {self._address}: {error.strerror}; another job or program may hold "
-                        "the port: set MASTER_PORT (or HRDMA_PORT) to a free one on all ranks"
+                        f"rank 0 cannot listen at {self._address}: {error.strerror}; another job, a second rank 0 "
+                        "of this one or another program may hold the port: end it, or set MASTER_PORT (or HRDMA_PORT) to a free one on all ranks"
                     )
                 )
                 return

@@ -120,6 +120,7 @@ def test_something_else_at_the_port(start):
         ranks = start(2, port=port, seconds=1.0)
         zero, one = failures(ranks)
     assert zero[0] == "HrdmaError" and f"cannot listen at 127.0.0.1:{port}: Address already in use" in zero[1]
+    assert "another job, a second rank 0 of this one or another program may hold the port" in zero[1]
     assert "MASTER_PORT" in zero[1] and "HRDMA_PORT" in zero[1]
     assert one[0] == "TimeoutError" and "(what listens there does not answer)" in one[1]
 
