@@ -53,6 +53,8 @@ cdef class Channel:
     cdef int urgency            # default priority
     cdef int64_t sequence       # of the next collective
     cdef int64_t messages       # of the next point-to-point call
+    cdef str ended              # the collective that was given up here and broke this, in words; None: none has
+    cdef int64_t ended_sequence
     cdef object __weakref__
 
     def __init__(self, Engine engine, uint64_t id, peers, int rank, *, timeout=300.0):
@@ -208,12 +210,12 @@ cdef class Channel:
                 if now - start >= SLICE_NS and call.program != NULL:
                     self.stalled(call)
             except BaseException:
-                self.cancel(req, HR_ERR_CANCELED)
+                self.give_up(req, call, HR_ERR_CANCELED)
                 raise
             if self.engine.handle == NULL:
                 return 0  # it was closed meanwhile, by another thread or a signal handler, which has ended the request
             if now >= deadline:
-                self.cancel(req, HR_ERR_TIMEOUT)
+                self.give_up(req, call, HR_ERR_TIMEOUT)
                 return 0
 
     cdef int stalled(self, Call *call) except -1:
@@ -229,6 +231,18 @@ cdef class Channel:
         with nogil:
             hr_cancel(engine, req, status)
         self.engine.inside -= 1
+        return 0
+
+    cdef int give_up(self, hr_request *req, Call *call, hr_status status) except -1:
+        """Cancels; of a collective it is kept for those who call later, since it breaks the communicator."""
+        cdef bint first = call.program != NULL and self.ended is None
+        if first:
+            self.ended_sequence = call.sequence
+            self.ended = f"{(<Program> call.program).text} #{call.sequence} " + (
+                f"did not complete within {call.seconds:g} s" if status == HR_ERR_TIMEOUT else "was canceled")
+        self.cancel(req, status)
+        if first and req.status != status:
+            self.ended = None  # it had ended meanwhile
         return 0
 
     # Failing.
@@ -267,7 +281,10 @@ cdef class Channel:
         if blame < 0 and hr_is_peer_error(status):
             blame = call.peer
         stage = text_of(hr_phase_name(phase))
-        if status == HR_ERR_TIMEOUT:
+        if (self.ended is not None and status in (HR_ERR_TIMEOUT, HR_ERR_CANCELED) and status == state.status
+                and (call.program == NULL or call.sequence != self.ended_sequence)):
+            message = f"{what}: the communicator is broken: {self.ended} (comm.shrink(), on all ranks, makes a new one)"
+        elif status == HR_ERR_TIMEOUT:
             where = self._whereabouts(operation, call.sequence)
             message = f"{what} did not complete within {call.seconds:g} s" + (f" ({where})" if where else "")
         elif status == HR_ERR_TRUNCATED:

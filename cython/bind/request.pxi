@@ -103,6 +103,9 @@ cdef class Request:
             self.channel.engine.reap()
         return bool(self.req.done)
 
+    cdef int64_t own_deadline(self) noexcept:
+        return self.started + <int64_t> (self.call.seconds * 1e9)
+
     def wait(self, timeout=None):
         """Blocks until it is done and returns the result.
 
@@ -121,7 +124,7 @@ cdef class Request:
         cdef hr_status status
         cdef hr_engine *engine
         if not self.req.done:
-            own = self.started + <int64_t> (self.call.seconds * 1e9)
+            own = self.own_deadline()
             deadline = own if timeout is None else deadline_in(seconds_of(timeout))
             self.channel.engine.check()
             engine = self.channel.engine.handle
@@ -140,7 +143,7 @@ cdef class Request:
                 if self.channel.engine.handle == NULL:
                     break  # closed meanwhile, which has ended the request
                 if now >= own:
-                    self.channel.cancel(&self.req, HR_ERR_TIMEOUT)
+                    self.channel.give_up(&self.req, &self.call, HR_ERR_TIMEOUT)
                     break
                 if now >= deadline:
                     raise TimeoutError(f"{text_of(self.call.operation)} #{self.call.sequence} is not done after "
@@ -172,7 +175,7 @@ cdef class Request:
         """
         if not self.req.done:
             self.channel.engine.check()
-            self.channel.cancel(&self.req, HR_ERR_CANCELED)
+            self.channel.give_up(&self.req, &self.call, HR_ERR_CANCELED)
             self.channel.engine.reap()
         return self.req.status == HR_ERR_CANCELED
 
@@ -202,9 +205,9 @@ cdef class Request:
         if self.req.done or future.done():
             return
         now = hr_now()
-        own = self.started + <int64_t> (self.call.seconds * 1e9)
+        own = self.own_deadline()
         if now >= own:
-            self.channel.cancel(&self.req, HR_ERR_TIMEOUT)
+            self.channel.give_up(&self.req, &self.call, HR_ERR_TIMEOUT)
             self.channel.engine.reap()
             return
         if self.call.program != NULL and now - self.started >= SLICE_NS:

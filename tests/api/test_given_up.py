@@ -1,0 +1,64 @@
+"""Calls that are given up when their deadline has passed: what later calls on a broken communicator say."""
+
+import time
+
+import numpy as np
+
+import harness
+import hrdma
+
+
+def said(call):
+    start = time.monotonic()
+    try:
+        call()
+    except (TimeoutError, hrdma.HrdmaError) as error:
+        return [type(error).__name__, str(error), time.monotonic() - start]
+    return None
+
+
+def timed_out(comm):
+    other, x = comm.dup(), np.zeros(3)
+    if comm.rank == 1:
+        other.recv(bytearray(1), 0)
+        return [said(comm.barrier), said(comm.barrier)]
+    pending = comm.irecv(x, 1, tag=9)
+    found = [said(lambda: comm.allreduce(x, timeout=0.2)), said(pending.wait)]
+    found += [said(lambda: comm.send(x, 1)), said(lambda: comm.recv(x, 1)), said(lambda: comm.isend(x, 1).wait())]
+    found += [said(lambda: comm.allreduce(x)), said(lambda: comm.barrier(timeout=7)), said(lambda: comm.recv(x))]
+    other.send(b"x", 1)
+    return found
+
+
+def test_calls_on_what_a_deadline_broke_name_it():
+    """They said that they themselves had taken too long, by a deadline that had not begun."""
+    mine, theirs = harness.ranks(timed_out, 2)
+    late = "allreduce(float64, 3, sum) #0 did not complete within 0.2 s"
+    assert mine[0][0] == "TimeoutError" and mine[0][1].startswith(late)
+    starts = ("irecv #", "send #", "recv #", "isend #", "allreduce(", "barrier() #", "recv #")
+    assert len(mine) == 1 + len(starts)
+    for (kind, text, took), start in zip(mine[1:], starts):
+        assert kind == "TimeoutError" and took < 5 and text.startswith(start)
+        assert text.partition(": ")[2] == (
+            f"the communicator is broken: {late} (comm.shrink(), on all ranks, makes a new one)"
+        )
+    for kind, text, took in theirs:
+        assert kind == "RequestError" and took < 5
+        assert "the communicator is broken or closed: rank 0 ended a call before it was complete" in text
+
+
+def canceled(comm):
+    if comm.rank == 1:
+        return said(comm.barrier)
+    request = comm.barrier(async_op=True)
+    assert request.cancel()
+    return [said(request.wait), said(comm.barrier)]
+
+
+def test_calls_on_what_was_canceled_name_it():
+    (first, later), other = harness.ranks(canceled, 2)
+    assert first[:2] == ["RequestError", "barrier() #0: canceled"]
+    assert later[0] == "RequestError" and later[1].startswith(
+        "barrier() #1: the communicator is broken: barrier() #0 was canceled"
+    )
+    assert other[0] == "RequestError" and "rank 0 ended a call before it was complete" in other[1]
