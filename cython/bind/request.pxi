@@ -98,9 +98,15 @@ cdef class Request:
 
     @property
     def done(self):
-        """Whether it has ended, well or not. Never blocks."""
+        """Whether it has ended, well or not. Never waits.
+
+        Where the deadline given when it was started has passed, it is ended now: `wait` then raises TimeoutError.
+        """
         if not self.reaped and self.channel.engine.handle != NULL and self.channel.engine.forked_at == forks:
             self.channel.engine.reap()
+            if not self.req.done and hr_now() >= self.own_deadline():
+                self.channel.give_up(&self.req, &self.call, HR_ERR_TIMEOUT)
+                self.channel.engine.reap()
         return bool(self.req.done)
 
     cdef int64_t own_deadline(self) noexcept:

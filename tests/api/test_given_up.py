@@ -1,8 +1,9 @@
-"""Calls that are given up when their deadline has passed: what later calls on a broken communicator say."""
+"""Calls that are given up when their deadline has passed: what later calls on a broken communicator say, and `done`."""
 
 import time
 
 import numpy as np
+import pytest
 
 import harness
 import hrdma
@@ -62,3 +63,29 @@ def test_calls_on_what_was_canceled_name_it():
         "barrier() #1: the communicator is broken: barrier() #0 was canceled"
     )
     assert other[0] == "RequestError" and "rank 0 ended a call before it was complete" in other[1]
+
+
+def polled(comm, collective):
+    other = comm.dup()
+    if comm.rank == 1:
+        other.recv(bytearray(1), 0)
+        return None
+    x = np.zeros(3)
+    start = time.monotonic()
+    request = comm.allreduce(x, async_op=True, timeout=0.3) if collective else comm.irecv(x, 1, timeout=0.3)
+    seen = [request.done]
+    while not request.done and time.monotonic() - start < 10:
+        time.sleep(0.01)
+    took = time.monotonic() - start
+    seen.append(request.done)
+    other.send(b"x", 1)
+    return seen, took, said(request.wait), comm._state() is None
+
+
+@pytest.mark.parametrize("collective", [False, True])
+def test_done_keeps_the_deadline(collective):
+    """Whoever only asks whether it is done would ask for ever."""
+    (seen, took, (kind, text, waited), whole), _ = harness.ranks(polled, 2, collective=collective)
+    assert seen == [False, True] and 0.3 <= took < 5 and waited < 1
+    assert kind == "TimeoutError" and "did not complete within 0.3 s" in text
+    assert whole is not collective, "a collective breaks its communicator, a receive does not"
