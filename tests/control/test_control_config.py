@@ -39,8 +39,11 @@ def test_argument_goes_before_environment_before_default():
         ({"HRDMA_PORT": "65535"}, "port", 65535),
         ({"HRDMA_PORT": ""}, "port", None),
         ({"HRDMA_SPIN_US": "-1"}, "spin_us", -1),
-        ({"HRDMA_FAULT": "tcp:delay=0.1:2ms,ops=send+write; shm:kill=after:3"}, "fault",
-         "tcp:delay=0.1:2ms,ops=send+write;shm:kill=after:3"),
+        (
+            {"HRDMA_FAULT": "tcp:delay=0.1:2ms,ops=send+write; shm:kill=after:3"},
+            "fault",
+            "tcp:delay=0.1:2ms,ops=send+write;shm:kill=after:3",
+        ),
     ],
 )
 def test_values_are_read(environ, field, value):
