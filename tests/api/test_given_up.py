@@ -49,10 +49,13 @@ def test_calls_on_what_a_deadline_broke_name_it():
 
 
 def canceled(comm):
+    other = comm.dup()
     if comm.rank == 1:
+        other.recv(bytearray(1), 0)
         return said(comm.barrier)
     request = comm.barrier(async_op=True)
     assert request.cancel()
+    other.send(b"x", 1)
     return [said(request.wait), said(comm.barrier)]
 
 
