@@ -20,6 +20,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -41,10 +42,12 @@ def _send(sock: socket.socket, kind: Kind, body: dict[str, Any]) -> None:
     sock.sendall(encode(kind, body, limit=LIMIT))
 
 
-def _receive(sock: socket.socket) -> tuple[Kind, dict[str, Any]]:
+def _receive(sock: socket.socket, until: float) -> tuple[Kind, dict[str, Any]]:
+    """A frame; by this moment of the monotonic clock, however slowly its bytes come."""
     frame = b""
     want = HEADER.size
     while len(frame) < want:
+        sock.settimeout(max(0.001, until - time.monotonic()))
         got = sock.recv(want - len(frame))
         if not got:
             raise ConnectionError("the other side hung up")
@@ -124,7 +127,7 @@ class Feeder:
             sock.settimeout(HANDSHAKE)
             nonce = secrets.token_hex(16)
             _send(sock, Kind.CHALLENGE, {"nonce": nonce})
-            kind, body = _receive(sock)
+            kind, body = _receive(sock, time.monotonic() + HANDSHAKE)
             what = str(body.get("what"))
             mine = proof(self._key, "C", nonce.encode(), what.encode())
             if kind is not Kind.PROOF or not secrets.compare_digest(mine, str(body.get("proof"))):
@@ -186,15 +189,15 @@ def _text(request: dict[str, Any]) -> str:
     return ",".join(f"{key}={request[key]}" for key in sorted(request))
 
 
-def _introduced(key: bytes, sock: socket.socket, place: tuple[str, int], request: dict[str, Any]) -> Any:
+def _introduced(key: bytes, sock: socket.socket, place: tuple[str, int], request: dict[str, Any], until: float) -> Any:
     """Says what is wanted, and proves the token; the other side's address on the way that was offered."""
     host, port = place
-    kind, body = _receive(sock)
+    kind, body = _receive(sock, until)
     if kind is not Kind.CHALLENGE:
         raise HrdmaError(f"{host}:{port} is no node")
     nonce, what = str(body["nonce"]).encode(), _text(request)
     _send(sock, Kind.PROOF, {"proof": proof(key, "C", nonce, what.encode()), "what": what, "request": request})
-    kind, body = _receive(sock)
+    kind, body = _receive(sock, until)
     if kind is not Kind.WELCOME:
         raise HrdmaError(f"{host}:{port}: {body.get('text')}")
     how = body.get("address")
@@ -212,9 +215,10 @@ def open_line(key: bytes, place: tuple[str, int], home: int, timeout: float) -> 
     OSError, HrdmaError
         As :func:`open_stream`.
     """
+    until = time.monotonic() + timeout
     with contextlib.ExitStack() as undo:
         sock = undo.enter_context(socket.create_connection(place, timeout=timeout))
-        _introduced(key, sock, place, {"line": True, "node": home})
+        _introduced(key, sock, place, {"line": True, "node": home}, until)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         undo.pop_all()
         return sock
@@ -275,7 +279,7 @@ def open_stream(
         undo.callback(line.close)
         sock = undo.enter_context(socket.create_connection((host, port), timeout=HANDSHAKE))
         request = {**request, "node": me, "way": carrier.name, "address": line.address}
-        how = _introduced(key, sock, place[1:], request)
+        how = _introduced(key, sock, place[1:], request, time.monotonic() + HANDSHAKE)
         if line.address is not None and how is None:
             failed("that node does not use it")
             line.close()

@@ -17,16 +17,6 @@ import hrdma
 from hrdma import _core
 
 
-@pytest.fixture(scope="module")
-def comm():
-    with pytest.MonkeyPatch.context() as patch:
-        for name in list(os.environ):
-            if name.startswith("HRDMA_") or name in ("RANK", "WORLD_SIZE"):
-                patch.delenv(name)
-        with hrdma.init(timeout=20) as communicator:
-            yield communicator
-
-
 class Fake:
     """A tensor that speaks DLPack alone, made from an array that must stay contiguous unless said otherwise."""
 

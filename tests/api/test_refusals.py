@@ -1,7 +1,6 @@
 """What is refused before anything is sent: memory that means nothing elsewhere, numbers beyond every range."""
 
 import ctypes
-import os
 
 import numpy as np
 import pytest
@@ -10,17 +9,6 @@ import harness
 import hrdma
 from hrdma import _core, verbs
 from hrdma.objects.ref import describe
-
-
-@pytest.fixture(scope="module")
-def comm():
-    with pytest.MonkeyPatch.context() as patch:
-        for name in list(os.environ):
-            if name.startswith("HRDMA_") or name in ("RANK", "WORLD_SIZE"):
-                patch.delenv(name)
-        with hrdma.init(timeout=20) as communicator:
-            yield communicator
-
 
 # -- Python objects ------------------------------------------------------------------------------------------------------------
 

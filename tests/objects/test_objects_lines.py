@@ -313,3 +313,25 @@ def test_frames_in_pieces():
         assert found == messages
     with pytest.raises(ValueError, match="above the limit"):
         lines._Frames().take(lines.LENGTH.pack(lines.LIMIT + 1) + b"x")
+
+
+def test_a_keeper_whose_answer_trickles_is_given_up():
+    """What it says of itself has a deadline as a whole: each byte in time is not enough."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        over = threading.Event()
+
+        def trickle() -> None:
+            sock, _ = listener.accept()
+            with sock, contextlib.suppress(OSError):
+                for byte in b"HRCP\x03\x02\0\0\0\0\x20\0" + bytes(200):
+                    sock.sendall(bytes([byte]))
+                    if over.wait(0.1):
+                        return
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        with pytest.raises(TimeoutError):
+            streams.open_line(KEY, listener.getsockname(), 1, 0.5)
+        assert thread.is_alive()  # it was not done
+        over.set()
+        thread.join(5)
