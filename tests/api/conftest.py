@@ -13,7 +13,7 @@ import hrdma
 def comm():
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.startswith("HRDMA_") or name in ("RANK", "WORLD_SIZE"):
+            if name.startswith("HRDMA_") or name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
                 patch.delenv(name)
         with hrdma.init(timeout=20) as communicator:
             yield communicator

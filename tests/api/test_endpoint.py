@@ -354,16 +354,6 @@ def test_notifications_that_nobody_takes_are_bounded():
 # --- with oneself ---
 
 
-@pytest.fixture(scope="module")
-def comm():
-    names = [name for name in os.environ if name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")]
-    with pytest.MonkeyPatch.context() as patch:
-        for name in names:
-            patch.delenv(name)
-        with hrdma.init(timeout=20) as communicator:
-            yield communicator
-
-
 def test_with_oneself(comm):
     end = hrdma.Endpoint(comm, 0)
     x = hrdma.zeros(100, "uint8")
