@@ -201,10 +201,11 @@ cdef extern from "hr/hr.h" nogil:
     int hr_engine_remark_fd(hr_engine *engine) noexcept
     bint hr_engine_remark(hr_engine *engine, hr_remark *remark_p) noexcept
 
-    hr_status hr_connect(hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr, size_t size,
-                         int active) noexcept
+    hr_status hr_connect_classed(hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr,
+                                 size_t size, int active, int dscp) noexcept
     hr_status hr_connect_wait(hr_engine *engine, int64_t deadline, uint64_t *peer_p, char *detail) noexcept
     hr_status hr_set_class(hr_engine *engine, const char *provider, int dscp, int answers, int priority) noexcept
+    hr_status hr_class_taken(hr_engine *engine, const char *provider, int dscp) noexcept
     void hr_peer_lost(hr_engine *engine, uint64_t peer_id, hr_status why, const char *detail) noexcept
     int hr_engine_done_fd(hr_engine *engine) noexcept
     hr_request *hr_engine_reap(hr_engine *engine) noexcept
@@ -216,8 +217,8 @@ cdef extern from "hr/hr.h" nogil:
         const char *provider
         char detail[160]
 
-    hr_status hr_comm_open(hr_engine *engine, uint64_t id, const uint64_t *peers, int size, int rank,
-                           hr_comm **comm_p) noexcept
+    hr_status hr_comm_open_classed(hr_engine *engine, uint64_t id, const uint64_t *peers, int size, int rank,
+                                   int dscp, hr_comm **comm_p) noexcept
     void hr_comm_close(hr_comm *comm) noexcept
     void hr_comm_break(hr_comm *comm, hr_status status, int peer, hr_phase phase, const char *detail,
                        int tell) noexcept

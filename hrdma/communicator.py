@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hrdma import _core
+from hrdma.classes import NO_CLASS, connect, dscp_of, stamped
 from hrdma.errors import PeerError
 from hrdma.given import GivenSchedules
 from hrdma.types import DTYPES
@@ -49,6 +50,8 @@ class Communicator(_core.CommunicatorBase):
         Default priority of calls: 0 (most urgent) to 7; at first that of the job (``HRDMA_PRIORITY``, 4).
     deterministic : bool
         Default of ``deterministic=``.
+    traffic_class : int or None
+        DSCP of all that is sent on it, where it has a class of its own (`dup`, `split`); None: the job's.
 
     Notes
     -----
@@ -62,9 +65,11 @@ class Communicator(_core.CommunicatorBase):
         None  # (algorithm, parts) for measurements; set before the first call
     )
 
-    def __init__(self, runtime: Runtime, id: int, members: Sequence[int]) -> None:
+    def __init__(self, runtime: Runtime, id: int, members: Sequence[int], dscp: int = NO_CLASS) -> None:
         members = tuple(members)
-        super().__init__(runtime.engine, id, members, members.index(runtime.rank), timeout=runtime.config.timeout)
+        rank = members.index(runtime.rank)
+        super().__init__(runtime.engine, id, members, rank, timeout=runtime.config.timeout, dscp=dscp)
+        self.traffic_class = None if dscp == NO_CLASS else dscp
         self.priority = runtime.config.priority
         self._runtime = runtime
         self._members = members
@@ -80,7 +85,7 @@ class Communicator(_core.CommunicatorBase):
 
     # -- making and ending ---------------------------------------------------------------------------------------------------
 
-    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+    def split(self, color: int | None, key: int = 0, *, traffic_class: int | None = None) -> Communicator | None:
         """Parts the ranks into new communicators, one for each colour. Collective.
 
         Parameters
@@ -89,6 +94,8 @@ class Communicator(_core.CommunicatorBase):
             Ranks of one colour get a communicator together; None: this rank gets none.
         key : int
             Orders the ranks of the new communicator; equal ones by their rank here.
+        traffic_class : int, optional
+            As for `dup`; one for each colour.
 
         Returns
         -------
@@ -97,32 +104,62 @@ class Communicator(_core.CommunicatorBase):
         Raises
         ------
         TypeError, ValueError
-            Colour or key is no integer, or none of 64 bits; before anything is sent.
+            Colour or key is no integer, or none of 64 bits; before anything is sent. Or ranks of one colour gave different
+            classes: then on all of them.
+        DeviceError
+            As `dup`.
 
         Notes
         -----
-        Costs one allgather of 24 bytes.
+        Costs one allgather of 32 bytes.
         """
-        mine = array("q", [color is not None, _of_64_bits("color", color or 0), _of_64_bits("key", key)])
-        found = array("q", bytes(24 * self.size))
+        dscp = NO_CLASS if color is None else dscp_of(traffic_class)
+        mine = array("q", [color is not None, _of_64_bits("color", color or 0), _of_64_bits("key", key), dscp])
+        found = array("q", bytes(32 * self.size))
         self.allgather(mine, found)
         child = self._children
         self._children += 1
+        rows = [found[4 * rank : 4 * rank + 4] for rank in range(self.size)]
+        group = sorted((row[2], rank) for rank, row in enumerate(rows) if row[0] and mine[0] and row[1] == mine[1])
+        members = [self._members[rank] for _, rank in group]
+        if any(row[3] != NO_CLASS for row in rows):
+            _one_class({(row[1], row[3]) for row in rows if row[0]})
+            connect(self, members, dscp, None)
         if color is None:
             return None
-        group = sorted(
-            (found[3 * rank + 2], rank)
-            for rank in range(self.size)
-            if found[3 * rank] and found[3 * rank + 1] == mine[1]
-        )
-        return self._child((child, "split", mine[1]), [self._members[rank] for _, rank in group])
+        return self._child((child, "split", mine[1]), members, dscp)
 
-    def dup(self) -> Communicator:
-        """A second communicator of the same ranks, for another thread. Collective; costs no traffic."""
+    def dup(self, *, traffic_class: int | None = None) -> Communicator:
+        """A second communicator of the same ranks, for another thread, or for traffic of another class. Collective.
+
+        Parameters
+        ----------
+        traffic_class : int, optional
+            DSCP, 0 to 63, of all packets that are sent on it and on what is made from it: those of queue pairs (traffic class
+            and service level), and of sockets. None: as this one. Shared memory has none.
+
+        Raises
+        ------
+        TypeError, ValueError
+            It is no DSCP, before anything is sent; or the ranks gave different ones: then on all of them.
+        DeviceError
+            On all ranks: there can be no such connections, as queue pairs have run out for one, or a device does not keep the class.
+
+        Notes
+        -----
+        Costs no traffic without a class. With one: three allgathers of 8 bytes, and for each pair of ranks that has none of that
+        class yet its connections, with their memory: as many as it has already.
+        """
         self._state()
+        dscp = dscp_of(traffic_class)
         child = self._children
         self._children += 1
-        return self._child((child, "dup"), self._members)
+        if dscp != NO_CLASS:
+            found = array("q", bytes(8 * self.size))
+            self.allgather(array("q", [dscp]), found)
+            _one_class({(0, each) for each in found})
+            connect(self, self._members, dscp, None)
+        return self._child((child, "dup"), self._members, dscp)
 
     def shrink(self, timeout: float | None = None) -> Communicator:
         """The survivors' communicator, after a failure. Called by all of them.
@@ -170,8 +207,10 @@ class Communicator(_core.CommunicatorBase):
                 )
         return self._child((child, "shrink", *survivors), survivors)
 
-    def _child(self, name: tuple, members: Sequence[int]) -> Communicator:
-        child = Communicator(self._runtime, _hash64(f"{self.id:x}/{'/'.join(map(str, name))}"), members)
+    def _child(self, name: tuple, members: Sequence[int], dscp: int = NO_CLASS) -> Communicator:
+        if dscp == NO_CLASS and self.traffic_class is not None:
+            dscp = self.traffic_class
+        child = Communicator(self._runtime, _hash64(f"{self.id:x}/{'/'.join(map(str, name))}"), members, dscp)
         child.timeout, child.priority, child.deterministic = self.timeout, self.priority, self.deterministic
         return child
 
@@ -211,7 +250,8 @@ class Communicator(_core.CommunicatorBase):
             ``rank``, ``size``, ``members``, ``transports`` (provider by rank; tcp while that stands in for verbs), ``mapped``
             (whether peers' registered memory is read in place), ``cost`` (parameters of the planner), ``domains`` (text by provider), ``fabric`` (its name, or
             None), ``rails`` (interfaces, in the order of lanes; empty where only one is used), ``job`` (its name),
-            ``traffic`` (`hrdma.traffic.Membership.to_dict`, None where no controller has taken the job).
+            ``traffic`` (`hrdma.traffic.Stamp.to_dict`, None where the job has no class), ``traffic_class`` (None, or of this
+            communicator alone: ``dscp``, and ``stamped``, the providers whose connections carry it, read back from devices).
         """
         runtime = self._runtime
         return {
@@ -226,6 +266,9 @@ class Communicator(_core.CommunicatorBase):
             "rails": list(runtime.rails),
             "job": runtime.config.job,
             "traffic": runtime.traffic and runtime.traffic.to_dict(),
+            "traffic_class": None
+            if self.traffic_class is None
+            else {"dscp": self.traffic_class, "stamped": stamped(self, self.traffic_class)},
         }
 
     def _carrier(self, peer: int) -> str:
@@ -374,6 +417,17 @@ def cost_for(comm: Communicator) -> Cost:
 
     runtime = comm._runtime
     return cost_of(runtime.links(comm.members), [runtime.cards[rank] for rank in comm.members], runtime.cards)
+
+
+def _one_class(found: set[tuple[int, int]]) -> None:
+    """Pairs of colour and class: one class for each."""
+    colors = [color for color, _ in found]
+    for color in colors:
+        if colors.count(color) > 1:
+            given = sorted("none" if each == NO_CLASS else str(each) for of, each in found if of == color)
+            raise ValueError(
+                f"traffic_class= must be the same on all ranks of a communicator: {', '.join(given)} were given"
+            )
 
 
 def _of_64_bits(name: str, value: int) -> int:

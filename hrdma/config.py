@@ -56,6 +56,12 @@ def _priority(value: str) -> int:
     return int(value)
 
 
+def _dscp(value: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,2}", value) or int(value) > 63:
+        raise ValueError("expected a DSCP, 0 to 63")
+    return int(value)
+
+
 def _job(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", value):
         raise ValueError("expected a name of letters, digits, '.', '_', '-', a letter or digit first")
@@ -165,6 +171,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("HRDMA_JOB", _job, "", "registers the job under this name with the traffic controller of its host"),
     Setting("HRDMA_PRIORITY", _priority, 4, "of calls, and the job's wish to the controller: 0 (most urgent) to 7"),
     Setting(
+        "HRDMA_TRAFFIC_CLASS", _dscp, None, "DSCP (0 to 63) of what the job sends, where no controller gives it one"
+    ),
+    Setting(
         "HRDMA_QOS", _controller, "", "the controller: of device eth0, at a socket's path, or off; unset: the only one"
     ),
     Setting("HRDMA_CACHE_DIR", _text, "", "folder of measured cost parameters; unset: ~/.cache/hrdma"),
@@ -212,6 +221,7 @@ class Config:
     fault: str = ""
     job: str = ""
     priority: int = 4
+    traffic_class: int | None = None
     qos: str = ""
     cache_dir: str = ""
     strict: bool = False

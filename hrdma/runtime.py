@@ -18,6 +18,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from hrdma import _core
+from hrdma.classes import dial
 from hrdma.errors import DeviceError, PeerError
 from hrdma.providers import RAILED, chosen, domain_of_rail
 from hrdma.remarks import Remarks
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from hrdma.config import Config
     from hrdma.control import ControlPlane
     from hrdma.planning import Network
-    from hrdma.traffic import Membership
+    from hrdma.traffic import Stamp
     from hrdma.world import World
 
 __all__ = ["Runtime", "finalize", "init"]
@@ -64,7 +65,9 @@ class Runtime:
         self.network = _network(config, world.size)
         self.names = chosen(config)
         self.rails = self._rails()
-        self.traffic: Membership | None = None
+        self.traffic: Stamp | None = None
+        self.dialing = threading.Lock()  # of classes
+        self.classes: set[tuple[int, int]] = set()  # of rank and DSCP: what is connected beside the usual (classes.py)
         self._lock = threading.Lock()
         self._closed = False
         self.pid = os.getpid()
@@ -218,13 +221,9 @@ class Runtime:
         cpus = functools.reduce(lambda a, b: a | b, (int(card["cpus"], 16) for card in local))
         self.engine.locality(len(local), bin(cpus).count("1"))
         self.engine.connect(self.rank, "loop", bytes.fromhex(own["addresses"]["loop"]), True)
-        for rank, card in enumerate(self.cards):
-            if rank == self.rank:
-                continue
-            provider = self.provider(self.rank, rank)
-            for name in [provider, *map(domain_of_rail, range(1, self.rails_to(rank)))]:
-                for _ in range(self.streams_to(rank)):
-                    self.engine.connect(rank, name, bytes.fromhex(card["addresses"][name]), self.rank < rank)
+        for rank in range(self.size):
+            if rank != self.rank:
+                dial(self, rank)
         with self._lock:
             lost = dict(self.lost)  # before their connections had begun
         for rank, reason in lost.items():

@@ -9,7 +9,8 @@ peer has another one: it carries what answers the peer's bulk, and small message
 The socket's priority is set beside it, from the band at registration, for what else on the host may look at it (a VLAN's egress
 map): under a policy that rotates it is soon out of date, and our own trees do not look at it.
 
-Without a controller nothing is stamped: the priority then orders what this library has to send, and no more.
+Without a controller it is stamped with the DSCP that ``HRDMA_TRAFFIC_CLASS`` names, or not at all: the priority then orders
+what this library has to send, and no more. A communicator may have a class of its own beside that: `hrdma.classes`.
 """
 
 from __future__ import annotations
@@ -25,36 +26,28 @@ if TYPE_CHECKING:
     from hrdma import _core
     from hrdma.config import Config
 
-__all__ = ["Membership", "join"]
+__all__ = ["Membership", "Stamp", "join", "urgency"]
 
 log = logging.getLogger("hrdma")
 ANSWER_SECONDS = 10.0  # for the controller, which may be at work on the kernel's tables
 OFF = "off"
 
 
-class Membership:
-    """This process's registration; `close` ends it.
+class Stamp:
+    """The class of all that this process sends, but for communicators that have their own.
 
     Attributes
     ----------
-    job, dev : str
+    dscp, answers : int
+        The code point, and that of answers; the same where they are not told apart.
     band : int
-        Now; a policy that rotates changes it.
-    dscp : int
-        The code point that stands for the job on this host.
-    answers : int
-        The same for its answers; `dscp` where they are not told apart.
+        Priority beside it, 0 the most urgent.
     stamped : list of str
         Providers whose connections carry it.
     """
 
-    def __init__(self, client: Client, job: str, priority: int | None) -> None:
-        self.job, self.dev = job, client.dev
-        self._client = client
-        lane = client.register(job, priority=priority)
-        self.band: int = lane["band"]
-        self.dscp: int = lane["dscp"]
-        self.answers: int = self.dscp if lane.get("answers") is None else lane["answers"]
+    def __init__(self, dscp: int, answers: int, band: int) -> None:
+        self.dscp, self.answers, self.band = dscp, answers, band
         self.stamped: list[str] = []
 
     def stamp(self, engine: _core.Engine) -> None:
@@ -68,28 +61,59 @@ class Membership:
         ]
 
     def __str__(self) -> str:
-        how = f"{self._client.policy} by {self._client.kind}"
         where = ", ".join(self.stamped) or "nothing: no connection of this rank can carry it"
-        return f"job {self.job}: band {self.band} of {self.dev} ({how}), DSCP {self.dscp} on {where}"
+        return f"DSCP {self.dscp} on {where}"
 
     def to_dict(self) -> dict[str, Any]:
-        """``dev``, ``policy``, ``kind``, ``band`` (at registration), ``dscp``, ``answers``, ``stamped``."""
+        """``dev``, ``policy``, ``kind`` (of the controller, else None), ``band``, ``dscp``, ``answers``, ``stamped``."""
         return {
-            "dev": self.dev, "policy": self._client.policy, "kind": self._client.kind,
+            "dev": None, "policy": None, "kind": None,
             "band": self.band, "dscp": self.dscp, "answers": self.answers, "stamped": self.stamped,
         }  # fmt: skip
+
+    def close(self) -> None:
+        """Nobody was told of it."""
+
+
+class Membership(Stamp):
+    """This process's registration with a controller, and the class that it gave; `close` ends it.
+
+    Attributes
+    ----------
+    job, dev : str
+    band : int
+        At registration; a policy that rotates changes it.
+    """
+
+    def __init__(self, client: Client, job: str, priority: int | None) -> None:
+        self.job, self.dev = job, client.dev
+        self._client = client
+        lane = client.register(job, priority=priority)
+        answers = lane.get("answers")
+        super().__init__(lane["dscp"], lane["dscp"] if answers is None else answers, lane["band"])
+
+    def __str__(self) -> str:
+        return f"job {self.job}: band {self.band} of {self.dev} ({self._client.policy} by {self._client.kind}), {super().__str__()}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | {"dev": self.dev, "policy": self._client.policy, "kind": self._client.kind}
 
     def close(self) -> None:
         self._client.close()
 
 
-def join(config: Config, engine: _core.Engine, *, deadline: float, tell: bool) -> Membership | None:
-    """Registers the job that the configuration names with the controller of this host.
+def urgency(dscp: int) -> int:
+    """Of a DSCP: 0, the most urgent, to 7. Its first three bits are the class selector."""
+    return 7 - (dscp >> 3)
+
+
+def join(config: Config, engine: _core.Engine, *, deadline: float, tell: bool) -> Stamp | None:
+    """The class of the job: as the controller of this host gives it, or as the configuration says.
 
     Parameters
     ----------
     config : Config
-        Its ``job``, ``priority`` and ``qos``.
+        Its ``job``, ``priority``, ``qos`` and ``traffic_class``.
     engine : Engine
         Its connections to come have the job's class.
     deadline : float
@@ -99,23 +123,30 @@ def join(config: Config, engine: _core.Engine, *, deadline: float, tell: bool) -
 
     Returns
     -------
-    Membership or None
-        None: no job is named, the setting is ``off``, or no controller answers.
+    Stamp or None
+        A `Membership` where a job is named and a controller answers. None: neither that nor ``traffic_class``.
 
     Raises
     ------
     RefusedError
         The controller does not let this job in.
     """
+    found = _registered(config, deadline, tell)
+    if found is None and config.traffic_class is not None:
+        found = Stamp(config.traffic_class, config.traffic_class, urgency(config.traffic_class))
+    if found is not None:
+        found.stamp(engine)
+    return found
+
+
+def _registered(config: Config, deadline: float, tell: bool) -> Stamp | None:
     if not config.job or config.qos == OFF:
         return None
     client = None
     try:
         client = Client(config.qos or _only(), timeout=max(0.1, min(ANSWER_SECONDS, (deadline - time.monotonic()) / 2)))
         given = config.origins.get("priority", "default") != "default"
-        found = Membership(client, config.job, config.priority if given else None)
-        found.stamp(engine)
-        return found
+        return Membership(client, config.job, config.priority if given else None)
     except (RequestError, DeviceError, OSError) as error:
         if client is not None:
             client.close()

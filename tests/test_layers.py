@@ -53,14 +53,17 @@ RULES = {
     "hrdma.discovery": Rule(f"{BASE} {SETTINGS} hrdma.communicator hrdma.nics hrdma.topo", "numpy"),
     "hrdma.calibration": Rule(f"{BASE} {SETTINGS} hrdma hrdma.planning hrdma.topo hrdma._core", "numpy"),
     "hrdma.traffic": Rule(f"{BASE} {SETTINGS} hrdma._core hrdma.qos.client"),
-    "hrdma.communicator": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.given", "numpy"),
+    "hrdma.classes": Rule(f"{BASE} hrdma.providers hrdma.communicator hrdma.runtime"),
+    "hrdma.communicator": Rule(
+        f"{BASE} {SETTINGS} {API} hrdma._core hrdma.classes hrdma.planning hrdma.given", "numpy"
+    ),
     "hrdma.given": Rule(f"{BASE} hrdma.communicator hrdma.planning"),
     "hrdma.collectives": Rule(f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning", "numpy"),
     "hrdma.providers": Rule(f"{BASE} {SETTINGS} hrdma._core"),
     "hrdma.remarks": Rule("hrdma.runtime"),
     "hrdma.runtime": Rule(
         f"{BASE} {SETTINGS} {API} hrdma._core hrdma.planning hrdma.calibration hrdma.control hrdma.nics hrdma.providers hrdma.remarks "
-        "hrdma.traffic"
+        "hrdma.traffic hrdma.classes"
     ),
     "hrdma.objects": Rule(
         f"{BASE} {SETTINGS} {API} hrdma hrdma._core hrdma.control hrdma.providers hrdma.verbs", "numpy ml_dtypes"

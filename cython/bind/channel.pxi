@@ -57,7 +57,7 @@ cdef class Channel:
     cdef int64_t ended_sequence
     cdef object __weakref__
 
-    def __init__(self, Engine engine, uint64_t id, peers, int rank, *, timeout=300.0):
+    def __init__(self, Engine engine, uint64_t id, peers, int rank, *, timeout=300.0, int dscp=-1):
         cdef uint64_t[:] table
         cdef hr_status status
         import array
@@ -74,7 +74,7 @@ cdef class Channel:
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is not in a communicator of {self.size}")
         table = array.array("Q", peers)
-        status = hr_comm_open(engine.handle, id, &table[0], self.size, rank, &self.handle)
+        status = hr_comm_open_classed(engine.handle, id, &table[0], self.size, rank, dscp, &self.handle)
         if status != HR_OK:
             self.handle = NULL
             raise status_error(status, f"cannot open communicator {id:#x} of {self.size} ranks: "

@@ -136,8 +136,11 @@ cdef class Engine:
         self.check()
         hr_engine_set_locality(self.handle, local_ranks, cores)
 
-    def connect(self, uint64_t peer_id, str provider, bytes address, bint active):
-        """Begins to connect; both sides call it, one of them with ``active``. Rails are connected in turn."""
+    def connect(self, uint64_t peer_id, str provider, bytes address, bint active, int dscp=-1):
+        """Begins to connect; both sides call it, one of them with ``active``. Rails are connected in turn.
+
+        A DSCP of 0 to 63 makes a connection of a traffic class of its own, beside the one without (-1).
+        """
         cdef bytes name = provider.encode()
         cdef const char *provider_name = name
         cdef const char *where = address
@@ -145,7 +148,7 @@ cdef class Engine:
         cdef hr_status status
         cdef hr_engine *handle = self.enter()
         with nogil:
-            status = hr_connect(handle, peer_id, provider_name, where, size, active)
+            status = hr_connect_classed(handle, peer_id, provider_name, where, size, active, dscp)
         self.inside -= 1
         if status != HR_OK:
             raise status_error(status, f"cannot connect to rank {peer_id} over {provider}: "
@@ -215,6 +218,17 @@ cdef class Engine:
         if status not in (HR_OK, HR_ERR_UNSUPPORTED):
             text = text_of(hr_status_text(status))
             raise status_error(status, f"dscp {dscp} and {answers}, priority {priority}: {text}")
+        return status == HR_OK
+
+    def class_taken(self, str provider, int dscp):
+        """Whether all connections of that traffic class over a provider have it; of a device it is read back."""
+        cdef bytes name = provider.encode()
+        cdef const char *provider_name = name
+        cdef hr_status status
+        cdef hr_engine *handle = self.enter()
+        with nogil:
+            status = hr_class_taken(handle, provider_name, dscp)
+        self.inside -= 1
         return status == HR_OK
 
     def peer_lost(self, uint64_t peer_id, str reason):

@@ -52,9 +52,20 @@ int hr_comm_rank_of(struct hr_comm *comm, struct hr_conn *conn) {
     return conn->index < comm->nranks ? comm->ranks[conn->index] : -1;
 }
 
+static struct hr_conn *way_to(struct hr_engine *engine, uint64_t peer, uint32_t channel) {
+    struct hr_conn *conn = channel ? hr_conn_find(engine, peer, channel) : NULL;
+    return conn ? conn : hr_conn_find(engine, peer, 0);
+}
+
 hr_status hr_comm_open(struct hr_engine *engine, uint64_t id, const uint64_t *peers, int size, int rank,
                        struct hr_comm **comm_p) {
+    return hr_comm_open_classed(engine, id, peers, size, rank, HR_NO_CLASS, comm_p);
+}
+
+hr_status hr_comm_open_classed(struct hr_engine *engine, uint64_t id, const uint64_t *peers, int size, int rank,
+                               int dscp, struct hr_comm **comm_p) {
     hr_status status = HR_ERR_NOMEM;
+    if (dscp < HR_NO_CLASS || dscp > 63) return HR_ERR_INVALID;
     if (size < 1 || rank < 0 || rank >= size || peers[rank] != engine->config.self_id || !id) return HR_ERR_INVALID;
     hr_lock(engine);
     struct hr_comm *comm = calloc(1, sizeof *comm);
@@ -76,7 +87,7 @@ hr_status hr_comm_open(struct hr_engine *engine, uint64_t id, const uint64_t *pe
     hr_list_init(&comm->strays);
     for (uint32_t i = 0; i < comm->nranks; i++) comm->ranks[i] = -1;
     for (int i = 0; i < size; i++) {
-        comm->conns[i] = hr_conn_find(engine, peers[i]);
+        comm->conns[i] = way_to(engine, peers[i], HR_CHANNEL(dscp));
         if (!comm->conns[i]) {
             status = HR_ERR_INVALID;
             goto fail;

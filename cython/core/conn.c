@@ -29,22 +29,25 @@ uint64_t hr_credit_max(struct hr_engine *engine) {
     return credit > EAGER_CREDIT_LEAST ? credit : EAGER_CREDIT_LEAST;
 }
 
-struct hr_conn *hr_conn_find(struct hr_engine *engine, uint64_t peer_id) {
+struct hr_conn *hr_conn_find(struct hr_engine *engine, uint64_t peer_id, uint32_t channel) {
     for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next) {
         struct hr_conn *conn = hr_container(l, struct hr_conn, link);
-        if (conn->peer_id == peer_id && conn->first == conn) return conn;
+        if (conn->peer_id == peer_id && conn->channel == channel && conn->first == conn) return conn;
     }
     return NULL;
 }
 
-struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id, int rail) {
-    struct hr_conn *first = hr_conn_find(engine, peer_id), *conn;
+struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id, uint32_t channel, int rail) {
+    struct hr_conn *first = hr_conn_find(engine, peer_id, channel), *conn;
+    struct hr_conn *of_peer = first || !channel ? first : hr_conn_find(engine, peer_id, 0);
+    if (channel && !of_peer) return NULL;
     if (first && rail < first->nrails) return first->rails[rail];
     if (rail != (first ? first->nrails : 0)) return NULL;
     conn = calloc(1, sizeof *conn);
     if (!conn) return NULL;
     conn->engine = engine;
     conn->peer_id = peer_id;
+    conn->channel = channel;
     conn->credit = (int64_t)hr_credit_max(engine);
     hr_list_init(&conn->active);
     hr_list_init(&conn->ctl);
@@ -53,7 +56,7 @@ struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id, int rail
     if (!first) first = conn;
     conn->first = first;
     first->rails[first->nrails++] = conn;
-    conn->index = first == conn ? engine->nconns++ : first->index;
+    conn->index = of_peer ? of_peer->index : engine->nconns++;
     hr_list_push(&engine->conns, &conn->link);
     return conn;
 }

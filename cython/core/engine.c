@@ -253,9 +253,16 @@ int hr_engine_domain(struct hr_engine *engine, int i, const char **name_p, void 
     return 1;
 }
 
+/* Its domain's, or that of its channel: the more urgent a DSCP is, the higher are its first three bits. */
+static struct hr_class class_of(const struct hr_conn *conn, int d) {
+    int dscp = (int)conn->channel - 1;
+    if (!conn->channel) return conn->engine->classes[d];
+    return (struct hr_class){1, (uint8_t)dscp, (uint8_t)(7 - (dscp >> 3))};
+}
+
 static hr_status add_lane(struct hr_conn *conn, int d, const void *addr, size_t len, int active) {
     struct hr_domain *domain = conn->engine->domains[d];
-    const struct hr_class *class = &conn->engine->classes[d];
+    struct hr_class class = class_of(conn, d);
     int i = 0;
     while (i <= HR_MAX_LANES && conn->lanes[i].ep) i++;
     if (i > HR_MAX_LANES) return HR_ERR_INVALID;
@@ -263,7 +270,8 @@ static hr_status add_lane(struct hr_conn *conn, int d, const void *addr, size_t 
     lane->conn = conn;
     hr_status status = domain->ops->ep_create(domain, conn->peer_id, lane, &lane->ep);
     if (status != HR_OK) return status;
-    if (class->set) domain->ops->ep_set_class(lane->ep, class->dscp, class->priority);
+    lane->ep->channel = conn->channel;
+    if (class.set) domain->ops->ep_set_class(lane->ep, class.dscp, class.priority);
     status = domain->ops->ep_connect(lane->ep, addr, len, active);
     if (status == HR_OK) return status;
     domain->ops->ep_destroy(lane->ep);
@@ -273,17 +281,27 @@ static hr_status add_lane(struct hr_conn *conn, int d, const void *addr, size_t 
 
 hr_status hr_connect(struct hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr, size_t len,
                      int active) {
+    return hr_connect_classed(engine, peer_id, provider, addr, len, active, HR_NO_CLASS);
+}
+
+hr_status hr_connect_classed(struct hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr,
+                             size_t len, int active, int dscp) {
     struct rail_name parsed = parse_name(provider);
     int self = peer_id == engine->config.self_id, d = 0;
     hr_status status = HR_ERR_NOMEM;
+    if (dscp < HR_NO_CLASS || dscp > 63) return HR_ERR_INVALID;
     hr_lock(engine);
     while (d < engine->ndomains && strcmp(engine->names[d], provider)) d++;
-    struct hr_conn *first = hr_conn_find(engine, peer_id), *conn = NULL;
-    int out_of_turn = parsed.rail > (first ? first->nrails : 0);
-    if (d < engine->ndomains && !out_of_turn) conn = hr_conn_get(engine, peer_id, parsed.rail);
+    struct hr_conn *first = hr_conn_find(engine, peer_id, HR_CHANNEL(dscp)), *conn = NULL;
+    int out_of_turn = parsed.rail > (first ? first->nrails : 0) || (dscp >= 0 && !hr_conn_find(engine, peer_id, 0));
+    int in_vain = d < engine->ndomains && dscp >= 0 && engine->domains[d]->caps.flags & HR_CAP_LOCAL;
+    if (d < engine->ndomains && !out_of_turn && !in_vain)
+        conn = hr_conn_get(engine, peer_id, HR_CHANNEL(dscp), parsed.rail);
     if (d == engine->ndomains || out_of_turn ||
         (conn && conn->nlanes && (self || conn->caps != &engine->domains[d]->caps)))
         status = HR_ERR_INVALID;
+    else if (in_vain)
+        status = HR_ERR_UNSUPPORTED;
     else if (conn && (conn->first->state == HR_CONN_LOST || conn->first->state == HR_CONN_CLOSED))
         status = conn->first->why;
     else if (conn) {
@@ -293,6 +311,7 @@ hr_status hr_connect(struct hr_engine *engine, uint64_t peer_id, const char *pro
         if (status == HR_OK && self) status = add_lane(conn, d, addr, len, 1);
         if (status == HR_OK) {
             conn->state = HR_CONN_CONNECTING;
+            conn->awaited = 1;
             conn->nlanes++;
             engine->domain_conns[d]++;
         }
@@ -307,7 +326,8 @@ static int all_connected(struct hr_engine *engine, void *arg) {
     *bad = NULL;
     for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next) {
         struct hr_conn *conn = hr_container(l, struct hr_conn, link);
-        if (conn->state == HR_CONN_UP) continue;
+        if (conn->state == HR_CONN_UP) conn->awaited = 0;
+        if (!conn->awaited) continue;
         *bad = conn;
         if (conn->state != HR_CONN_CONNECTING) return 1;
     }
@@ -325,38 +345,56 @@ hr_status hr_connect_wait(struct hr_engine *engine, int64_t deadline, uint64_t *
         else {
             status = bad->why;
             snprintf(detail, 256, "%s", bad->detail);
+            bad->awaited = 0;
         }
     }
     hr_unlock(engine);
     return status;
 }
 
-hr_status hr_set_class(struct hr_engine *engine, const char *provider, int dscp, int answers, int priority) {
+/* Every connection of a channel over a provider. HR_ERR_UNSUPPORTED: there is none, or one has not got it. */
+static hr_status stamp(struct hr_engine *engine, const char *provider, uint32_t channel, int dscp, int answers,
+                       int priority) {
     hr_status status = HR_OK;
     int count = 0;
-    if (dscp < 0 || dscp > 63 || answers < 0 || answers > 63 || priority < 0 || priority > 7) return HR_ERR_INVALID;
-    hr_lock(engine);
-    for (int d = 0; d < engine->ndomains; d++)
-        if (!strcmp(parse_name(engine->names[d]).provider, provider))
-            engine->classes[d] = (struct hr_class){1, (uint8_t)dscp, (uint8_t)priority};
     for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next) {
         struct hr_conn *conn = hr_container(l, struct hr_conn, link);
-        if (!conn->nlanes || conn->state == HR_CONN_LOST || strcmp(conn->provider->name, provider)) continue;
+        if (!conn->nlanes || conn->state == HR_CONN_LOST || conn->channel != channel) continue;
+        if (strcmp(conn->provider->name, provider)) continue;
         for (int i = 0; i < conn->nlanes; i++, count++) {
             struct hr_ep *ep = conn->lanes[i].ep;
             hr_status one = ep->domain->ops->ep_set_class(ep, i == 0 && conn->nlanes > 1 ? answers : dscp, priority);
             if (one != HR_OK) status = one;
         }
     }
-    hr_unlock(engine);
     return count ? status : HR_ERR_UNSUPPORTED;
+}
+
+hr_status hr_set_class(struct hr_engine *engine, const char *provider, int dscp, int answers, int priority) {
+    if (dscp < 0 || dscp > 63 || answers < 0 || answers > 63 || priority < 0 || priority > 7) return HR_ERR_INVALID;
+    hr_lock(engine);
+    for (int d = 0; d < engine->ndomains; d++)
+        if (!strcmp(parse_name(engine->names[d]).provider, provider))
+            engine->classes[d] = (struct hr_class){1, (uint8_t)dscp, (uint8_t)priority};
+    hr_status status = stamp(engine, provider, 0, dscp, answers, priority);
+    hr_unlock(engine);
+    return status;
+}
+
+hr_status hr_class_taken(struct hr_engine *engine, const char *provider, int dscp) {
+    if (dscp < 0 || dscp > 63) return HR_ERR_INVALID;
+    hr_lock(engine);
+    hr_status status = stamp(engine, provider, HR_CHANNEL(dscp), dscp, dscp, 7 - (dscp >> 3));
+    hr_unlock(engine);
+    return status;
 }
 
 void hr_peer_lost(struct hr_engine *engine, uint64_t peer_id, hr_status why, const char *detail) {
     hr_lock(engine);
-    struct hr_conn *conn = hr_conn_find(engine, peer_id);
-    for (int i = 0; conn && i < conn->nrails; i++)
-        hr_conn_lost(conn->rails[i], hr_is_error(why) ? why : HR_ERR_PEER_LOST, detail);
+    for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next) {
+        struct hr_conn *conn = hr_container(l, struct hr_conn, link);
+        if (conn->peer_id == peer_id) hr_conn_lost(conn, hr_is_error(why) ? why : HR_ERR_PEER_LOST, detail);
+    }
     hr_settle(engine);
     hr_unlock(engine);
 }
@@ -379,12 +417,13 @@ int hr_engine_counters(struct hr_engine *engine, struct hr_counter *counters, in
 
 int hr_peer_stats(struct hr_engine *engine, uint64_t peer_id, struct hr_peer_stats *stats_p) {
     hr_lock(engine);
-    struct hr_conn *conn = hr_conn_find(engine, peer_id);
+    struct hr_conn *conn = hr_conn_find(engine, peer_id, 0);
     if (conn)
         *stats_p = (struct hr_peer_stats){
             .provider = conn->provider ? conn->provider->name : "", .connected = 1, .rails = conn->nrails};
-    for (int i = 0; conn && i < conn->nrails; i++) {
-        struct hr_conn *rail = conn->rails[i];
+    for (struct hr_link *l = engine->conns.next; conn && l != &engine->conns; l = l->next) {
+        struct hr_conn *rail = hr_container(l, struct hr_conn, link);
+        if (rail->index != conn->index) continue;
         stats_p->tx_bytes += rail->tx_bytes;
         stats_p->rx_bytes += rail->rx_bytes;
         stats_p->tx_msgs += rail->tx_msgs;
@@ -393,7 +432,7 @@ int hr_peer_stats(struct hr_engine *engine, uint64_t peer_id, struct hr_peer_sta
         stats_p->fell += rail->fell;
         if (rail->carrier) stats_p->carrier = rail->carrier;
         if (rail->busy_ns > stats_p->busy_ns) stats_p->busy_ns = rail->busy_ns;
-        if (rail->state != HR_CONN_UP) stats_p->connected = 0;
+        if (rail->state != HR_CONN_UP && !(rail->channel && rail->awaited)) stats_p->connected = 0;
     }
     hr_unlock(engine);
     return conn != NULL;

@@ -43,6 +43,10 @@
  * one NIC holds back what goes by another. All rails to a peer have its index, so that a message's rank does not depend
  * on the way it came; they are lost together. Messages of users take the first rail, so that they stay in order; those
  * of programs have tags of their own and go where their lane says, at both ends.
+ *
+ * A traffic class of a communicator is a connection of its own, too, a channel: a queue pair has one class for life,
+ * and a switch may carry what is urgent past what is not. All channels to a peer have its index and are lost together;
+ * whatever a communicator says goes by the channel of its class, at both ends.
  */
 
 #include <pthread.h>
@@ -98,9 +102,10 @@ struct hr_hdr_long { /* RTS (size, desc), CTS (desc) */
 #define HR_REMARKS 16
 #define HR_BUCKETS 64 /* of the order of messages on a connection */
 #define HR_MATCH_CHAINS 512
-#define HR_BULK_MIN 4096                                     /* both ends count what is larger as bulk */
-#define HR_EAGER_COST 64                                     /* credit that a message costs beside its bytes */
-#define HR_MAX_LANES 4                                       /* streams of a rail */
+#define HR_CHANNEL(dscp) ((uint32_t)((dscp) + 1)) /* HR_NO_CLASS: 0, that of all who have no class of their own */
+#define HR_BULK_MIN 4096                          /* both ends count what is larger as bulk */
+#define HR_EAGER_COST 64                          /* credit that a message costs beside its bytes */
+#define HR_MAX_LANES 4                            /* streams of a rail */
 #define HR_MAX_DOMAINS (HR_MAX_PROVIDERS + HR_MAX_RAILS - 1) /* one provider may have rails */
 #define HR_COLL_TAG (1ull << 63)
 #define HR_COLL_SEQ(tag) (((tag) & ~HR_COLL_TAG) >> 24)
@@ -167,8 +172,10 @@ struct hr_conn {
     struct hr_link link;   /* engine->conns */
     struct hr_link active; /* engine->active when something is queued, engine->dead when lost */
     uint64_t peer_id;
-    struct hr_conn *first, *rails[HR_MAX_RAILS]; /* the peer's first rail; on that one: all of them */
+    uint32_t channel;                            /* 0; or of a traffic class of its own, by its DSCP + 1 */
+    struct hr_conn *first, *rails[HR_MAX_RAILS]; /* the channel's first rail; on that one: all of them */
     int nrails;
+    int awaited; /* by hr_connect_wait, which has not seen it stand yet */
     const struct hr_provider *provider;
     const char *carrier; /* the provider that stands in for it; NULL: none does */
     uint32_t fell;       /* times that one did */
@@ -346,8 +353,9 @@ hr_status hr_drive_until(struct hr_engine *engine, int (*cond)(struct hr_engine 
                          int64_t deadline);
 
 /* conn.c */
-struct hr_conn *hr_conn_find(struct hr_engine *engine, uint64_t peer_id);          /* its first rail */
-struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id, int rail); /* made where it is the next */
+/* The first rail of a channel, and any, which is made where it is the next. NULL. */
+struct hr_conn *hr_conn_find(struct hr_engine *engine, uint64_t peer_id, uint32_t channel);
+struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id, uint32_t channel, int rail);
 static inline struct hr_conn *hr_conn_rail(struct hr_conn *first, unsigned lane) {
     return first->nrails == 1 ? first : first->rails[lane % (unsigned)first->nrails];
 }

@@ -7,6 +7,9 @@
 
 #include "core/engine.h"
 
+/* A class that could not be had: who asked for it hears, and nobody else is concerned. */
+static int never_stood(const struct hr_conn *conn) { return conn->channel && conn->awaited; }
+
 /* Only notes it: the endpoint may be in the middle of a callback, and a communicator in the middle of being broken. */
 void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail) {
     if (conn->state == HR_CONN_LOST) return;
@@ -18,8 +21,12 @@ void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail) {
     conn->state = HR_CONN_LOST;
     hr_list_remove(&conn->active);
     hr_list_push(&conn->engine->dead, &conn->active);
-    /* a peer that has said goodbye on this rail may still be saying it on the others */
-    for (int i = 0; !conn->was_closed && i < conn->first->nrails; i++) hr_conn_lost(conn->first->rails[i], why, detail);
+    /* a peer that has said goodbye by this way may still be saying it by the others */
+    if (!conn->was_closed && !never_stood(conn))
+        for (struct hr_link *l = conn->engine->conns.next; l != &conn->engine->conns; l = l->next) {
+            struct hr_conn *other = hr_container(l, struct hr_conn, link);
+            if (other->index == conn->index) hr_conn_lost(other, why, detail);
+        }
     if (conn->engine->sleeping) hr_kick(conn->engine);
 }
 
@@ -47,7 +54,7 @@ static void conn_bury(struct hr_conn *conn) {
     for (l = engine->comms.next; l != &engine->comms; l = l->next) {
         struct hr_comm *comm = hr_container(l, struct hr_comm, link);
         int rank = hr_comm_rank_of(comm, conn);
-        if (rank >= 0 && !conn->was_closed)
+        if (rank >= 0 && !conn->was_closed && !never_stood(conn))
             hr_comm_break_locked(comm, conn->why, rank, HR_PHASE_TRANSFER, conn->provider->name, conn->detail, 1);
     }
     if (!conn->was_closed) hr_match_purge_conn(engine, conn);
@@ -77,8 +84,8 @@ static void conn_bye(struct hr_conn *conn) {
         struct hr_request *req = comm->pending, *last = req ? req->prev : NULL;
         int rank = hr_comm_rank_of(comm, conn);
         if (rank < 0) continue;
-        /* no other source is left for a receive from any, and those take the first rail */
-        int alone = conn == conn->first && ++comm->nclosed == comm->size - 1;
+        /* no other source is left for a receive from any, and those take the first rail of its channel */
+        int alone = conn == comm->conns[rank] && ++comm->nclosed == comm->size - 1;
         while (req && comm->pending) {
             struct hr_request *next = req->next;
             int end = req == last;

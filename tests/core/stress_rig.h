@@ -28,7 +28,7 @@ static inline void nap_ms(int ms) {
  * ----------------------------------------------------------------------------------------------------- */
 
 static inline struct hr_conn *conn_between(struct world *w, int from, int to) {
-    return hr_conn_find(w->ranks[from].engine, (uint64_t)to);
+    return hr_conn_find(w->ranks[from].engine, (uint64_t)to, 0);
 }
 static inline uint64_t credit_of(struct hr_conn *conn) { return (uint64_t)conn->credit; }
 

@@ -7,7 +7,7 @@
 #define BYTES (600u << 10) /* of a transfer: more than goes along with a header */
 
 static struct hr_conn *rail_of(struct rank *r, int peer, int rail) {
-    struct hr_conn *first = hr_conn_find(r->engine, (uint64_t)peer);
+    struct hr_conn *first = hr_conn_find(r->engine, (uint64_t)peer, 0);
     REQUIRE(first && first->nrails == WORLD_RAILS);
     return first->rails[rail];
 }
@@ -278,6 +278,6 @@ TEST(rails_are_connected_in_turn) {
         if (!strcmp(name, world_rail(1, text))) break;
     CHECK_EQ(hr_connect(w.ranks[0].engine, 77, world_rail(1, text), addr, len, 1), HR_ERR_INVALID);
     CHECK_EQ(hr_connect(w.ranks[0].engine, 1, world_rail(2, text), addr, len, 1), HR_ERR_INVALID);
-    CHECK(!hr_conn_find(w.ranks[0].engine, 77));
+    CHECK(!hr_conn_find(w.ranks[0].engine, 77, 0));
     world_close(&w);
 }

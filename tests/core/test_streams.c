@@ -7,7 +7,7 @@
 #define BYTES (600u << 10) /* of a transfer: more than goes along with a header */
 
 static struct hr_conn *conn_of(struct rank *r, int peer) {
-    struct hr_conn *conn = hr_conn_find(r->engine, (uint64_t)peer);
+    struct hr_conn *conn = hr_conn_find(r->engine, (uint64_t)peer, 0);
     REQUIRE(conn && conn->nlanes == WORLD_STREAMS);
     return conn;
 }

@@ -6,7 +6,7 @@
 
 #define BYTES (16u << 20)
 
-static struct hr_conn *conn_of(struct rank *r, int peer) { return hr_conn_find(r->engine, (uint64_t)peer); }
+static struct hr_conn *conn_of(struct rank *r, int peer) { return hr_conn_find(r->engine, (uint64_t)peer, 0); }
 
 static int is_up(struct rank *r) {
     hr_lock(r->engine);

@@ -187,7 +187,7 @@ static inline void rig_close(struct rig *r) {
 
 static inline struct hr_conn *conn_of(struct rig *r, int k) {
     hr_lock(r->e.engine);
-    struct hr_conn *conn = hr_conn_find(r->e.engine, (uint64_t)(WILD_ID + k));
+    struct hr_conn *conn = hr_conn_find(r->e.engine, (uint64_t)(WILD_ID + k), 0);
     hr_unlock(r->e.engine);
     return conn;
 }

@@ -125,6 +125,12 @@ int hr_engine_remark(struct hr_engine *engine, struct hr_remark *remark_p);
  * j modulo their number. Losing one rail is losing the peer. To oneself: provider "loop", once. */
 hr_status hr_connect(struct hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr, size_t len,
                      int active);
+/* The same for a traffic class of its own, which is on its packets from the first to the last: DSCP 0..63, HR_NO_CLASS
+ * for none. Those without were begun before. Losing one is losing the peer. HR_ERR_UNSUPPORTED on one host's own
+ * providers: nothing leaves it. */
+enum { HR_NO_CLASS = -1 };
+hr_status hr_connect_classed(struct hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr,
+                             size_t len, int active, int dscp);
 /* Until all begun connections stand. On failure *peer_p and detail name the first that does not. */
 hr_status hr_connect_wait(struct hr_engine *engine, int64_t deadline, uint64_t *peer_p, char detail[256]);
 /* Traffic class of every connection over a provider, those to come included, for what leaves from now on: see
@@ -132,6 +138,9 @@ hr_status hr_connect_wait(struct hr_engine *engine, int64_t deadline, uint64_t *
  * are several streams to a peer the first, which has what answers its bulk, gets the DSCP `answers` when they are
  * there. HR_ERR_UNSUPPORTED where there is none yet, or one of them has not got it; the others have it all the same. */
 hr_status hr_set_class(struct hr_engine *engine, const char *provider, int dscp, int answers, int priority);
+/* Whether all connections of such a class over a provider have it: HR_ERR_UNSUPPORTED where one has not, or there is
+ * none. Of a device it is read back. */
+hr_status hr_class_taken(struct hr_engine *engine, const char *provider, int dscp);
 /* The control plane knows: this peer is gone. Breaks every communicator that holds it. Idempotent. */
 void hr_peer_lost(struct hr_engine *engine, uint64_t peer_id, hr_status why, const char *detail);
 /* Descriptor that becomes readable when an ASYNC request was added to the done list; and the list. */
@@ -141,6 +150,9 @@ struct hr_request *hr_engine_reap(struct hr_engine *engine); /* linked by next; 
 /* A communicator: peers[i] is the peer id of rank i. id is the same on all members and is never reused in a job. */
 hr_status hr_comm_open(struct hr_engine *engine, uint64_t id, const uint64_t *peers, int size, int rank,
                        struct hr_comm **comm_p);
+/* The same by the connections of a traffic class, to those peers to which there are some. */
+hr_status hr_comm_open_classed(struct hr_engine *engine, uint64_t id, const uint64_t *peers, int size, int rank,
+                               int dscp, struct hr_comm **comm_p);
 /* Aborts what is pending, forgets what arrived; later frames for this id are dropped. */
 void hr_comm_close(struct hr_comm *comm);
 /* Pending and later calls fail with this; told to the other members when tell is set. The first break wins. */

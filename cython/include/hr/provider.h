@@ -117,6 +117,7 @@ struct hr_ep {
     struct hr_domain *domain;
     void *ctx;        /* the engine's connection lane */
     uint64_t peer_id; /* whom it reaches */
+    uint32_t channel; /* the engine's, before ep_connect: endpoints of one number meet; 0 with HR_CAP_LOCAL */
 };
 
 /* Where events go. All are called from inside progress() with the engine's lock held. */

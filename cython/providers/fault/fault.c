@@ -216,6 +216,7 @@ static hr_status fault_ep_create(struct hr_domain *base, uint64_t peer_id, void 
 }
 
 static hr_status fault_ep_connect(struct hr_ep *ep, const void *addr, size_t addr_len, int active) {
+    of_ep(ep)->inner->channel = ep->channel;
     return inner_ops(ep)->ep_connect(of_ep(ep)->inner, addr, addr_len, active);
 }
 

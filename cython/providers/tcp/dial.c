@@ -225,11 +225,12 @@ static void sort_candidates(struct hr_tcp_domain *d, struct hr_tcp_dial *dial, c
 
 /*
  * Several endpoints may reach one peer, each over its own socket. They are told apart by a stream number: the lowest
- * that no other endpoint to that peer, calling like this one or waiting like this one, has. Both sides count alike when
- * they connect their endpoints in one order; and an endpoint of a domain to itself does not meet its own number.
+ * of its channel that no other endpoint to that peer, calling like this one or waiting like this one, has. Both sides
+ * count alike when they connect a channel's endpoints in one order; and an endpoint of a domain to itself does not meet
+ * its own number.
  */
 static uint32_t free_stream(struct hr_tcp_domain *d, const struct hr_tcp_ep *self, int active) {
-    for (uint32_t stream = 0;; stream++) {
+    for (uint32_t stream = self->base.channel << 16;; stream++) {
         int used = 0;
         for (struct hr_link *l = d->eps.next; l != &d->eps && !used; l = l->next) {
             struct hr_tcp_ep *ep = hr_container(l, struct hr_tcp_ep, link);

@@ -22,7 +22,7 @@
 /* ---- lanes ---- */
 
 static uint32_t free_stream(struct hr_bond *bond, const struct hr_bond_ep *self, int active) {
-    for (uint32_t stream = 0;; stream++) {
+    for (uint32_t stream = self->base.channel << 16;; stream++) {
         int used = 0;
         for (struct hr_link *l = bond->eps.next; l != &bond->eps && !used; l = l->next) {
             struct hr_bond_ep *ep = hr_container(l, struct hr_bond_ep, link);

@@ -317,7 +317,7 @@ void hr_verbs_calls_tick(struct hr_verbs_domain *d, int64_t now) {
 /* As many endpoints as one likes may reach one peer: they are told apart by a number, the lowest that no other endpoint
  * to that peer, of the same role, has. Both sides count alike when they connect their endpoints in one order. */
 static uint32_t free_stream(struct hr_verbs_domain *d, const struct hr_verbs_ep *self, int active) {
-    for (uint32_t stream = 0;; stream++) {
+    for (uint32_t stream = self->base.channel << 16;; stream++) {
         int used = 0;
         for (struct hr_link *l = d->eps.next; l != &d->eps && !used; l = l->next) {
             struct hr_verbs_ep *ep = hr_container(l, struct hr_verbs_ep, link);
