@@ -74,6 +74,8 @@ cdef extern from "hr/memory.h" nogil:
 
     void *hr_arena_alloc(size_t size, uint32_t flags) noexcept
     void hr_arena_free(void *block) noexcept
+    uint64_t hr_memory_keep(void *base, size_t size) noexcept
+    void hr_memory_forget(uint64_t id) noexcept
     bint hr_arena_find(const void *addr, size_t size, hr_arena_info *info_p) noexcept
     void hr_arena_read_stats "hr_arena_stats"(hr_arena_stats *stats_p) noexcept
 
@@ -118,6 +120,7 @@ cdef extern from "hr/provider.h" nogil:
         HR_CAP_ANYMEM
         HR_CAP_REVOKE
         HR_CAP_LOCAL
+        HR_CAP_PINS
         HR_CAP_CONFIRMS
 
     struct hr_caps:

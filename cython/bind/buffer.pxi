@@ -10,6 +10,9 @@ from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.string cimport memset
 
+import weakref as _weakref
+from functools import partial as _partial
+
 from hrdma.types import DTYPE_CODE, OP_CODE
 
 cdef extern from "Python.h":
@@ -95,10 +98,12 @@ cdef extern from *:
         void *data
         int nd
         Py_ssize_t *dimensions
+        PyObject *base
         hr_numpy_type *descr
         int flags
 
 cdef enum:
+    NUMPY_OWNS = 0x4
     NUMPY_CONTIGUOUS = 0x1
     NUMPY_WRITEABLE = 0x400
     NUMPY_TYPES = 24
@@ -146,7 +151,44 @@ cdef bint span_numpy(object x, bint writable, Span *span) noexcept:
     span.dtype = NUMPY_DTYPE[number]
     span.keep = <PyObject *> x
     Py_INCREF(x)
+    if registers and span.nbytes >= KEPT_LEAST:
+        keep_memory(<hr_numpy_array *> <PyObject *> x)
     return True
+
+
+cdef bint registers = False   # an engine of this process has to register what it moves
+cdef dict kept_memory = {}    # address of an array that owns its memory: (reference to it, id of the memory)
+cdef enum:
+    KEPT_LEAST = 64 << 10     # bytes; shorter ones are copied
+    KEPT_MOST = 1024          # arrays; those that come later are registered by each operation
+
+
+cdef void keep_memory(hr_numpy_array *array) noexcept:
+    """Tells the core of the memory under an array, until the array that owns it ends: it may stay registered that long.
+
+    A weak reference also keeps numpy from resizing it.
+    """
+    cdef size_t key
+    cdef uint64_t number
+    while array.base != NULL and Py_TYPE(<object> array.base) == NDARRAY:
+        array = <hr_numpy_array *> array.base
+    key = <size_t> array
+    if array.base != NULL or not array.flags & NUMPY_OWNS or key in kept_memory or len(kept_memory) >= KEPT_MOST:
+        return
+    try:
+        owner = <object> <PyObject *> array
+        nbytes = <size_t> owner.nbytes
+        if nbytes >= KEPT_LEAST:
+            number = hr_memory_keep(array.data, nbytes)
+            if number:
+                kept_memory[key] = (_weakref.ref(owner, _partial(forget_memory, key)), number)
+    except Exception:  # it is registered by each operation then
+        pass
+
+
+def forget_memory(size_t key, reference):
+    """The array is about to give its memory back."""
+    hr_memory_forget(kept_memory.pop(key)[1])
 
 
 cdef inline int span_open(object x, bint writable, Span *span) except -1:

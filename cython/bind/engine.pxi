@@ -1,5 +1,4 @@
 # engine.pxi - this process's place in a job: domains, connections, finished asynchronous requests.
-import weakref as _weakref
 
 MAX_RAILS = HR_MAX_RAILS
 
@@ -74,6 +73,7 @@ cdef class Engine:
             message = f"cannot open the transport: {text_of(hr_status_text(status))}"
             raise status_error(status, with_detail(message, detail))
         self.handle = handle
+        learn_registers(handle)
 
     def __dealloc__(self):
         # An engine of the parent is left alone in a forked child: its threads are not there to be stopped.
@@ -384,8 +384,23 @@ from time import sleep as _sleep
 cdef tuple CAPS = (
     (HR_CAP_READ, "read"), (HR_CAP_WRITE, "write"), (HR_CAP_ATOMIC, "atomic"), (HR_CAP_MAP, "map"),
     (HR_CAP_ANYMEM, "anymem"), (HR_CAP_REVOKE, "revoke"), (HR_CAP_LOCAL, "local"),
-    (HR_CAP_CONFIRMS, "confirms"),
+    (HR_CAP_CONFIRMS, "confirms"), (HR_CAP_PINS, "pins"),
 )
+
+
+cdef void learn_registers(hr_engine *handle) noexcept:
+    """Whether memory has to be registered from now on: what calls are given is then noted (buffer.pxi)."""
+    global registers
+    cdef const char *name
+    cdef char text[HR_ABOUT]
+    cdef uint8_t address[HR_MAX_ADDR]
+    cdef size_t size = sizeof(address)
+    cdef hr_caps caps
+    cdef int i = 0
+    while hr_engine_domain(handle, i, &name, address, &size, &caps, text):
+        registers = registers or caps.flags & HR_CAP_PINS != 0
+        size = sizeof(address)
+        i += 1
 
 
 def faults_fired():

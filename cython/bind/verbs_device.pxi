@@ -11,7 +11,6 @@ from verbs cimport *
 import ipaddress as _ipaddress
 import errno as _errno
 import resource as _resource
-import weakref as _weakref
 
 
 @cython.no_gc_clear  # owners must be there when this is closed; a tuple, since the collector empties lists

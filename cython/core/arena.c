@@ -19,6 +19,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -245,11 +246,55 @@ void hr_arena_free(void *block) {
     discard_all(gone);
 }
 
-int hr_arena_find(const void *addr, size_t len, struct hr_arena_info *info_p) {
+int hr_memory_find(const void *addr, size_t len, struct hr_arena_info *info_p) {
     uintptr_t begin = (uintptr_t)addr;
     if (begin + len < begin) return 0;
     return hr_arena_index_find(begin, begin + len, info_p);
 }
+
+int hr_arena_find(const void *addr, size_t len, struct hr_arena_info *info_p) {
+    struct hr_arena_info info;
+    if (!hr_memory_find(addr, len, &info) || info.flags & HR_MEMORY_KEPT) return 0;
+    *info_p = info;
+    return 1;
+}
+
+/* ---- kept memory: known to the index alone ---- */
+
+static _Atomic uint64_t forgotten;
+
+static void drop(uint64_t id) {
+    hr_arena_index_remove(id);
+    atomic_fetch_add_explicit(&forgotten, 1, memory_order_release);
+}
+
+/* Whoever owned it has not said that it went: there is other memory now. */
+static void drop_overlapped(uintptr_t base, size_t size) {
+    uint64_t id;
+    while ((id = hr_arena_index_kept(base, base + size))) drop(id);
+}
+
+uint64_t hr_memory_keep(void *base, size_t size) {
+    struct hr_arena_info info = {.fd = -1, .base = base, .size = size, .flags = HR_MEMORY_KEPT};
+    pthread_once(&once, prepare);
+    pthread_mutex_lock(&lock);
+    drop_overlapped((uintptr_t)base, size);
+    if (hr_arena_index_reserve() == 0) {
+        info.id = ++last_id;
+        hr_arena_index_add(&info, NULL);
+    }
+    pthread_mutex_unlock(&lock);
+    return info.id;
+}
+
+/* A forked child knows none of its parent's. */
+void hr_memory_forget(uint64_t id) {
+    pthread_mutex_lock(&lock);
+    if (hr_arena_index_alive(id)) drop(id);
+    pthread_mutex_unlock(&lock);
+}
+
+uint64_t hr_memory_forgotten(void) { return atomic_load_explicit(&forgotten, memory_order_acquire); }
 
 int hr_arena_alive(uint64_t id) { return hr_arena_index_alive(id); }
 

@@ -127,6 +127,12 @@ struct hr_arena *hr_arena_index_owner(const void *addr) {
     return e && (uintptr_t)addr < e->end ? e->arena : NULL;
 }
 
+uint64_t hr_arena_index_kept(uintptr_t begin, uintptr_t end) {
+    struct table *t = current;
+    struct entry *e = end > begin ? below(t, visible(t), end - 1) : NULL;
+    return e && e->end > begin && (uint32_t)(e->fd_flags >> 32) & HR_MEMORY_KEPT ? e->id : 0;
+}
+
 static void copy_entry(struct entry *to, struct entry *from) {
     SET(to->base, GET(from->base));
     SET(to->end, GET(from->end));

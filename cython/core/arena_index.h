@@ -13,6 +13,9 @@ void hr_arena_index_remove(uint64_t id);
 /* Under the lock too: the arena in which addr lies, or NULL. */
 struct hr_arena *hr_arena_index_owner(const void *addr);
 
+/* Under the lock too: kept memory that overlaps this; 0: none does. */
+uint64_t hr_arena_index_kept(uintptr_t begin, uintptr_t end);
+
 /* Of a forked child, in which nothing else runs: knows no arena, whatever was being changed. */
 void hr_arena_index_restart(void);
 

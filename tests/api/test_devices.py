@@ -94,18 +94,77 @@ def test_an_array_of_more_than_may_be_pinned_goes_through_buffers():
         assert 0 < most <= PINNED, most
 
 
-def summed_twice(comm):
-    x = hrdma.zeros(1 << 18)
+def repeated(comm, plain, slices):
+    """The same on the same array, or on other parts of it."""
+    x = np.zeros((4, 1 << 18)) if plain else hrdma.zeros((4, 1 << 18))
+    y = np.zeros(1 << 18) if plain else hrdma.zeros(1 << 18)
     found = []
-    for _ in range(3):
-        comm.allreduce(x)
-        found.append(counted(comm)[0])
+    for turn in range(4):
+        comm.allreduce(x[turn] if slices else x[0])
+        comm.sendrecv(x[turn].reshape(512, -1), 1 - comm.rank, y, 1 - comm.rank)
+        found.append(counted(comm))
     return found
 
 
-def test_a_second_operation_on_an_array_does_not_register_it_again():
-    for first, *rest in harness.ranks(summed_twice, 2, env=SIM):
-        assert first > 0 and rest == [first, first], (first, rest)
+@pytest.mark.parametrize("slices", [False, True], ids=["", "parts"])
+@pytest.mark.parametrize("plain", [False, True], ids=["hrdma", "numpy"])
+@pytest.mark.parametrize("devices", ["sim", "sim2,sim2"])
+def test_a_second_operation_on_an_array_does_not_register_it_again(devices, plain, slices):
+    env = SIM | {"HRDMA_DEVICES": devices}
+    for found in harness.ranks(repeated, 2, env=env, plain=plain, slices=slices):
+        registered = [count for count, _ in found]
+        assert registered[0] > 0 and len(set(registered)) == 1, found
+        if plain:
+            assert all((10 << 20) < most < (12 << 20) for _, most in found), found  # both, once
+
+
+def come_and_go(comm):
+    """Arrays that end give back what they had pinned; one that is used at the same address is another."""
+    found = []
+    for turn in range(60):
+        x = np.full(1 << 20, comm.rank + turn, "float64")  # 8 MiB, mostly where the one before was
+        comm.allreduce(x)
+        assert (x == 2 * turn + 1).all()
+        y = np.empty_like(x)
+        comm.sendrecv(x, 1 - comm.rank, y, 1 - comm.rank)
+        assert (y == x).all()
+        del x, y
+        found.append(counted(comm))
+    kept = [np.full(1 << 20, turn, "float64") for turn in range(12)]  # more than may be pinned at a time
+    for _ in range(2):
+        for turn, x in enumerate(kept):
+            comm.allreduce(x, op="max")
+            assert (x == turn).all()
+    x = np.zeros(1 << 20)
+    comm.allreduce(x)
+    with pytest.raises(ValueError, match="resize"):
+        x.resize(1 << 21, refcheck=False)  # its memory is known to the device
+    return [*found, counted(comm)]
+
+
+@pytest.mark.parametrize("devices", ["sim", "sim2,sim2"])
+def test_arrays_that_end_are_pinned_no_more(devices):
+    env = SIM | {"HRDMA_DEVICES": devices}
+    for found in harness.ranks(come_and_go, 2, env=env):
+        assert found[59][1] < 40e6 and found[60][1] <= PINNED + (4 << 20), found
+
+
+def forks(comm):
+    """A child frees its copy of an array: that is no matter of the parent's device."""
+    x = np.full(1 << 18, comm.rank, "int64")
+    comm.allreduce(x)
+    child = os.fork()
+    if child == 0:
+        del x
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    x += 1
+    comm.allreduce(x)
+    return bool((x == 4).all())
+
+
+def test_a_child_that_ends_takes_no_registration_with_it():
+    assert harness.ranks(forks, 2, env=SIM) == [True, True]
 
 
 def through_failures(comm):

@@ -447,3 +447,37 @@ TEST(room_is_what_host_and_groups_leave) {
     snprintf(command, sizeof command, "rm -r %s", root);
     CHECK_EQ(system(command), 0);
 }
+
+TEST(kept_memory_is_found_until_it_is_forgotten) {
+    struct hr_arena_info info;
+    static char memory[3][1 << 16];
+    uint64_t gone = hr_memory_forgotten(), ids[3];
+    for (int i = 0; i < 3; i++) ids[i] = hr_memory_keep(memory[i], sizeof memory[i]);
+    CHECK(ids[0] && ids[0] < ids[1] && ids[1] < ids[2]);
+    CHECK(hr_memory_find(memory[1] + 5, 100, &info));
+    CHECK_EQ(info.id, ids[1]);
+    CHECK(info.base == memory[1] && info.size == sizeof memory[1] && info.fd == -1 && info.flags == HR_MEMORY_KEPT);
+    CHECK(!hr_memory_find(memory[1] + 5, sizeof memory[1], &info)); /* not across two */
+    CHECK(!hr_arena_find(memory[1] + 5, 100, &info));               /* it is no arena */
+    CHECK(hr_arena_alive(ids[1]));
+    hr_memory_forget(ids[1]);
+    hr_memory_forget(ids[1]);
+    hr_memory_forget(0);
+    CHECK(!hr_arena_alive(ids[1]) && !hr_memory_find(memory[1], 1, &info));
+    CHECK_EQ(hr_memory_forgotten(), gone + 1);
+    /* memory whose end nobody told: what lies there now is other memory */
+    uint64_t wide = hr_memory_keep(memory[0] + 100, sizeof memory - 200);
+    CHECK(!hr_arena_alive(ids[0]) && !hr_arena_alive(ids[2]) && hr_arena_alive(wide));
+    CHECK(hr_memory_find(memory[2], 1, &info) && info.id == wide);
+    CHECK_EQ(hr_memory_forgotten(), gone + 3);
+    pid_t child = fork();
+    if (!child) {
+        int known = hr_memory_find(memory[2], 1, &info);
+        hr_memory_forget(wide);
+        _exit(known);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    hr_memory_forget(wide);
+    CHECK(!hr_memory_find(memory[2], 1, &info));
+}

@@ -62,6 +62,20 @@ def messages(comm):
         sending.wait()
 
 
+def registrations(comm):
+    return int(re.search(r"; (\d+) registrations, ", comm.info()["domains"]["verbs"])[1])
+
+
+def repeated(comm):
+    """How often memory was registered, after each round of the same operations on the same arrays."""
+    x, y, found = np.ones((2, 150_000)), np.ones(150_000), []
+    for turn in range(4):
+        comm.allreduce(x[turn % 2], op="max")
+        comm.sendrecv(x[turn % 2], 1 - comm.rank, y, 1 - comm.rank)
+        found.append(registrations(comm))
+    return found
+
+
 LARGE = 96 << 20
 PINNED = 64 << 20
 
@@ -104,8 +118,11 @@ def test_a_large_array_goes_through_buffers(device):
 def job(comm):
     """One job for all of it: in a guest to start ranks costs most."""
     collectives(comm)
+    pair = comm.split(0 if comm.rank < 2 else 1)
+    counts = []
     if comm.rank < 2:
         messages(comm)
+        counts = repeated(pair)
     comm.barrier()
     used = sorted(set(comm.info()["transports"].values()) - {"loop"})
     comm.barrier()
@@ -119,7 +136,7 @@ def job(comm):
     assert (caught.value.rank, caught.value.transport) == (2, "verbs")
     rest = comm.shrink(20.0)
     assert rest.allreduce(np.ones(3), out=np.zeros(3))[0] == 2
-    return [used, took]
+    return [used, took, counts]
 
 
 def test_collectives_messages_and_a_killed_rank(device):
@@ -127,5 +144,6 @@ def test_collectives_messages_and_a_killed_rank(device):
     found = harness.outcomes(job, 3, env=env, timeout=110)
     assert [one.status for one in found] == [0, 0, -signal.SIGKILL], found
     for one in found[:2]:
-        used, took = one.value
+        used, took, counts = one.value
         assert used == ["verbs"] and took < 10, found
+        assert counts[0] > 0 and len(set(counts)) == 1, found  # of plain arrays, too

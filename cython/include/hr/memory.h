@@ -1,4 +1,4 @@
-/* memory.h - arenas: the registered memory that hrdma.empty() hands out. */
+/* memory.h - arenas: the registered memory that hrdma.empty() hands out; and other memory that is kept registered. */
 #ifndef HR_MEMORY_H
 #define HR_MEMORY_H
 
@@ -19,7 +19,7 @@
 
 #include "hr/status.h"
 
-enum { HR_ARENA_WRITABLE_BY_PEERS = 1 };
+enum { HR_ARENA_WRITABLE_BY_PEERS = 1, HR_MEMORY_KEPT = 2 };
 
 struct hr_arena_info {
     uint64_t id; /* unique in this process, never reused */
@@ -34,8 +34,22 @@ void *hr_arena_alloc(size_t len, uint32_t flags);
 void hr_arena_free(void *block);
 /* The arena that covers [addr, addr+len) in full: 1 and *info_p, else 0. Cheap: called on every large transfer. */
 int hr_arena_find(const void *addr, size_t len, struct hr_arena_info *info_p);
-/* Is the arena with this id still there? Providers drop what they cached for those that went. */
+/* Is the arena, or kept memory, with this id still there? Providers drop what they cached for those that went. */
 int hr_arena_alive(uint64_t id);
+
+/*
+ * Kept memory is other memory whose owner says when it goes: a provider that has to register what it moves keeps the
+ * registration for the next operation, as it does with arenas. Nothing hooks malloc: the binding knows the object that
+ * owns the memory, and hears of its end. It may not overlap memory that is known already.
+ */
+/* Its id, never reused; 0 where there is no memory to note it. */
+uint64_t hr_memory_keep(void *base, size_t size);
+/* It is about to go: on return nobody finds it. */
+void hr_memory_forget(uint64_t id);
+/* How many have gone: when this has changed there is something to drop. */
+uint64_t hr_memory_forgotten(void);
+/* As hr_arena_find, and finds kept memory as well: fd -1, flags HR_MEMORY_KEPT. */
+int hr_memory_find(const void *addr, size_t len, struct hr_arena_info *info_p);
 
 struct hr_arena_stats {
     uint64_t arenas, bytes_mapped, bytes_used, bytes_huge, blocks;

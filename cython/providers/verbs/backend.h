@@ -44,6 +44,10 @@ struct hr_verbs_backend {
 /* libibverbs, opened when first asked for and kept; NULL with a static text that says what is missing. Any thread. */
 const struct hr_verbs_backend *hr_verbs_lib(const char **why_p);
 
+/* Whether memory may stay registered across a fork: the kernel gives the child a copy of pages that a device has, or
+ * there is no such device. Where it does not, a write of the parent would move it to other pages than the device's. */
+int hr_verbs_fork_safe(const struct hr_verbs_backend *verbs);
+
 /* What queue pairs are brought up with. 4.096 us * 2^14 until the first retry, then 6 more: half a second of silence.
  * Soft-RoCE takes 7 for "without end". */
 enum {

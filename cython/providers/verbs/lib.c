@@ -14,6 +14,8 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct hr_verbs_backend table;
 static const char *missing;
+static int (*fork_status)(void); /* of libraries since 2021 */
+enum { FORK_UNNEEDED = 2 };
 
 /* Completion channels never changed, and so kept their first version. */
 static void *symbol(void *lib, const char *name) {
@@ -30,7 +32,12 @@ static void load(void) {
 #define LOAD(type, name, args) \
     if (!(*(void **)&table.name = symbol(lib, "ibv_" #name))) missing = "libibverbs has no symbol ibv_" #name;
     HR_VERBS_BACKEND_CALLS(LOAD)
+    *(void **)&fork_status = dlsym(lib, "ibv_is_fork_initialized");
     if (missing) dlclose(lib);
+}
+
+int hr_verbs_fork_safe(const struct hr_verbs_backend *verbs) {
+    return verbs != &table || (fork_status && fork_status() == FORK_UNNEEDED);
 }
 
 const struct hr_verbs_backend *hr_verbs_lib(const char **why_p) {

@@ -6,8 +6,9 @@
  * copy. What a peer may do is in the descriptor and is checked by the peer before it posts: the key alone would allow
  * more, but every peer has proved the job key. A peer that was given up cannot use it: its queue pair is broken first.
  *
- * Memory outside of arenas is pinned for as long as its registration lives, `pin` bytes at most. It is not kept for the
- * next operation, since nothing would tell that it was freed meanwhile.
+ * Memory outside of arenas is pinned for as long as its registration lives, `pin` bytes at most. Where its owner says
+ * when it goes (kept memory), the registration stays for the next operation, whole and with every right, as an arena's
+ * does; of those that nobody uses the one that was used longest ago makes room for others.
  *
  * On device "tcp", which pins nothing, each registration is of its own: its key is not given twice.
  *
@@ -53,7 +54,7 @@ static void mr_free(struct hr_verbs_domain *d, struct hr_verbs_mr *mr) {
     struct hr_verbs_mr **at = &d->mrs;
     while (*at != mr) at = &(*at)->next;
     *at = mr->next;
-    if (!mr->arena) {
+    if (!mr->memory || mr->kept) {
         d->pinned -= mr->mr->length;
         hr_verbs_mem_held(d, -(int64_t)mr->mr->length);
     }
@@ -61,7 +62,8 @@ static void mr_free(struct hr_verbs_domain *d, struct hr_verbs_mr *mr) {
     free(mr);
 }
 
-static struct hr_verbs_mr *mr_new(struct hr_verbs_domain *d, void *addr, size_t len, int access, uint64_t arena) {
+static struct hr_verbs_mr *mr_new(struct hr_verbs_domain *d, void *addr, size_t len, int access, uint64_t memory,
+                                  int kept) {
     struct hr_verbs_mr *mr = calloc(1, sizeof *mr);
     if (!mr) return NULL;
     errno = hr_verbs_inject_register(&d->inject);
@@ -73,42 +75,71 @@ static struct hr_verbs_mr *mr_new(struct hr_verbs_domain *d, void *addr, size_t 
         return NULL;
     }
     d->counts.registered++;
-    if (!arena) {
+    if (!memory || kept) {
         d->pinned += len;
         hr_verbs_mem_held(d, (int64_t)len);
     }
-    mr->arena = arena;
+    mr->memory = memory;
+    mr->kept = kept;
     mr->next = d->mrs;
     d->mrs = mr;
     return mr;
 }
 
-static void drop_dead_arenas(struct hr_verbs_domain *d) {
+static void drop_dead(struct hr_verbs_domain *d) {
+    d->forgotten = hr_memory_forgotten();
     for (struct hr_verbs_mr *mr = d->mrs, *next; mr; mr = next) {
         next = mr->next;
-        if (mr->arena && !mr->users && !hr_arena_alive(mr->arena)) mr_free(d, mr);
+        if (mr->memory && !mr->users && !hr_arena_alive(mr->memory)) mr_free(d, mr);
     }
 }
 
-/* The registration of the arena that covers this memory, or NULL: not in one, or the device does not take it; then
- * errno says why, if it was asked at all. */
-static struct hr_verbs_mr *arena_mr(struct hr_verbs_domain *d, const void *addr, size_t len) {
-    struct hr_arena_info info;
-    struct hr_verbs_mr *mr = d->mrs;
-    errno = 0;
-    if (!hr_arena_find(addr, len, &info)) return NULL;
-    while (mr && mr->arena != info.id) mr = mr->next;
-    if (mr) return mr;
-    drop_dead_arenas(d);
-    errno = 0;
-    if (info.size > d->attr.max_mr_size) return NULL;
-    return mr_new(d, info.base, info.size, ALL, info.id);
+void hr_verbs_mem_tidy(struct hr_verbs_domain *d) {
+    if (d->forgotten != hr_memory_forgotten()) drop_dead(d);
 }
 
-uint32_t hr_verbs_local_key(struct hr_verbs_domain *d, const void *addr, size_t len, const struct hr_mem *mem) {
+/* Whether so much more may be pinned outside arenas; gives up what was kept for nobody. */
+static int make_room(struct hr_verbs_domain *d, size_t len) {
+    if (len > d->pin) return 0;
+    while (d->pinned > d->pin - len) {
+        struct hr_verbs_mr *oldest = NULL;
+        for (struct hr_verbs_mr *mr = d->mrs; mr; mr = mr->next)
+            if (mr->kept && !mr->users) oldest = mr;
+        if (!oldest) return 0;
+        mr_free(d, oldest);
+    }
+    return 1;
+}
+
+/* The registration of the arena, or kept memory, that covers this, or NULL: it is in none, or the device does not take
+ * it; then errno says why, if it was asked at all. */
+static struct hr_verbs_mr *lasting_mr(struct hr_verbs_domain *d, const void *addr, size_t len) {
+    struct hr_arena_info info;
+    struct hr_verbs_mr **at = &d->mrs, *mr;
+    errno = 0;
+    if (!hr_memory_find(addr, len, &info)) return NULL;
+    int kept = info.flags & HR_MEMORY_KEPT;
+    while (*at && (*at)->memory != info.id) at = &(*at)->next;
+    if ((mr = *at)) {
+        *at = mr->next;
+        mr->next = d->mrs;
+        return d->mrs = mr;
+    }
+    drop_dead(d);
+    errno = 0;
+    if (info.size > d->attr.max_mr_size || (kept && (!d->keeps || !make_room(d, info.size)))) return NULL;
+    return mr_new(d, info.base, info.size, ALL, info.id, kept);
+}
+
+uint32_t hr_verbs_local_key(struct hr_verbs_domain *d, const void *addr, size_t len, const struct hr_mem *mem,
+                            struct hr_verbs_mr **held_p) {
     struct hr_verbs_mr *mr;
     if (mem) return (uint32_t)mem->key;
-    mr = arena_mr(d, addr, len);
+    mr = lasting_mr(d, addr, len);
+    if (mr && mr->kept) {
+        mr->users++;
+        *held_p = mr;
+    }
     return mr ? mr->mr->lkey : 0;
 }
 
@@ -146,13 +177,14 @@ hr_status hr_verbs_mem_register(struct hr_domain *domain, void *addr, size_t len
     if (access & HR_ACCESS_REMOTE_READ) flags |= IBV_ACCESS_REMOTE_READ;
     if (access & HR_ACCESS_REMOTE_WRITE) flags |= IBV_ACCESS_REMOTE_WRITE;
     if (access & HR_ACCESS_REMOTE_ATOMIC) flags |= IBV_ACCESS_REMOTE_ATOMIC;
-    mr = d->is_tcp ? NULL : arena_mr(d, addr, len);
+    mr = d->is_tcp ? NULL : lasting_mr(d, addr, len);
     if (!mr) {
-        if (!d->is_tcp && (len > d->pin || d->pinned > d->pin - len)) return refuse_more(d, addr, len, errno);
-        mr = mr_new(d, addr, len, flags, 0);
+        int error = errno;
+        if (!d->is_tcp && !make_room(d, len)) return refuse_more(d, addr, len, error);
+        mr = mr_new(d, addr, len, flags, 0, 0);
         /* Memory that this process itself may only read. */
         if (!mr && (errno == EFAULT || errno == EACCES) && !(access & ~(uint32_t)HR_ACCESS_REMOTE_READ))
-            mr = mr_new(d, addr, len, flags & ~IBV_ACCESS_LOCAL_WRITE, 0);
+            mr = mr_new(d, addr, len, flags & ~IBV_ACCESS_LOCAL_WRITE, 0, 0);
     }
     if (!mr) return refuse(d, len, errno);
     mr->users++;
@@ -166,7 +198,7 @@ void hr_verbs_mem_deregister(struct hr_domain *domain, struct hr_mem *mem) {
     struct hr_verbs_domain *d = (struct hr_verbs_domain *)domain;
     struct hr_verbs_mr *mr = mem->priv;
     if (!d->ctx) return; /* closed with the device */
-    if (--mr->users == 0 && !mr->arena) mr_free(d, mr);
+    if (--mr->users == 0 && (!mr->memory || (mr->kept && !hr_arena_alive(mr->memory)))) mr_free(d, mr);
 }
 
 static uint32_t check_of(const struct verbs_desc *desc, uint64_t nonce) {

@@ -258,6 +258,7 @@ int hr_verbs_progress(struct hr_domain *domain, int budget, struct hr_ep *hint) 
     int n = 0;
     (void)hint; /* all completions come in one queue, in the order in which they happened */
     d->in_progress = 1;
+    hr_verbs_mem_tidy(d);
     if (!hr_list_empty(&d->ready)) n += run_ready(d, budget);
     if (n < budget) n += run_completions(d, budget - n);
     if (d->look || d->calling || d->door.half_open || d->door.parked || ++d->turn % LOOK_EVERY == 0) {

@@ -39,7 +39,8 @@ static struct hr_verbs_op *op_new(struct hr_verbs_ep *ep) {
     return NULL;
 }
 
-static void op_free(struct hr_verbs_op *op) {
+static void op_free(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
+    if (op->held && hr_verbs_domain_of(&ep->base)->ctx) op->held->users--; /* else it went with the device */
     hr_list_remove(&op->link);
     free(op->copy);
     op->copy = NULL;
@@ -52,7 +53,7 @@ int hr_verbs_op_done(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
     void *cookie = op->cookie;
     if (!op->in_use || !op_over(op)) return 0;
     int silent = op->copy != NULL;
-    op_free(op);
+    op_free(ep, op);
     if (silent) return 0;
     ep->base.domain->sink->done(&ep->base, cookie, HR_OK);
     return 1;
@@ -60,7 +61,7 @@ int hr_verbs_op_done(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
 
 void hr_verbs_ops_drop(struct hr_verbs_ep *ep) {
     for (int i = 0; i < HR_VERBS_OPS; i++)
-        if (ep->ops[i].in_use) op_free(&ep->ops[i]);
+        if (ep->ops[i].in_use) op_free(ep, &ep->ops[i]);
 }
 
 /* ---- posting ---- */
@@ -185,7 +186,9 @@ static hr_status rma(struct hr_verbs_ep *ep, const struct hr_rma *rma, int is_re
     op->notify = !is_read && rma->with_notify;
     op->local = rma->local;
     op->len = rma->len;
-    op->lkey = rma->len > COPIED || (is_read && rma->mem) ? hr_verbs_local_key(d, rma->local, rma->len, rma->mem) : 0;
+    op->lkey = rma->len > COPIED || (is_read && rma->mem)
+                   ? hr_verbs_local_key(d, rma->local, rma->len, rma->mem, &op->held)
+                   : 0;
     op->addr = rma->remote->addr + rma->offset;
     op->rkey = (uint32_t)rma->remote->rkey;
     op->serial = serial_of(rma->remote);
@@ -194,12 +197,12 @@ static hr_status rma(struct hr_verbs_ep *ep, const struct hr_rma *rma, int is_re
     hr_list_push(&ep->queue, &op->link);
     advance(ep, op);
     if (op_over(op)) {
-        op_free(op);
+        op_free(ep, op);
         return HR_OK;
     }
     /* Nothing has left, and whether it is a matter of room or of the endpoint, it is for the engine to come again. */
     if (!op->posted && !op->posted_all) {
-        op_free(op);
+        op_free(ep, op);
         return hr_verbs_refuse(ep);
     }
     return HR_INPROGRESS;
@@ -300,7 +303,7 @@ hr_status hr_verbs_cancel(struct hr_ep *base, void *cookie) {
         }
         if (op->notify) /* it is owed, and has only been held up */
             return op->copy = malloc(1), op->copy ? HR_OK : HR_ERR_UNSUPPORTED;
-        op_free(op);
+        op_free(ep, op);
         return HR_OK;
     }
     return HR_ERR_UNSUPPORTED;

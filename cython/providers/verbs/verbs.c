@@ -124,6 +124,7 @@ hr_status hr_verbs_domain_open(const struct hr_provider *self, const struct hr_d
     d->auth = params->auth;
     d->self_id = params->self_id;
     d->verbs = found->verbs;
+    d->keeps = hr_verbs_fork_safe(d->verbs) && !d->is_tcp;
     d->ctx = found->ctx;
     snprintf(d->name, sizeof d->name, "%.60s", found->ctx->device->name);
     d->attr = found->attr;
@@ -158,8 +159,8 @@ hr_status hr_verbs_domain_open(const struct hr_provider *self, const struct hr_d
         return status;
     }
     d->base.caps = (struct hr_caps){
-        .flags =
-            HR_CAP_READ | HR_CAP_WRITE | HR_CAP_ANYMEM | HR_CAP_CONFIRMS | (d->attr.atomic_cap ? HR_CAP_ATOMIC : 0),
+        .flags = HR_CAP_READ | HR_CAP_WRITE | HR_CAP_ANYMEM | HR_CAP_CONFIRMS | HR_CAP_PINS |
+                 (d->attr.atomic_cap ? HR_CAP_ATOMIC : 0),
         .max_send = HR_VERBS_MESSAGE,
         .eager_max = HR_VERBS_MESSAGE,
         .segment = SEGMENT,

@@ -117,8 +117,9 @@ struct hr_verbs_call {
 struct hr_verbs_mr {
     struct hr_verbs_mr *next;
     struct ibv_mr *mr;
-    uint64_t arena; /* 0: of one hr_mem alone */
-    uint32_t users;
+    uint64_t memory; /* id of the arena, or of kept memory; 0: of one hr_mem alone */
+    int kept;        /* outside arenas */
+    uint32_t users;  /* not counted: local buffers in arenas */
 };
 
 /* One work request that the device has. */
@@ -146,6 +147,7 @@ struct hr_verbs_op {
     uint8_t *local;
     uint64_t len, posted, open; /* open: work requests without an end */
     uint32_t lkey;              /* 0: through the buffers */
+    struct hr_verbs_mr *held;   /* kept memory that it goes from or to */
     uint64_t addr;
     uint32_t rkey, serial;
     uint64_t value;
@@ -263,8 +265,10 @@ struct hr_verbs_domain {
     int calling; /* calls, in either direction */
     struct hr_verbs_ep *table[HR_VERBS_EPS];
     uint32_t generation[HR_VERBS_EPS];
-    struct hr_verbs_mr *mrs;
-    struct ibv_wc *stash; /* completions that were fetched and not looked at yet */
+    struct hr_verbs_mr *mrs; /* the one that was used last first */
+    int keeps;               /* registrations of kept memory */
+    uint64_t forgotten;      /* of kept memory, when it was looked at last */
+    struct ibv_wc *stash;    /* completions that were fetched and not looked at yet */
     int stashed, stash_at, stash_cap;
     unsigned turn;
     struct hr_verbs_inject inject;
@@ -391,7 +395,10 @@ void hr_verbs_mem_close(struct hr_verbs_domain *d);
 /* So many bytes outside arenas were registered; negative: are no longer. */
 void hr_verbs_mem_held(struct hr_verbs_domain *d, int64_t bytes);
 /* The key by which the device may read or write local memory, or 0: it must go through a buffer. */
-uint32_t hr_verbs_local_key(struct hr_verbs_domain *d, const void *addr, size_t len, const struct hr_mem *mem);
+uint32_t hr_verbs_local_key(struct hr_verbs_domain *d, const void *addr, size_t len, const struct hr_mem *mem,
+                            struct hr_verbs_mr **held_p);
+/* Drops registrations of memory that has gone. */
+void hr_verbs_mem_tidy(struct hr_verbs_domain *d);
 void *hr_verbs_pages(size_t len);
 
 /* post.c */
