@@ -4,7 +4,7 @@
 # on the caller's stack for blocking calls and inside a Request for the others; either way span_close() gives it back,
 # and until then the exporter may not move or free the memory. dtype is an hr_dtype, or -1 for types that the core
 # moves and cannot reduce (bool, complex, structured).
-from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_FULL_RO, PyBUF_WRITABLE
 from cpython.object cimport Py_TYPE, PyObject, PyTypeObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.ref cimport Py_INCREF, Py_XDECREF
@@ -238,6 +238,11 @@ cdef int span_buffer(object x, bint writable, Span *span, bint typed) except -1:
                 refuse_objects(x, getattr(x, "dtype", text_of(span.view.format)))
             finally:
                 span_close(span)
+        if isinstance(x, memoryview) and exports_objects(x.obj):  # it was cast, and its format says bytes
+            try:
+                refuse_objects(x, getattr(x.obj, "dtype", "O"))
+            finally:
+                span_close(span)
         span.dtype = dtype_of_format(span.view.format, <size_t> span.view.itemsize)
     span.ptr = span.view.buf
     span.nbytes = <size_t> span.view.len
@@ -249,6 +254,23 @@ cdef int span_buffer(object x, bint writable, Span *span, bint typed) except -1:
 cdef int refuse_objects(object x, object dtype) except -1:
     raise TypeError(f"the elements of this {type(x).__name__} (dtype {dtype}) are or hold Python objects, whose "
                     "addresses mean nothing to another process: convert them, as by x.astype(float)")
+
+
+cdef bint exports_objects(object exporter) except -1:
+    """Whether what a view was made of has Python objects."""
+    cdef View view
+    dtype = getattr(exporter, "dtype", None)
+    if dtype is not None:
+        return bool(getattr(dtype, "hasobject", False))
+    if not PyObject_CheckBuffer(exporter):
+        return False
+    try:
+        PyObject_GetBuffer(exporter, &view, PyBUF_FULL_RO)
+    except (BufferError, ValueError, TypeError):
+        return False
+    found = format_has_objects(view.format)
+    PyBuffer_Release(&view)
+    return found
 
 
 cdef bint format_has_objects(const char *format) noexcept:

@@ -81,6 +81,9 @@ def describe(value: Any) -> tuple[dict[str, Any], memoryview]:
             raise TypeError(
                 f"objects are bytes or arrays of numbers, not a memoryview of Python objects ({view.format})"
             )
+        dtype = getattr(view.obj, "dtype", None)
+        if getattr(dtype, "hasobject", False):  # it was cast
+            raise TypeError(f"objects are bytes or arrays of numbers, not a view of an array of {dtype}")
         data = view.cast("B")
         return {"kind": "bytes", "dtype": "uint8", "shape": [data.nbytes], "nbytes": data.nbytes}, data
     array = np.asarray(value)

@@ -30,6 +30,9 @@ OBJECTS = {
     "a view of objects": memoryview(np.array([None, 1], dtype=object)),
     "a view of structures": memoryview(np.zeros(3, HELD)),
     "of ctypes": (ctypes.py_object * 2)(1, 2),
+    "bytes of objects": memoryview(np.array([None, 1], dtype=object)).cast("B"),
+    "words of objects": memoryview(np.array([None, 1], dtype=object)).cast("B").cast("q")[1:],
+    "bytes of structures": memoryview(np.zeros(3, HELD)).cast("B"),
 }
 ENTRIES = {
     "isend": lambda c, x, y: c.isend(x, 0),
