@@ -31,6 +31,8 @@ __all__ = ["command", "main", "run"]
 GRACE = 5.0  # seconds between asking ranks to end and killing them
 LONGEST_LINE = 1 << 20  # bytes held back for the end of a line
 EXIT_TIMEOUT = 124  # as timeout(1)
+LONGEST = 1e9  # seconds that a clock takes
+LONGEST_SLEEP = 1e5  # seconds that epoll takes at once
 EXIT_NOT_PERMITTED = 126
 EXIT_NOT_FOUND = 127
 EXIT_SIGNAL = 128  # plus the signal's number
@@ -137,7 +139,7 @@ class _Job:
         self._token = secrets.token_hex(32)
 
     def run(self, argv: list[str], where: list[Place], env: dict[str, str], timeout: float | None) -> int:
-        end = None if timeout is None else time.monotonic() + timeout
+        end = None if timeout is None else time.monotonic() + min(timeout, LONGEST)
         sys.stdout.flush()
         sys.stderr.flush()
         guard = _Guard()
@@ -213,7 +215,7 @@ class _Job:
             self._fail(EXIT_TIMEOUT)
             self._stop(signal.SIGTERM)
         times = [when for when in (self._kill_at, end if self._kill_at is None else None) if when is not None]
-        wait = max(0.0, min(times) - time.monotonic()) if times else None
+        wait = min(max(0.0, min(times) - time.monotonic()), LONGEST_SLEEP) if times else None
         for key, _ in self._selector.select(wait):
             if key.data is None:
                 for number in signals.read():

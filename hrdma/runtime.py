@@ -493,6 +493,7 @@ def finalize(timeout: float = CLOSE_SECONDS) -> None:
     Idempotent. Runs by itself at the end of the process.
     """
     global _runtime, _world
+    seconds = _core.seconds_of(timeout)
     runtime, _runtime, _world = _runtime, None, None
     if runtime is not None:
-        runtime.close(timeout)
+        runtime.close(seconds)

@@ -28,12 +28,14 @@ cdef inline int64_t deadline_in(double seconds) noexcept:
     return hr_now() + <int64_t> (min(seconds, SECONDS_MAX) * 1e9)
 
 
-cdef double seconds_of(object timeout) except -1.0:
+cpdef double seconds_of(object timeout) except -1.0:
+    """A timeout as seconds: every one that a user gives comes by here. More than any clock has is as long as that."""
     cdef double seconds
     try:
         seconds = float(timeout)
     except (TypeError, ValueError):
-        raise TypeError(f"timeout {timeout!r}: seconds are wanted, or None for the default") from None
+        default = "" if timeout is None else ", or None for the default"
+        raise TypeError(f"timeout {timeout!r}: seconds are wanted{default}") from None
     except OverflowError:
         raise ValueError("timeout: more seconds than a float can say; float('inf') is as long") from None
     if isnan(seconds) or seconds < 0:

@@ -338,7 +338,7 @@ cdef class QueuePair(Resource):
         if rc:
             self.refused("post_recv", rc, i, len(batch), self.recvs)
 
-    def poll(self, int limit=16, double timeout=0.0):
+    def poll(self, int limit=16, timeout=0.0):
         """Completions of its queues, those of sending and of receiving, which are often the same.
 
         Parameters

@@ -142,7 +142,7 @@ cdef class CompletionQueue(Resource):
         while self.verbs.get_cq_event(self.channel, &cq, &context) == 0:
             self.verbs.ack_cq_events(cq, 1)
 
-    def poll(self, int limit=16, double timeout=0.0):
+    def poll(self, int limit=16, timeout=0.0):
         """Completions in the order in which they came.
 
         Parameters
@@ -221,28 +221,27 @@ cdef int await_some(CompletionQueue first, CompletionQueue second, int limit, ib
     return n
 
 
-cdef list polled(CompletionQueue first, CompletionQueue second, int limit, double timeout):
+cdef list polled(CompletionQueue first, CompletionQueue second, int limit, object timeout):
     """What `poll` gives, of one queue (`second` is None) or of two."""
     cdef ibv_wc found[VERBS_POLL]
     cdef int64_t until, spins
     cdef int n, turn, spin_us = first.spin_us
+    cdef double seconds = seconds_of(timeout)
     first.check()
     if second is not None:
         second.check()
         spin_us = max(spin_us, second.spin_us)
     if not 1 <= limit <= VERBS_POLL:
         raise ValueError(f"limit={limit}: 1 to {<int> VERBS_POLL}")
-    if not 0 <= timeout <= 1e9:
-        raise ValueError(f"timeout={timeout}: seconds, 0 or more")
     first.inside += 1
     if second is not None:
         second.inside += 1
     try:
         with nogil:
             n = asked(first, second, limit, found)
-        if not n and timeout > 0:
+        if not n and seconds > 0:
             spins = hr_now() + <int64_t> spin_us * 1000
-            until = hr_now() + <int64_t> (timeout * 1e9)
+            until = hr_now() + <int64_t> (seconds * 1e9)
             while not n and hr_now() < until:
                 PyErr_CheckSignals()
                 with nogil:

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hrdma import _core
 from hrdma.objects import kernels
 from hrdma.objects.asker import Body
 from hrdma.objects.connection import Connection, nothing
@@ -26,7 +27,6 @@ from hrdma.objects.request import Request
 __all__ = ["Client"]
 
 STEP = 1 << 21  # bytes of a put that are copied between two announcements
-_SECONDS_MAX = 1e9  # what clocks and locks take
 
 
 class Client(Connection):
@@ -356,11 +356,7 @@ class Client(Connection):
         return ObjectRef(self.job, f"{self._home}-{secrets.token_hex(16)}" if id is None else check_id(id))
 
     def _seconds(self, timeout: float | None) -> float:
-        if timeout is None:
-            return self._timeout
-        if not timeout >= 0:
-            raise ValueError(f"timeout={timeout}: expected seconds")
-        return min(timeout, _SECONDS_MAX)
+        return self._timeout if timeout is None else _core.seconds_of(timeout)
 
     def _id(self, ref: ObjectRef) -> str:
         if not isinstance(ref, ObjectRef):

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
+from hrdma import _core
+
 __all__ = ["Request"]
 
 
@@ -77,7 +79,9 @@ class Request:
         timeout : float, optional
             Seconds. When they have passed, TimeoutError is raised and the operation goes on. None: until its own deadline.
         """
-        until = self._deadline if timeout is None else min(self._deadline, time.monotonic() + timeout)
+        until = self._deadline
+        if timeout is not None:
+            until = min(until, time.monotonic() + _core.seconds_of(timeout))
         if self._drive is not None and not self._settled:
             self._drive(self, max(0.0, until - time.monotonic()))
         if not self._settled and not self._event().wait(max(0.0, until - time.monotonic())):

@@ -9,6 +9,7 @@ import harness
 import hrdma
 from hrdma import _core, verbs
 from hrdma.objects.ref import describe
+from hrdma.objects.request import Request
 
 # -- Python objects ------------------------------------------------------------------------------------------------------------
 
@@ -29,10 +30,10 @@ OBJECTS = {
     "a subclass": np.array([1, "x"], dtype=object).view(Named),
     "a view of objects": memoryview(np.array([None, 1], dtype=object)),
     "a view of structures": memoryview(np.zeros(3, HELD)),
-    "of ctypes": (ctypes.py_object * 2)(1, 2),
     "bytes of objects": memoryview(np.array([None, 1], dtype=object)).cast("B"),
     "words of objects": memoryview(np.array([None, 1], dtype=object)).cast("B").cast("q")[1:],
     "bytes of structures": memoryview(np.zeros(3, HELD)).cast("B"),
+    "of ctypes": (ctypes.py_object * 2)(1, 2),
 }
 ENTRIES = {
     "isend": lambda c, x, y: c.isend(x, 0),
@@ -166,11 +167,40 @@ HUGE = 2**70
         (lambda c: setattr(c, "timeout", 10**400), "timeout: more seconds"),
         (lambda c: c.isend(b"x", 0, priority=HUGE), f"priority {HUGE}: 0"),
         (lambda c: hrdma.init(timeout=10**400), "called before"),
+        (lambda c: hrdma.finalize(10**400), "timeout: more seconds than a float can say"),
+        (lambda c: hrdma.finalize(timeout=-1), "timeout -1: seconds are wanted, 0 or more"),
+        (lambda c: hrdma.finalize(float("nan")), "timeout nan: seconds are wanted"),
+        (lambda c: answered().wait(10**400), "timeout: more seconds"),
+        (lambda c: answered().wait(float("nan")), "timeout nan: seconds"),
+        (lambda c: answered().wait(-0.5), "timeout -0.5: seconds"),
     ],
 )
 def test_numbers_beyond_64_bits_are_refused_as_others_are(comm, call, text):
     with pytest.raises(ValueError, match=text):
         call(comm)
+
+
+def answered():
+    request = Request("get", 5.0)
+    request.settle(1)
+    return request
+
+
+@pytest.mark.parametrize("timeout", [10**400, -1, float("nan"), -float("inf")])
+def test_completions_are_waited_for_no_such_time(timeout):
+    with verbs.Device("sim") as device, verbs.ProtectionDomain(device) as pd, verbs.CompletionQueue(device) as cq:
+        with verbs.QueuePair(pd, cq) as qp:
+            for queue in (cq, qp):
+                with pytest.raises(ValueError, match=r"timeout.*seconds"):
+                    queue.poll(timeout=timeout)
+        with pytest.raises(TypeError, match="timeout 'soon': seconds are wanted"):
+            cq.poll(timeout="soon")
+
+
+def test_no_end_of_time_is_beyond_a_clock():
+    assert _core.seconds_of(float("inf")) == _core.seconds_of(1e300) == _core.seconds_of(10**300) == 1e9
+    with pytest.raises(TypeError, match=r"timeout None: seconds are wanted$"):
+        hrdma.finalize(None)
 
 
 def scattered(comm):

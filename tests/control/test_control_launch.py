@@ -175,6 +175,12 @@ def test_a_rank_that_ignores_the_request_is_killed(script, tmp_path, monkeypatch
     assert done.returncode == 1
 
 
+@pytest.mark.parametrize("timeout", ["inf", "1e300"])
+def test_no_timeout_is_beyond_a_clock(script, timeout):
+    done = run("-n", "1", "--timeout", timeout, script("pass"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_timeout(script, tmp_path):
     path = script(LEAVE_PIDS + "    if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n    time.sleep(60)")
     done = run("-n", "2", "--timeout", "1", path, str(tmp_path))

@@ -119,7 +119,7 @@ def test_deadlines(client):
     assert 0.2 <= time.monotonic() - started < 2
     with pytest.raises(TimeoutError):
         client.contributors(client.ref("nobody"), timeout=0.05)
-    with pytest.raises(ValueError, match="timeout=-1"):
+    with pytest.raises(ValueError, match="timeout -1: seconds are wanted"):
         client.get(client.ref("nobody"), timeout=-1)
 
 
