@@ -21,7 +21,8 @@ cdef class CommunicatorBase(Planned):
             C-contiguous, the same count and type on all ranks: int8 to int64, uint8 to uint64, float16, bfloat16,
             float32, float64.
         op : str
-            ``sum prod min max`` for all types, ``avg`` for floating ones, ``band bor bxor`` for integers.
+            ``sum prod min max avg`` for all types, ``band bor bxor`` for integers. Sums of integers wrap, and ``avg``
+            divides them by the number of ranks, rounded toward zero, as NCCL does.
         out : array or buffer, optional
             Where the result goes, of the count and type of x. None: x itself.
         async_op : bool

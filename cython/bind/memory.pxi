@@ -135,7 +135,7 @@ def reduce(op, dtype, dst, srcs, double scale=1.0, bint nontemporal=False):
     srcs : sequence of buffers
         1 to 64, of the size of ``dst``; one may be ``dst`` itself.
     scale : float
-        For ``"avg"``: what the sum is multiplied by.
+        For ``"avg"``: what the sum is multiplied by, 1/n. Of integers: the sum is divided by n, rounded toward zero.
     nontemporal : bool
         The result will not be read soon.
     """
@@ -145,6 +145,8 @@ def reduce(op, dtype, dst, srcs, double scale=1.0, bint nontemporal=False):
     cdef size_t count
     kind = check_dtype(dtype)
     code = check_op(op, kind)
+    if op == "avg" and kind < DTYPE_CODE["float16"] and not 2.0**-31 <= scale <= 1.0:
+        raise ValueError(f"scale={scale}: 1/n for n from 1 to 2**31, for integers")
     if not 0 < n <= 64:
         raise ValueError(f"{n} sources: between 1 and 64 work")
     held = []

@@ -83,7 +83,7 @@ class Values:
             top = max(1, min(top, EXACT[dtype] // size))
             if size > EXACT[dtype]:
                 self._tolerance = size / EXACT[dtype]
-        if op == "avg":
+        if op == "avg" and self._floating:
             self._tolerance = max(self._tolerance, 4 / EXACT[dtype])  # dividing and multiplying by 1/n round apart
         self._table = _hashed(np.arange(PERIOD, dtype=np.uint64)).astype(np.int64) % top + 1
         self._bits = np.dtype(f"u{self.dtype.itemsize}")
@@ -102,7 +102,9 @@ class Values:
         with np.errstate(over="ignore"):
             parts = (self._shifted(first, rank).astype(kind) for rank in range(self.size))
             total: np.ndarray = functools.reduce(_FUNCTIONS[self.op], parts)
-            if self.op == "avg":
+            if self.op == "avg" and not self._floating:  # the sum wraps, then it is cut toward zero
+                total = np.trunc(total.astype(self.dtype) / self.size)
+            elif self.op == "avg":
                 total = total / self.size
             return total.astype(self.dtype)
 

@@ -31,5 +31,5 @@ def fold(op: str, dtype: str, out: Any, blocks: Sequence[Any]) -> None:
 
 
 def scale(dtype: str, out: Any, count: int) -> None:
-    """Divides a sum by how many are in it."""
+    """Divides a sum by how many are in it; of integers rounded toward zero."""
     _core.reduce("avg", dtype, out, [out], scale=1.0 / count)

@@ -18,6 +18,8 @@ def everything(comm):
         total = np.arange(count) * n * n + n * (n - 1) / 2
         assert (comm.allreduce(x.copy()) == total).all()
         assert np.allclose(comm.allreduce(x.copy(), "avg"), total / n)
+        whole = x.astype("int64") - 7  # some sums are negative, and cut toward zero
+        assert (comm.allreduce(whole, "avg") == np.trunc((total - 7 * n) / n)).all()
         out = np.zeros(count)
         comm.reduce(x, root=2, out=out)
         assert me != 2 or (out == total).all()

@@ -40,6 +40,7 @@ def everything(comm):
         out = np.zeros(count)
         assert comm.allreduce(x, "sum", out=out, schedule=ring, timeout=10) is out and (out == expected).all()
         assert np.allclose(comm.allreduce(x.copy(), "avg", schedule=ring), expected / n)
+        assert (comm.allreduce(x.astype("int32"), "avg", schedule=ring) == expected // n).all()
         comm.reduce(x, 1, out=out, schedule=build("binomial", "reduce", n, root=1))
         assert me != 1 or (out == expected).all()
         y = x.copy()

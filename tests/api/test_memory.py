@@ -108,6 +108,23 @@ def test_reduce_avg_scales():
     assert out.tolist() == [4.0] * 5
 
 
+@pytest.mark.parametrize("dtype", [name for name in DTYPES if "int" in name])
+def test_averages_of_integers_are_cut_toward_zero(dtype):
+    """Also of sums that have wrapped, as those of numpy do: -128 - 1 is 127 in int8."""
+    ends = np.iinfo(dtype)
+    x = np.array([0, 1, 5, 7, ends.max, ends.min, ends.max, ends.min] * 9, dtype)
+    y = np.array([0, 1, -8 if ends.min else 8, -1 if ends.min else 9, 1, -1 if ends.min else 1, 0, 0] * 9, dtype)
+    for n in (2, 3, 100, 1000):
+        out = np.empty_like(x)
+        _core.reduce("avg", dtype, out, [x, y], 1 / n)
+        with np.errstate(over="ignore"):
+            total = (x + y).tolist()
+        assert out.tolist() == [abs(value) // n * (1 if value > 0 else -1) for value in total]
+    for scale in (0.0, -0.5, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="1/n for n from 1"):
+            _core.reduce("avg", dtype, x, [x], scale)
+
+
 def test_reduce_refuses():
     x = np.zeros(4, "float32")
     with pytest.raises(ValueError, match="unknown op 'sub': one of sum"):

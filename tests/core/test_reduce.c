@@ -96,13 +96,13 @@ FLOAT_REFERENCE(double, combine_double)
 static uint64_t combine_integer(hr_redop op, hr_dtype t, uint64_t a, uint64_t b) {
     const int less = is_signed(t) ? (int64_t)a < (int64_t)b : a < b;
     switch (op) {
-    case HR_SUM: return a + b;
     case HR_PROD: return a * b;
     case HR_MIN: return less ? a : b;
     case HR_MAX: return less ? b : a;
     case HR_BAND: return a & b;
     case HR_BOR: return a | b;
-    default: return a ^ b;
+    case HR_BXOR: return a ^ b;
+    default: return a + b;
     }
 }
 
@@ -120,9 +120,12 @@ static void reference(hr_redop op, hr_dtype t, char *dst, const void *const *src
         if (nsrc == 1 && (op != HR_AVG || scale == 1.0)) {
             memcpy(dst + at, first, size);
         } else if (!is_float(t)) {
+            const int64_t n = op == HR_AVG ? llround(1.0 / scale) : 1;
             uint64_t a = get_integer(t, first);
             for (int s = 1; s < nsrc; s++) a = combine_integer(op, t, a, get_integer(t, (const char *)src[s] + at));
             put_bits(t, dst + at, a);
+            a = get_integer(t, dst + at); /* wrapped */
+            put_bits(t, dst + at, is_signed(t) ? (uint64_t)((int64_t)a / n) : a / (uint64_t)n);
         } else if (t == HR_FLOAT64) {
             double a, b;
             uint64_t bits;
@@ -276,8 +279,7 @@ TEST(tables) {
     CHECK_EQ(hr_dtype_size(HR_FLOAT64), 8);
     CHECK_EQ(hr_dtype_size(HR_DTYPES), 0);
     for (int op = 0; op < HR_REDOPS; op++)
-        for (int t = 0; t < HR_DTYPES; t++)
-            CHECK_EQ(hr_reduce_supported(op, t), op == HR_AVG ? is_float(t) : op < HR_AVG || !is_float(t));
+        for (int t = 0; t < HR_DTYPES; t++) CHECK_EQ(hr_reduce_supported(op, t), op <= HR_AVG || !is_float(t));
     CHECK(!hr_reduce_supported(HR_REDOPS, HR_INT8));
     CHECK(!hr_reduce_supported(HR_SUM, HR_DTYPES));
 }
@@ -449,6 +451,19 @@ TEST(scale_is_for_avg_only) {
         hr_reduce(HR_AVG, HR_FLOAT32, out, (const void *[]){a}, 1, 2, 0.5, 0);
         CHECK(out[0] == 1.0f && out[1] == 1.5f);
     }
+}
+
+/* Also where the number of ranks is beyond the type. */
+TEST(integers_are_divided_toward_zero) {
+    static const double ranks[] = {2, 3, 127, 128, 256, 65537, 2147483647};
+    static char x[8 * 4096], out[sizeof x], want[sizeof x];
+    for (size_t r = 0; r < COUNT(ranks); r++)
+        for (int t = HR_INT8; t <= HR_UINT64; t++) {
+            fill(t, x, sizeof x / hr_dtype_size(t), 0);
+            reference(HR_AVG, t, want, (const void *[]){x}, 1, sizeof x / hr_dtype_size(t), 1.0 / ranks[r]);
+            hr_reduce(HR_AVG, t, out, (const void *[]){x}, 1, sizeof x / hr_dtype_size(t), 1.0 / ranks[r], 0);
+            CHECK_MEM(out, want, sizeof out);
+        }
 }
 
 TEST(copy) {

@@ -10,6 +10,7 @@
 #    include <cpuid.h>
 #endif
 
+#include "divide.h"
 #include "table.h"
 
 #define GROUP 8
@@ -35,6 +36,7 @@ const char *hr_redop_name(hr_redop op) { return (unsigned)op < HR_REDOPS ? redop
 
 int hr_reduce_supported(hr_redop op, hr_dtype t) {
     if ((unsigned)op >= HR_REDOPS || (unsigned)t >= HR_DTYPES) return 0;
+    if (op == HR_AVG) op = HR_SUM; /* of integers there is no kernel of its own: average_integers */
     return hr_reduce_scalar.kernel[op][t] != NULL;
 }
 
@@ -129,9 +131,31 @@ static void in_full(hr_reduce_kernel kernel, const hr_reduce_job *job) {
     if (job->store == HR_STORE_UNREAD) end_stream();
 }
 
+/* The sum, block by block, and each is divided while it is near. */
+static void average_integers(hr_dtype t, char *dst, const void *const *src, int nsrc, size_t nbytes, double scale,
+                             hr_store store) {
+    const uint64_t divisor = (uint64_t)(1.0 / scale + 0.5);
+    const size_t size = dtypes[t].size;
+    const void *part[HR_REDUCE_MAX_SRC];
+    if (store == HR_STORE_UNREAD) store = HR_STORE_CACHED;
+    for (size_t at = 0, n; at < nbytes; at += n) {
+        n = nbytes - at < BLOCK ? nbytes - at : BLOCK;
+        for (int s = 0; s < nsrc; s++) part[s] = (const char *)src[s] + at;
+        hr_reduce(HR_SUM, t, dst + at, part, nsrc, n / size, 1.0, store);
+        hr_reduce_divide(t, dst + at, n / size, divisor);
+    }
+}
+
 void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int nsrc, size_t count, double scale,
                hr_store store) {
     const size_t nbytes = count * dtypes[t].size;
+    if (op == HR_AVG && t < HR_FLOAT16) {
+        if (scale < 1.0) {
+            average_integers(t, dst, src, nsrc, nbytes, scale, store);
+            return;
+        }
+        op = HR_SUM;
+    }
     if (nsrc == 1 && (op != HR_AVG || scale == 1.0)) {
         hr_copy(dst, src[0], nbytes, store);
         return;

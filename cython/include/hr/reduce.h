@@ -26,7 +26,7 @@ typedef enum hr_redop { HR_SUM, HR_PROD, HR_MIN, HR_MAX, HR_AVG, HR_BAND, HR_BOR
 size_t hr_dtype_size(hr_dtype t);
 const char *hr_dtype_name(hr_dtype t);  /* "float32" */
 const char *hr_redop_name(hr_redop op); /* "sum" */
-/* Bit operators need integers; avg needs a floating type. */
+/* Bit operators need integers. */
 int hr_reduce_supported(hr_redop op, hr_dtype t);
 
 #define HR_REDUCE_MAX_SRC 64
@@ -45,7 +45,8 @@ typedef enum hr_store {
  * and must not overlap one otherwise. Any alignment. Integer sums wrap. min and max give NaN where any operand is NaN.
  *
  * avg: sums, and multiplies by scale (1 / number of ranks) before rounding if scale is not 1.0; partial reductions pass
- * 1.0, the last one 1/n. scale is ignored by the other operators.
+ * 1.0, the last one 1/n. Sums of integers, which wrap, are divided by n, the whole number nearest to 1 / scale, and
+ * rounded toward zero. scale is ignored by the other operators.
  */
 void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int nsrc, size_t count, double scale,
                hr_store store);
