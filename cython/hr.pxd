@@ -193,6 +193,7 @@ cdef extern from "hr/hr.h" nogil:
         HR_REMARK_LEFT
         HR_REMARK_FELL
         HR_REMARK_BACK
+        HR_REMARK_STRANGER
 
     struct hr_remark:
         hr_remark_kind kind

@@ -295,7 +295,7 @@ cdef class Engine:
         found = []
         while hr_engine_remark(self.handle, &remark):
             text = text_of(remark.text)
-            if remark.kind == HR_REMARK_LEFT:
+            if remark.kind in (HR_REMARK_LEFT, HR_REMARK_STRANGER):
                 found.append(text)
             elif remark.kind == HR_REMARK_FELL:
                 found.append(f"no rail of {text_of(remark.provider)} is left to rank {remark.peer_id} ({text}): the "

@@ -68,6 +68,21 @@ static void drop(struct hr_door *door, struct hr_caller *caller) {
     close(fd);
 }
 
+/* Once for each reason: who knocks again and again fills no log. */
+static void tell(struct hr_door *door, const union hr_sockaddr *from, enum hr_stranger reason) {
+    static const char *const words[] = {
+        [HR_STRANGER_FOREIGN] = "it does not speak this protocol",
+        [HR_STRANGER_UNPROVEN] = "it does not know the job token, or is not of this job",
+        [HR_STRANGER_REMOTE] = "it is on another host and there is no job token",
+        [HR_STRANGER_SILENT] = "it did not prove within 5 s that it is of this job",
+    };
+    char at[HR_SOCKADDR_TEXT], text[HR_SOCKADDR_TEXT + 80];
+    if (door->told & 1u << reason) return;
+    door->told |= 1u << reason;
+    snprintf(text, sizeof text, "%s: %s", hr_sockaddr_text(from, at), words[reason]);
+    door->stranger(door, text);
+}
+
 void hr_door_close(struct hr_door *door) {
     while (!hr_list_empty(&door->callers)) drop(door, hr_container(door->callers.next, struct hr_caller, link));
     for (int i = 0; i < door->nlisteners; i++) {
@@ -84,7 +99,9 @@ void hr_door_tick(struct hr_door *door, int64_t now) {
     for (struct hr_link *l = door->callers.next, *next; l != &door->callers; l = next) {
         struct hr_caller *caller = hr_container(l, struct hr_caller, link);
         next = l->next;
-        if (caller->step != HR_CALLER_PARKED && now >= caller->deadline) drop(door, caller);
+        if (caller->step == HR_CALLER_PARKED || now < caller->deadline) continue;
+        tell(door, &caller->from, HR_STRANGER_SILENT);
+        drop(door, caller);
     }
     /* After a shortage of descriptors or memory. */
     if (door->half_open < HALF_OPEN) pause_accepting(door, 0);
@@ -100,9 +117,10 @@ void hr_door_accept(struct hr_door *door, struct hr_listener *listener) {
             return;
         }
         int local = hr_ifaces_own(door->ifaces, door->nifaces, &from);
+        int remote = !local && !door->auth->have_token && !door->auth->insecure;
         struct hr_caller *caller = NULL;
-        if ((!local && !door->auth->have_token && !door->auth->insecure) || door->prepare(door, fd, local) ||
-            !(caller = calloc(1, sizeof *caller))) {
+        if (remote) tell(door, &from, HR_STRANGER_REMOTE);
+        if (remote || door->prepare(door, fd, local) || !(caller = calloc(1, sizeof *caller))) {
             close(fd);
             continue;
         }
@@ -146,8 +164,11 @@ void hr_door_event(struct hr_door *door, struct hr_caller *caller) {
         hr_status status = hr_handshake_step(&caller->hs, fd, &want_write);
         if (status == HR_AGAIN)
             hr_poll_watch(door->poll, &caller->source, want_write ? EPOLLOUT : EPOLLIN);
-        else if (status != HR_OK)
+        else if (status != HR_OK) {
+            if (status == HR_ERR_PROTOCOL) tell(door, &caller->from, HR_STRANGER_FOREIGN);
+            if (status == HR_ERR_AUTH) tell(door, &caller->from, HR_STRANGER_UNPROVEN);
             drop(door, caller);
+        }
         if (status != HR_OK) return;
         caller->step = HR_CALLER_OPENING;
         hr_poll_watch(door->poll, &caller->source, EPOLLIN);
@@ -163,8 +184,10 @@ void hr_door_event(struct hr_door *door, struct hr_caller *caller) {
     }
     caller->have += (uint32_t)n;
     if (caller->have < door->open_len) return;
-    if (door->good(caller->open, &caller->stream))
+    if (door->good(caller->open, &caller->stream)) {
         park(door, caller);
-    else
-        drop(door, caller);
+        return;
+    }
+    tell(door, &caller->from, HR_STRANGER_FOREIGN);
+    drop(door, caller);
 }

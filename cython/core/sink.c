@@ -249,5 +249,18 @@ static void sink_carrier(struct hr_ep *ep, const char *by, const char *detail) {
     hr_remark_add(conn->engine, by ? HR_REMARK_FELL : HR_REMARK_BACK, conn, detail);
 }
 
-const struct hr_sink hr_engine_sink = {
-    .recv = sink_recv, .done = sink_done, .notify = sink_notify, .state = sink_state, .carrier = sink_carrier};
+static void sink_stranger(struct hr_domain *domain, const char *detail) {
+    struct hr_engine *engine = domain->owner;
+    char text[256];
+    int i = 0;
+    while (i + 1 < engine->ndomains && engine->domains[i] != domain) i++;
+    snprintf(text, sizeof text, "%s: turned away a caller at %s", engine->names[i], detail);
+    hr_remark_add(engine, HR_REMARK_STRANGER, NULL, text);
+}
+
+const struct hr_sink hr_engine_sink = {.recv = sink_recv,
+                                       .done = sink_done,
+                                       .notify = sink_notify,
+                                       .state = sink_state,
+                                       .carrier = sink_carrier,
+                                       .stranger = sink_stranger};

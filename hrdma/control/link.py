@@ -151,9 +151,28 @@ class Listener(Link):
         self._rank: dict[bytes, int] = {}
         self._descriptor: dict[bytes, int] = {}
         self._of: dict[int, bytes] = {}
+        self._silent: dict[int, str] = {}  # connections from which no message came yet, and their addresses
+        self._ended: list[int] = []
+
+    def events(self) -> list[tuple[int, int]]:
+        found = super().events()
+        for event, descriptor in found:
+            if event == zmq.EVENT_ACCEPTED:
+                self._silent[descriptor] = _address(descriptor)
+            elif event == zmq.EVENT_DISCONNECTED and descriptor in self._silent:
+                self._ended.append(descriptor)
+        return found
+
+    def strangers(self) -> list[str]:
+        """Addresses of those whose connections ended without a message: libzmq did not take what came for one.
+
+        To be asked after `receive`: the end of a connection is known sooner than what came before it.
+        """
+        ended, self._ended = self._ended, []
+        return [self._silent.pop(descriptor) for descriptor in ended if descriptor in self._silent]
 
     def receive(self) -> list[Received]:
-        """Messages that have arrived. Those that are not one frame of a peer whose address is known are left out."""
+        """Messages that have arrived; those of several frames as one that is empty, which is none of ours."""
         found: list[Received] = []
         self._used = True
         with contextlib.suppress(zmq.Again):
@@ -161,13 +180,14 @@ class Listener(Link):
                 identity = self.socket.recv(zmq.NOBLOCK)
                 if identity in self._rank:  # who it is was found out once
                     parts = self.socket.recv_multipart(zmq.NOBLOCK)
-                    if len(parts) == 1:
-                        found.append(Received(identity, parts[0], self._descriptor[identity], ""))
+                    frame = parts[0] if len(parts) == 1 else b""
+                    found.append(Received(identity, frame, self._descriptor[identity], ""))
                     continue
                 frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
                 origin = _origin(frames[0])
-                if len(frames) == 1 and origin is not None:
-                    found.append(Received(identity, frames[0].bytes, *origin))
+                if origin is not None:  # else libzmq does not know, and says so at the end: see strangers()
+                    self._silent.pop(origin[0], None)
+                    found.append(Received(identity, frames[0].bytes if len(frames) == 1 else b"", *origin))
         return found
 
     def send(self, identity: bytes, frame: bytes) -> None:
@@ -213,6 +233,15 @@ class Listener(Link):
         except OSError:
             return False
         return bool(here == there == received.address)
+
+
+def _address(descriptor: int) -> str:
+    """Where a connection of libzmq's comes from; empty where it has ended already."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as copy:
+            return str(copy.getpeername()[0])
+    except OSError:
+        return ""
 
 
 def _readable(sock: zmq.Socket[bytes]) -> bool:

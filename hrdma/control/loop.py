@@ -281,6 +281,8 @@ class Loop:
                 gate.note(f"rank {rank}", f"it sent a wrong frame ({error})")
                 continue
             self.phase.heard(rank, kind, body)
+        for address in listener.strangers():
+            gate.note(address, "no frame of this protocol came (a port scanner, or a frame that is too long?)")
         ended = [listener.hung_up(descriptor) for event, descriptor in events if event == zmq.EVENT_DISCONNECTED]
         gone = [rank for rank in ended if rank is not None]
         if gone and not self._stopping:

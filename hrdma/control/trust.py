@@ -7,7 +7,8 @@
                HMAC("C", hello, nonce, private)
 
 The token is never sent. The acceptor reads the private text (addresses, state) only after the proof holds. Until then
-a peer is a stranger: whatever it sends besides these frames is dropped, and said once per address and reason. Without
+a peer is a stranger: whatever it sends besides these frames is dropped, and said once per address and reason. So is
+what libzmq does not take for its protocol (`Listener.strangers`). Without
 a token the key is zero and the proof says nothing, therefore only peers of this host pass unless ``HRDMA_INSECURE=1``.
 """
 

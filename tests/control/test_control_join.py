@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -18,6 +19,17 @@ from ports import free_port
 from hrdma.config import Config
 from hrdma.control import ControlPlane, Member, wire
 from hrdma.world import World
+
+
+def until_listening(port: int) -> None:
+    end = time.monotonic() + 15
+    while time.monotonic() < end:
+        try:
+            socket.create_connection(("127.0.0.1", port), 5).close()
+            return
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+    raise AssertionError(f"nobody listens on port {port}")
 
 
 def failures(ranks) -> list[tuple[str, str]]:
@@ -239,6 +251,38 @@ def throw_garbage(port: int, seed: int, stop: threading.Event) -> None:
             peer.send(bytes(3 << 20))
         peer.close()
     context.destroy(linger=0)
+
+
+NO_FRAMES = {
+    "http": b"GET / HTTP/1.1\r\n\r\n",
+    "binary": b"\xff" * 100,
+    "zeros": bytes(200),
+    "TLS": bytes.fromhex("16030100c8010000c4") + bytes(range(196)),
+    "nothing": b"",
+}
+
+
+def test_bytes_of_no_protocol_are_logged_once(start):
+    """libzmq drops them without a word; a frame above the limit, too."""
+    port = free_port()
+    ranks = start(2, [0], port=port)
+    until_listening(port)
+    for _ in range(3):
+        with contextlib.ExitStack() as stack:
+            for sent in NO_FRAMES.values():
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), 5)).sendall(sent)
+            time.sleep(0.2)
+    with zmq.Context(1) as context:
+        peer = context.socket(zmq.DEALER)
+        peer.connect(f"tcp://127.0.0.1:{port}")
+        peer.send(bytes(3 << 20))
+        time.sleep(0.2)
+        peer.close(0)
+    ranks += start(2, [1], port=port)
+    ranks.joined()
+    lines = [line for line in ranks[0].errors.splitlines() if "dropped a peer at 127.0.0.1" in line]
+    assert sum("no frame of this protocol came" in line for line in lines) == 1, ranks[0].errors
+    assert len(lines) == len(set(lines)), ranks[0].errors
 
 
 def test_strangers_are_dropped_and_logged_once(start):

@@ -152,7 +152,8 @@ static inline void bond_on_carrier(struct hr_ep *ep, const char *by, const char 
     snprintf(side->carrier, sizeof side->carrier, "%s", detail);
 }
 
-static const struct hr_sink bond_sink = {bond_on_recv, bond_on_done, bond_on_notify, bond_on_state, bond_on_carrier};
+static const struct hr_sink bond_sink = {bond_on_recv,  bond_on_done,    bond_on_notify,
+                                         bond_on_state, bond_on_carrier, NULL};
 
 /* ---- driving ---- */
 

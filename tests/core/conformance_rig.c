@@ -78,7 +78,7 @@ static void on_state(struct hr_ep *ep, hr_status status, const char *detail) {
     CHECK_EQ(end->losses, 1);
 }
 
-static const struct hr_sink sink = {on_recv, on_done, on_notify, on_state, NULL};
+static const struct hr_sink sink = {on_recv, on_done, on_notify, on_state, NULL, NULL};
 
 /* ---- driving ---- */
 

@@ -71,7 +71,7 @@ static void on_state(struct hr_ep *ep, hr_status status, const char *detail) {
         s->lost = status;
     snprintf(s->detail, sizeof s->detail, "%s", detail ? detail : "");
 }
-static const struct hr_sink sink = {on_recv, on_done, on_notify, on_state, NULL};
+static const struct hr_sink sink = {on_recv, on_done, on_notify, on_state, NULL, NULL};
 
 static hr_status side_try(struct side *s, uint64_t id, const char *options, char detail[256]) {
     struct hr_domain_params params = {.self_id = id, .auth = &s->auth, .sink = &sink, .owner = s, .options = options};

@@ -71,7 +71,16 @@ static inline void rig_state(struct hr_ep *ep, hr_status status, const char *det
     c->loss = status;
     snprintf(c->detail, sizeof c->detail, "%s", detail ? detail : "");
 }
-static const struct hr_sink rig_sink = {rig_recv, rig_done, rig_notify, rig_state, NULL};
+static struct {
+    int n;
+    char text[256]; /* of the last one */
+} rig_strangers;
+static inline void rig_stranger(struct hr_domain *domain, const char *detail) {
+    (void)domain;
+    rig_strangers.n++;
+    snprintf(rig_strangers.text, sizeof rig_strangers.text, "%s", detail);
+}
+static const struct hr_sink rig_sink = {rig_recv, rig_done, rig_notify, rig_state, NULL, rig_stranger};
 
 static inline double rig_seconds(void) {
     struct timespec ts;

@@ -44,7 +44,7 @@ static void on_state(struct hr_ep *ep, hr_status status, const char *detail) {
     if (status != HR_OK) CHECK_EQ(status, HR_ERR_PEER_LOST);
     if (status != HR_OK) (*(ep == pair->ea ? &pair->lost_a : &pair->lost_b))++;
 }
-static const struct hr_sink sink = {on_recv, on_done, on_notify, on_state, NULL};
+static const struct hr_sink sink = {on_recv, on_done, on_notify, on_state, NULL, NULL};
 
 static hr_status domain_open(const char *provider, const char *inner, const char *options, uint64_t id,
                              struct hr_domain **domain_p, char detail[256]) {

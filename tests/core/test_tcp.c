@@ -176,6 +176,7 @@ TEST(silent_strangers_do_not_lock_out_a_peer) {
     struct node a, b;
     struct conn ca, cb;
     int fds[260], before = rig_fds();
+    rig_strangers.n = 0;
     node_open(&a, 1, "127.0.0.1", NULL);
     node_open(&b, 2, "127.0.0.1", NULL);
     struct sockaddr_in at = {
@@ -198,6 +199,8 @@ TEST(silent_strangers_do_not_lock_out_a_peer) {
     conn_start(&ca, &a, 2, b.addr, b.addr_len, 1);
     RUN(&a, &b, ca.ups && cb.ups);
     CHECK_EQ(ca.losses, 0);
+    CHECK_EQ(rig_strangers.n, 1); /* not one for each of them */
+    CHECK(strstr(rig_strangers.text, "127.0.0.1:") && strstr(rig_strangers.text, "did not prove within 5 s"));
     for (int i = 0; i < 260; i++) close(fds[i]);
     tcp->ep_destroy(ca.ep);
     tcp->ep_destroy(cb.ep);

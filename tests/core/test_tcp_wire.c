@@ -234,6 +234,7 @@ TEST(garbage_instead_of_a_handshake) {
     struct bench b;
     bench_open(&b);
     int before = rig_fds();
+    rig_strangers.n = 0;
     uint32_t seed = 1;
     for (int i = 0; i < 200; i++) {
         uint8_t bytes[300];
@@ -249,6 +250,8 @@ TEST(garbage_instead_of_a_handshake) {
     RUN(&b.n, NULL, rig_fds() == before);
     CHECK_EQ(((struct hr_tcp_domain *)b.n.domain)->door.half_open, 0);
     CHECK_EQ(b.c.losses, 0);
+    CHECK_EQ(rig_strangers.n, 1);
+    CHECK(strstr(rig_strangers.text, "127.0.0.1:") && strstr(rig_strangers.text, "does not speak this protocol"));
     bench_close(&b);
 }
 

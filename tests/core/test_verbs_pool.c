@@ -374,7 +374,7 @@ static void abort_on_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, con
 
 /* As the engine does when a message makes no sense. */
 TEST(an_endpoint_is_aborted_by_what_it_hears) {
-    static const struct hr_sink aborts = {abort_on_recv, on_done, on_notify, on_state, NULL};
+    static const struct hr_sink aborts = {abort_on_recv, on_done, on_notify, on_state, NULL, NULL};
     static struct many m;
     for (int own = 0; own < 2; own++) {
         many_open(&m, 2, own ? "receives=own" : NULL);

@@ -53,7 +53,7 @@ static inline void on_state(struct hr_ep *ep, hr_status status, const char *deta
     c->loss = status;
     snprintf(c->detail, sizeof c->detail, "%s", detail ? detail : "");
 }
-static const struct hr_sink sink = {on_recv, on_done, on_notify, on_state, NULL};
+static const struct hr_sink sink = {on_recv, on_done, on_notify, on_state, NULL, NULL};
 
 static inline hr_status node_open_on(struct node *n, uint64_t id, const char *device, const char *ifname,
                                      const char *options, char detail[256]) {

@@ -62,7 +62,7 @@ static inline void wild_state(struct hr_ep *ep, hr_status status, const char *de
     else
         w->lost = 1;
 }
-static const struct hr_sink wild_sink = {wild_recv, wild_done, wild_notify, wild_state, NULL};
+static const struct hr_sink wild_sink = {wild_recv, wild_done, wild_notify, wild_state, NULL, NULL};
 
 static inline void turn(struct rig *r) {
     for (int k = 0; k < r->n; k++)

@@ -5,7 +5,8 @@
 /*
  * A caller costs one small structure and a descriptor until it has proved the job key; it has five seconds for that,
  * and there are at most HALF_OPEN of them: beyond that nobody is accepted and the kernel's queue holds the rest. So a
- * port scanner delays nothing for longer than that and never gets to see more than its socket closing.
+ * port scanner delays nothing for longer than that and never gets to see more than its socket closing. The first that
+ * is turned away for a reason is told of.
  *
  * A caller that proved itself names the endpoint it wants: its open, of which the provider says whether it makes sense
  * and which stream it names. If no endpoint waits for it yet it is parked, and must be silent until it is answered.
@@ -16,6 +17,8 @@
 #include "hr/net.h"
 
 enum { HR_OPEN_BYTES = 256 }; /* largest open */
+
+enum hr_stranger { HR_STRANGER_FOREIGN, HR_STRANGER_UNPROVEN, HR_STRANGER_REMOTE, HR_STRANGER_SILENT };
 
 enum hr_caller_step { HR_CALLER_PROVING, HR_CALLER_OPENING, HR_CALLER_PARKED };
 struct hr_caller {
@@ -45,6 +48,8 @@ struct hr_door {
     void (*waits)(struct hr_door *door, struct hr_caller *caller);
     /* hr_door_busy may have changed. */
     void (*changed)(struct hr_door *door);
+    /* A caller that was turned away: where it came from, and why. */
+    void (*stranger)(struct hr_door *door, const char *detail);
 
     struct hr_listener *listeners;
     int nlisteners;
@@ -52,6 +57,7 @@ struct hr_door {
     int half_open; /* callers that have not proved the key yet */
     int parked;    /* callers that have, and wait for an endpoint */
     int paused;    /* nobody is accepted until a tick */
+    unsigned told; /* reasons of which one was told of: bits by enum hr_stranger */
 };
 
 /* Listens there too; room for most addresses in all. -1: errno, and the address may be there but not usable yet or any

@@ -103,12 +103,13 @@ void hr_engine_set_locality(struct hr_engine *engine, int local_ranks, int cores
 int hr_engine_domain(struct hr_engine *engine, int i, const char **name_p, void *addr, size_t *addr_len_p,
                      struct hr_caps *caps_p, char text[HR_ABOUT]);
 
-/* What people should read of, in the order in which it happened: the text names a device, with the reason. The 16
- * newest are kept. The descriptor is readable while there are any. 0: there is none. */
+/* What people should read of, in the order in which it happened: the text names a device or a caller, with the reason.
+ * The 16 newest are kept. The descriptor is readable while there are any. 0: there is none. */
 enum hr_remark_kind {
-    HR_REMARK_LEFT, /* a device that could not be opened: it is done without */
-    HR_REMARK_FELL, /* the connection to a peer goes on over another provider, `by` */
-    HR_REMARK_BACK  /* it is carried by its own again */
+    HR_REMARK_LEFT,    /* a device that could not be opened: it is done without */
+    HR_REMARK_FELL,    /* the connection to a peer goes on over another provider, `by` */
+    HR_REMARK_BACK,    /* it is carried by its own again */
+    HR_REMARK_STRANGER /* somebody who called and is no peer was turned away; of each kind the first */
 };
 struct hr_remark {
     enum hr_remark_kind kind;

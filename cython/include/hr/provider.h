@@ -135,6 +135,9 @@ struct hr_sink {
     /* Another provider carries this connected endpoint now, as its own devices are lost; NULL: its own do again. detail
      * names the device, and why it was lost. May be NULL where nobody wants to know. */
     void (*carrier)(struct hr_ep *ep, const char *by, const char *detail);
+    /* Somebody who called and is no peer was turned away: where from, and why. A domain tells of the first of each
+     * kind. May be NULL where nobody wants to know. */
+    void (*stranger)(struct hr_domain *domain, const char *detail);
 };
 
 struct hr_domain_params {

@@ -87,6 +87,11 @@ static void on_carrier(struct hr_ep *inner, const char *by, const char *detail) 
     if (ep->base.domain->sink->carrier) ep->base.domain->sink->carrier(&ep->base, by, detail);
 }
 
+static void on_stranger(struct hr_domain *inner, const char *detail) {
+    struct hr_domain *base = &((struct fault_domain *)inner->owner)->base;
+    if (base->sink->stranger) base->sink->stranger(base, detail);
+}
+
 /* ---- device and domain ---- */
 
 static int fault_device_count(const char **why_p) {
@@ -132,7 +137,7 @@ static hr_status fault_domain_open(const struct hr_provider *self, const struct 
     }
     domain->plan = plan;
     domain->epoll = domain->timer = -1;
-    domain->sink = (struct hr_sink){on_recv, on_done, on_notify, on_state, on_carrier};
+    domain->sink = (struct hr_sink){on_recv, on_done, on_notify, on_state, on_carrier, on_stranger};
     inner_params.sink = &domain->sink;
     inner_params.owner = domain;
     inner_params.options = NULL; /* they were ours */

@@ -52,6 +52,11 @@ static void waits(struct hr_door *door, struct hr_caller *caller) {
 
 static void changed(struct hr_door *door) { hr_tcp_timer_update(domain_of(door)); }
 
+static void stranger(struct hr_door *door, const char *detail) {
+    struct hr_domain *base = &domain_of(door)->base;
+    if (base->sink->stranger) base->sink->stranger(base, detail);
+}
+
 hr_status hr_tcp_listen(struct hr_tcp_domain *d, char detail[256]) {
     struct hr_door *door = &d->door;
     char text[HR_SOCKADDR_TEXT];
@@ -67,6 +72,7 @@ hr_status hr_tcp_listen(struct hr_tcp_domain *d, char detail[256]) {
     door->good = good;
     door->waits = waits;
     door->changed = changed;
+    door->stranger = stranger;
     snprintf(detail, 256, "no address to listen on");
     for (int i = 0; i < d->nifaces && door->nlisteners < HR_TCP_ADDRESSES; i++) {
         const struct hr_iface *iface = &d->ifaces[i];

@@ -46,7 +46,12 @@ static void on_state(struct hr_ep *ep, hr_status status, const char *detail) {
     hr_bond_on_state(lane_of(ep), status, detail);
 }
 
-static const struct hr_sink rail_sink = {on_recv, on_done, on_notify, on_state, NULL};
+static void on_stranger(struct hr_domain *rail, const char *detail) {
+    struct hr_domain *base = &((struct hr_bond *)rail->owner)->base;
+    if (base->sink->stranger) base->sink->stranger(base, detail);
+}
+
+static const struct hr_sink rail_sink = {on_recv, on_done, on_notify, on_state, NULL, on_stranger};
 
 /* ---- progress ---- */
 

@@ -262,6 +262,11 @@ static void waits(struct hr_door *door, struct hr_caller *caller) {
 
 static void changed(struct hr_door *door) { hr_verbs_timer_update(domain_of(door)); }
 
+static void stranger(struct hr_door *door, const char *detail) {
+    struct hr_domain *base = &domain_of(door)->base;
+    if (base->sink->stranger) base->sink->stranger(base, detail);
+}
+
 hr_status hr_verbs_listen(struct hr_verbs_domain *d, char detail[256]) {
     struct hr_door *door = &d->door;
     union hr_sockaddr list[HR_VERBS_ADDRESSES];
@@ -280,6 +285,7 @@ hr_status hr_verbs_listen(struct hr_verbs_domain *d, char detail[256]) {
     door->good = good;
     door->waits = waits;
     door->changed = changed;
+    door->stranger = stranger;
     snprintf(detail, 256,
              "verbs: the device's network has no address of this host: ip address add ... to its interface");
     if (d->is_tcp && !n) hr_ifaces_choose(d->ifaces, d->nifaces, d->wish.ifname, detail);
