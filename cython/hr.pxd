@@ -218,6 +218,8 @@ cdef extern from "hr/hr.h" nogil:
         int32_t status
         int32_t peer
         int32_t phase
+        int32_t cause
+        int64_t sequence
         const char *provider
         char detail[160]
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hrdma.communicator import Communicator
     from hrdma.errors import (
         CollectiveMismatchError,
+        CollectiveTimeoutError,
         DeviceError,
         HrdmaError,
         PeerError,
@@ -34,6 +35,7 @@ ANY_SOURCE = -1
 
 _HOME = {
     "CollectiveMismatchError": "hrdma.errors",
+    "CollectiveTimeoutError": "hrdma.errors",
     "Communicator": "hrdma.communicator",
     "DeviceError": "hrdma.errors",
     "Endpoint": "hrdma._core",
@@ -56,6 +58,7 @@ _HOME = {
 __all__ = [
     "ANY_SOURCE",
     "CollectiveMismatchError",
+    "CollectiveTimeoutError",
     "Communicator",
     "DeviceError",
     "Endpoint",

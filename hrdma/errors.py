@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "CollectiveMismatchError",
+    "CollectiveTimeoutError",
     "DeviceError",
     "HrdmaError",
     "NetlinkError",
@@ -27,6 +28,35 @@ class RequestError(HrdmaError):
 
 class CollectiveMismatchError(RequestError):
     """Ranks called different collectives, or the same one with different arguments. The communicator is broken."""
+
+
+class CollectiveTimeoutError(RequestError, TimeoutError):
+    """Another rank gave up a collective when its deadline had passed. The communicator is broken, on all ranks.
+
+    The rank itself gets the builtin TimeoutError, which this one is too: what catches that finds all ranks.
+
+    Attributes
+    ----------
+    rank : int
+        The rank that gave up, in the communicator that raised.
+    operation : str
+        The collective that it gave up: ``"allreduce"``, ...; empty where this rank had not called it yet.
+    sequence : int
+        Running number of that collective on the communicator, from 0.
+    """
+
+    def __init__(self, message: str, *, rank: int = -1, operation: str = "", sequence: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.operation = operation
+        self.sequence = sequence
+
+    def __reduce__(self):
+        return (_collective_timeout, (str(self), self.rank, self.operation, self.sequence))
+
+
+def _collective_timeout(message, rank, operation, sequence):
+    return CollectiveTimeoutError(message, rank=rank, operation=operation, sequence=sequence)
 
 
 class ObjectLost(RequestError):

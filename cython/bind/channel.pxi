@@ -176,6 +176,10 @@ cdef class Channel:
     def _verdict(self, operation, sequence, signature, text):
         """The core saw another rank's signature: who differs, once that is known; None where nobody can say."""
 
+    def _recent(self):
+        """``(sequence, signature, text, pairs)`` of the collectives that were started last, the newest at the end."""
+        return []
+
     def _whereabouts(self, operation, sequence):
         """Words for a message about a timeout: which rank is where; empty where nothing is known."""
         return ""
@@ -286,6 +290,8 @@ cdef class Channel:
         if (self.ended is not None and status in (HR_ERR_TIMEOUT, HR_ERR_CANCELED) and status == state.status
                 and (call.program == NULL or call.sequence != self.ended_sequence)):
             message = f"{what}: the communicator is broken: {self.ended} (comm.shrink(), on all ranks, makes a new one)"
+        elif status == HR_ERR_BROKEN and state.cause in (HR_ERR_TIMEOUT, HR_ERR_CANCELED) and state.sequence >= 0:
+            return self.given_up(&state, what)
         elif status == HR_ERR_TIMEOUT:
             where = self._whereabouts(operation, call.sequence)
             message = f"{what} did not complete within {call.seconds:g} s" + (f" ({where})" if where else "")
@@ -307,3 +313,16 @@ cdef class Channel:
         else:
             message = f"{what}: {text_of(hr_status_text(status))}" + (f": {detail}" if detail else "")
         return status_error(status, message, blame, operation, call.sequence, stage, transport)
+
+    cdef object given_up(self, hr_comm_state *state, str what):
+        """Another rank gave up a collective, which this one may have called as well."""
+        known = [call[2] for call in self._recent() if call[0] == state.sequence]
+        which = f"{known[0] if known else 'collective'} #{state.sequence}"
+        late = state.cause == HR_ERR_TIMEOUT
+        how = f"gave up {which}, which did not complete within its deadline" if late else f"canceled {which}"
+        message = (f"{what}: the communicator is broken: rank {state.peer} {how} (comm.shrink(), on all ranks, makes a "
+                   "new one)")
+        if not late:
+            return RequestError(message)
+        operation = known[0].partition("(")[0] if known else ""
+        return CollectiveTimeoutError(message, rank=state.peer, operation=operation, sequence=state.sequence)

@@ -2,7 +2,7 @@
 #
 # What a status takes down with it decides the class: request errors are RequestError (or a builtin where one says it),
 # peer errors PeerError, device errors DeviceError. Cold code: nothing here runs while things go well.
-from hrdma.errors import CollectiveMismatchError, DeviceError, PeerError, RequestError
+from hrdma.errors import CollectiveMismatchError, CollectiveTimeoutError, DeviceError, PeerError, RequestError
 
 
 cdef str text_of(const char *text):

@@ -83,6 +83,7 @@ hr_status hr_comm_open_classed(struct hr_engine *engine, uint64_t id, const uint
     if ((status = hr_onesided_open(comm)) != HR_OK) goto fail;
     comm->nranks = engine->nconns;
     comm->state.peer = -1;
+    comm->state.sequence = -1;
     hr_list_init(&comm->runs);
     hr_list_init(&comm->strays);
     for (uint32_t i = 0; i < comm->nranks; i++) comm->ranks[i] = -1;
@@ -135,6 +136,8 @@ void hr_comm_break_locked(struct hr_comm *comm, hr_status status, int peer, int 
         struct hr_hdr h = {.kind = HR_MSG_BREAK,
                            .flags = (uint8_t)phase,
                            .status = (int8_t)(own ? HR_ERR_BROKEN : status),
+                           .bucket = (uint8_t)(int8_t)(own ? status : comm->state.cause),
+                           .aux = (uint64_t)comm->state.sequence,
                            .comm = comm->id,
                            .tag = (uint64_t)(int64_t)(own ? comm->rank : peer)};
         for (int i = 0; i < comm->size; i++)
@@ -160,12 +163,21 @@ void hr_comm_on_break(struct hr_comm *comm, struct hr_conn *conn, const struct h
         hr_conn_lost(conn, HR_ERR_PROTOCOL, "a break of what it is no member of, or that names no member");
         return;
     }
+    if (comm->state.status == HR_OK) {
+        comm->state.cause = (int8_t)h->bucket;
+        comm->state.sequence = (int64_t)h->aux;
+    }
     if (status == HR_ERR_BROKEN)
         snprintf(detail, sizeof detail, "rank %d ended a call before it was complete (deadline, interrupt, device)",
                  (int)blame);
     else
         snprintf(detail, sizeof detail, "rank %d says so", hr_comm_rank_of(comm, conn));
     hr_comm_break_locked(comm, status, (int)blame, h->flags, conn->provider->name, detail, 1);
+}
+
+void hr_comm_give_up(struct hr_comm *comm, hr_status status, uint64_t sequence) {
+    if (comm->state.status == HR_OK) comm->state.sequence = (int64_t)sequence;
+    hr_comm_break_locked(comm, status, comm->rank, HR_PHASE_TRANSFER, NULL, NULL, 1);
 }
 
 void hr_comm_break(struct hr_comm *comm, hr_status status, int peer, enum hr_phase phase, const char *detail,

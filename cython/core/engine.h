@@ -76,12 +76,12 @@ enum hr_msg_kind {
 struct hr_hdr {
     uint8_t kind;
     uint8_t flags;  /* RTS, CTS: HR_HDR_*. BREAK: phase */
-    uint8_t bucket; /* EAGER, RTS, SKIP: of the order */
+    uint8_t bucket; /* EAGER, RTS, SKIP: of the order. BREAK: what it was to the rank to blame, a status */
     int8_t status;  /* FIN, CANCEL, BREAK */
     uint32_t order; /* EAGER, RTS, SKIP: place in its bucket */
     uint64_t comm;
     uint64_t tag; /* BREAK: rank to blame */
-    uint64_t aux; /* EAGER, RTS: signature. SEG: offset. SKIP: length. PROBE, ECHO: bytes of bulk */
+    uint64_t aux; /* EAGER, RTS: signature. SEG: offset. SKIP: length. PROBE, ECHO: bytes of bulk. BREAK: sequence */
     uint32_t sreq, rreq;
     /* Totals modulo 2^32, so that a header which is withdrawn with its message takes nothing with it. They count where
      * the header came by the first stream. */
@@ -479,6 +479,8 @@ void hr_comm_on_break(struct hr_comm *comm, struct hr_conn *conn, const struct h
 int hr_comm_rank_of(struct hr_comm *comm, struct hr_conn *conn);
 void hr_comm_break_locked(struct hr_comm *comm, hr_status status, int peer, int phase, const char *provider,
                           const char *detail, int tell);
+/* A collective is given up here: the others hear which, and why. */
+void hr_comm_give_up(struct hr_comm *comm, hr_status status, uint64_t sequence);
 void hr_comm_free(struct hr_comm *comm);
 
 /* run.c */
@@ -487,5 +489,6 @@ void hr_runs_fail(struct hr_comm *comm);      /* the communicator is broken: sta
 void hr_runs_end(struct hr_comm *comm);       /* what they had started is aborted: finish them */
 double hr_run_scale(struct hr_request *req);
 int hr_run_active(struct hr_comm *comm, uint64_t seq);
+uint64_t hr_run_sequence(const struct hr_request *req); /* of a run */
 
 #endif

@@ -210,7 +210,7 @@ void hr_cancel(struct hr_engine *engine, struct hr_request *req, hr_status statu
     hr_lock(engine);
     if (!__atomic_load_n(&req->done, __ATOMIC_ACQUIRE)) {
         if (req->kind == HR_REQ_RUN)
-            hr_comm_break_locked(req->comm, status, req->comm->rank, HR_PHASE_TRANSFER, NULL, NULL, 1);
+            hr_comm_give_up(req->comm, status, hr_run_sequence(req));
         else
             hr_abort_request(engine, req, status, -1, req->xfer ? HR_PHASE_TRANSFER : HR_PHASE_MATCH, NULL);
     }

@@ -285,6 +285,14 @@ int hr_run_active(struct hr_comm *comm, uint64_t seq) {
     return 0;
 }
 
+uint64_t hr_run_sequence(const struct hr_request *req) {
+    for (struct hr_link *l = req->comm->runs.next; l != &req->comm->runs; l = l->next) {
+        const struct hr_run *run = hr_container(l, struct hr_run, link);
+        if (run->req == req) return run->seq;
+    }
+    return UINT64_MAX;
+}
+
 void hr_runs_drain(struct hr_engine *engine) {
     struct hr_link *l;
     while ((l = hr_list_pop(&engine->ready))) {

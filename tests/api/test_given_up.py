@@ -1,5 +1,6 @@
 """Calls that are given up when their deadline has passed: what later calls on a broken communicator say, and `done`."""
 
+import pickle
 import time
 
 import numpy as np
@@ -43,9 +44,12 @@ def test_calls_on_what_a_deadline_broke_name_it():
         assert text.partition(": ")[2] == (
             f"the communicator is broken: {late} (comm.shrink(), on all ranks, makes a new one)"
         )
-    for kind, text, took in theirs:
-        assert kind == "RequestError" and took < 5
-        assert "the communicator is broken or closed: rank 0 ended a call before it was complete" in text
+    for (kind, text, took), start in zip(theirs, ("barrier() #0: ", "barrier() #1: ")):
+        assert kind == "CollectiveTimeoutError" and took < 5
+        assert text.startswith(start) and text.endswith(
+            "the communicator is broken: rank 0 gave up barrier() #0, which did not complete within its deadline "
+            "(comm.shrink(), on all ranks, makes a new one)"
+        )
 
 
 def canceled(comm):
@@ -65,7 +69,43 @@ def test_calls_on_what_was_canceled_name_it():
     assert later[0] == "RequestError" and later[1].startswith(
         "barrier() #1: the communicator is broken: barrier() #0 was canceled"
     )
-    assert other[0] == "RequestError" and "rank 0 ended a call before it was complete" in other[1]
+    assert other[0] == "RequestError"
+    assert other[1].startswith("barrier() #0: the communicator is broken: rank 0 canceled barrier() #0 (comm.shrink()")
+
+
+def told(comm):
+    """Ranks 1 and 2 have called what rank 0 gives up, rank 3 not yet; 2 waits for a message, and for another collective."""
+    other = comm.dup()
+    comm.barrier()
+    if comm.rank == 3:
+        other.recv(bytearray(1), 0)
+    pending = comm.irecv(np.zeros(1), 1) if comm.rank == 2 else None
+    requests = [comm.allreduce(np.zeros(3), async_op=True, timeout=0.3 if comm.rank == 0 else 20) for _ in range(1)]
+    if comm.rank == 2:
+        requests += [comm.barrier(async_op=True), pending]
+    found = []
+    for request in requests:
+        try:
+            request.wait()
+        except TimeoutError as raised:
+            error = pickle.loads(pickle.dumps(raised))  # as it goes to whoever started the ranks
+            found.append([type(error).__name__, *map(vars(error).get, ("rank", "operation", "sequence")), str(error)])
+    if comm.rank == 0:
+        other.send(b"x", 3)
+    return found, len(comm.shrink(10).members)
+
+
+def test_the_others_are_told_who_gave_up_what():
+    """They got an error that did not say that a deadline was the cause, nor of which call."""
+    first, *others = harness.ranks(told, 4)
+    assert first[0][0][:4] == ["TimeoutError", None, None, None]
+    assert [len(found) for found, _ in others] == [1, 3, 1]
+    for rank, (found, size) in enumerate(others, 1):
+        assert size == 4
+        for kind, blamed, operation, sequence, text in found:
+            assert (kind, blamed, sequence) == ("CollectiveTimeoutError", 0, 1)
+            name = "collective #1" if rank == 3 and not operation else "allreduce(float64, 3, sum) #1"
+            assert f"rank 0 gave up {name}, which did not complete within its deadline" in text
 
 
 def polled(comm, collective):

@@ -196,7 +196,7 @@ def test_deadlines_of_messages_and_of_collectives(start, transport):
         assert rank.event("world goes on")["sum"] == 3, job.shown()
         found, again = rank.event("collective"), rank.event("broken")
         if rank.rank:
-            assert found["error"] == again["error"] == "RequestError", job.shown()
+            assert found["error"] == again["error"] == "CollectiveTimeoutError", job.shown()
             assert "rank 0" in found["text"] and "allreduce" in found["text"], job.shown()
         assert again["error"] and took(found["time"], again["time"]) < 0.5, job.shown()
         assert rank.event("side goes on")["sum"] == (1 if rank.rank == 2 else 2), job.shown()
@@ -222,7 +222,7 @@ def test_a_communicator_that_broke_before_it_was_opened_here_is_broken(start, tr
     job = start(unopened, 2, transport=transport)
     assert job[0].event("barrier")["error"] == "TimeoutError", job.shown()
     found = job[1].event("barrier")
-    assert found["error"] == "RequestError" and "rank 0" in found["text"], job.shown()
+    assert found["error"] == "CollectiveTimeoutError" and "rank 0" in found["text"], job.shown()
 
 
 # -- who is lost and who is not ---------------------------------------------------------------------------------------------------

@@ -162,6 +162,8 @@ struct hr_comm_state {
     int32_t status; /* HR_OK, or why it is broken */
     int32_t peer;   /* rank to blame, -1 unknown */
     int32_t phase;
+    int32_t cause;    /* HR_ERR_BROKEN by another rank: what that was to itself, a timeout for one; HR_OK unknown */
+    int64_t sequence; /* the collective that was given up, here or there; -1: none */
     const char *provider;
     char detail[160];
 };
