@@ -71,6 +71,7 @@ class Program:
     signature: int
     text: str
     explanation: str
+    pairs: str
     def __init__(
         self,
         instrs: Buffer,
@@ -84,6 +85,7 @@ class Program:
         text: str = "",
         signature: int = 0,
         explanation: str = "",
+        pairs: str = "",
     ) -> None: ...
     @property
     def nbytes(self) -> tuple[int, int]: ...
@@ -145,7 +147,7 @@ class Planned(Messenger):
     deterministic: bool
     @property
     def _files(self) -> dict[str, int]: ...
-    def _recent(self) -> list[tuple[int, int, str]]: ...
+    def _recent(self) -> list[tuple[int, int, str, str]]: ...
     def _plan(
         self,
         collective: str,

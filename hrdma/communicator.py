@@ -361,6 +361,7 @@ class Communicator(_core.CommunicatorBase):
             text=shown,
             signature=_hash64(signed),
             explanation=spec.explanation,
+            pairs=_pairs(counts) if collective == "alltoall" and not isinstance(counts, int) else "",
         )
 
     def _give(self, schedule: Any, timeout: float | None) -> int:
@@ -461,6 +462,12 @@ def _describe(
         *(["deterministic"] if deterministic else []),
     ]
     return tuple(f"{collective}({', '.join([dtype, which, *rest])})" for which in (shown, signed))  # type: ignore[return-value]
+
+
+def _pairs(counts: tuple[Sequence[int], Sequence[int]]) -> str:
+    """To whom an alltoall sends something, and from whom it takes something: `hrdma.control.stalls` compares them."""
+    masks = (sum(1 << rank for rank, count in enumerate(each) if count) for each in counts)
+    return ":".join(f"{mask:x}" for mask in masks)
 
 
 def _shown(counts: Sequence[int]) -> str:

@@ -354,10 +354,10 @@ class Runtime:
         if communicator is not None:
             communicator._sentence(text)
 
-    def _on_ask(self, comm_id: int) -> tuple[Sequence[int], int, int, str, Sequence[tuple[int, int, str]]] | None:
+    def _on_ask(self, comm_id: int) -> tuple[Sequence[int], int, int, str, Sequence[tuple[int, int, str, str]]] | None:
         communicator = self.communicators.get(comm_id)
         recent = [] if communicator is None else communicator._recent()
-        return None if communicator is None or not recent else (communicator.members, *recent[-1], recent)
+        return None if communicator is None or not recent else (communicator.members, *recent[-1][:3], recent)
 
     # -- closing ---------------------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ cdef class Program:
         ``"allreduce(float32, 1000, sum)"``: the same on all ranks, shown when they disagree.
     signature : int
         64 bits of a hash of that text.
+    pairs : str
+        Of an alltoall with counts: to whom something is sent and from whom it is taken (`hrdma.control.stalls`).
 
     Raises
     ------
@@ -38,11 +40,12 @@ cdef class Program:
     cdef readonly uint64_t signature
     cdef readonly str text
     cdef readonly str explanation
+    cdef readonly str pairs
     cdef uint64_t in_bytes, out_bytes
     cdef Key key
 
     def __cinit__(self, instrs, unlocks, refs, uint64_t in_bytes, uint64_t out_bytes, uint64_t tmp_bytes, int size, *,
-                  str text="", uint64_t signature=0, str explanation=""):
+                  str text="", uint64_t signature=0, str explanation="", str pairs=""):
         cdef Span i, u, r
         cdef char detail[256]
         cdef hr_status status
@@ -74,6 +77,7 @@ cdef class Program:
         self.text = text
         self.signature = signature
         self.explanation = explanation
+        self.pairs = pairs
 
     def __dealloc__(self):
         if self.handle != NULL:

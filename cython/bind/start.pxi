@@ -81,12 +81,12 @@ cdef class Planned(Messenger):
         self.programs = {name: program for name, program in self.programs.items() if name[7] != number}
 
     def _recent(self):
-        """``(sequence, signature, text)`` of the collectives that were started last, the newest at the end."""
+        """``(sequence, signature, text, pairs)`` of the collectives that were started last, the newest at the end."""
         cdef int64_t number
         found = []
         for number in range(max(0, self.sequence - RECENT), self.sequence):
             program = <Program> self.recent[number % RECENT]
-            found.append((number, program.signature, program.text))
+            found.append((number, program.signature, program.text, program.pairs))
         return found
 
     cdef inline void remember(self, Program program) noexcept:

@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hrdma.control.stalls import RECENT, Report, Stalls
+from hrdma.control.stalls import RECENT, Report, Stalls, read_pairs
 from hrdma.control.wire import Kind
 from hrdma.log import logger
 
@@ -257,8 +257,13 @@ class Coordinator:
     def _stall(self, rank: int, body: dict[str, Any], now: float) -> None:
         comm, members = int(body["comm"]), read_ranks(body["members"], self.size)
         waits = body.get("asked") is not True
-        report = Report(int(body["sequence"]), int(body["signature"]), str(body["text"])[:500], now, waits)
-        recent = [Report(int(n), int(s), str(text)[:500], now) for n, s, text in body.get("recent", ())][-RECENT:]
+        pairs = {int(number): read_pairs(text) for number, text in body.get("pairs", {}).items()}
+
+        def read(sequence: Any, signature: Any, text: Any, waits: bool = True) -> Report:
+            return Report(int(sequence), int(signature), str(text)[:500], now, waits, pairs.get(int(sequence)))
+
+        report = read(body["sequence"], body["signature"], body["text"], waits)
+        recent = [read(*call) for call in body.get("recent", ())][-RECENT:]
         if rank not in members:
             raise ValueError(f"it is not a member of {list(members)}")
         verdict = self._stalls.verdict(comm)

@@ -201,7 +201,7 @@ class ControlPlane:
         sequence: int,
         signature: int,
         text: str,
-        recent: Sequence[tuple[int, int, str]] = (),
+        recent: Sequence[tuple[Any, ...]] = (),
     ) -> None:
         """Says that this rank has waited for long in a collective. Does not block; at most once a second, please.
 
@@ -215,7 +215,7 @@ class ControlPlane:
             64 bits, equal on ranks whose calls match.
         text : str
             The call, such as ``"allreduce(float32, 1000, sum)"``.
-        recent : sequence of (sequence, signature, text)
+        recent : sequence of (sequence, signature, text[, pairs])
             The calls started last: another rank may stall in one that is over here.
         """
         self._report(Position(tuple(members), sequence, signature, text, recent), comm_id, mismatch=False)
@@ -227,7 +227,7 @@ class ControlPlane:
         sequence: int,
         signature: int,
         text: str,
-        recent: Sequence[tuple[int, int, str]] = (),
+        recent: Sequence[tuple[Any, ...]] = (),
     ) -> None:
         """As `report_stall`, but this rank has seen a wrong signature: the others are asked at once."""
         self._report(Position(tuple(members), sequence, signature, text, recent), comm_id, mismatch=True)

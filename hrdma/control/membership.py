@@ -41,7 +41,7 @@ class Position(NamedTuple):
     sequence: int
     signature: int
     text: str
-    recent: Sequence[tuple[int, int, str]] = ()
+    recent: Sequence[tuple[Any, ...]] = ()  # (sequence, signature, text[, pairs]) of the calls started last
 
 
 class Events(Protocol):
@@ -250,7 +250,8 @@ class Membership:
             "sequence": position.sequence,
             "signature": position.signature,
             "text": position.text,
-            "recent": position.recent,
+            "recent": [call[:3] for call in position.recent],
+            "pairs": {str(call[0]): call[3] for call in position.recent if any(call[3:])},
             "mismatch": mismatch,
         }
 

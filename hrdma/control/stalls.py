@@ -1,8 +1,8 @@
 """Who waits where, and whether their calls match: what the coordinator makes of the reports of stalled ranks.
 
 A rank that waits long in a collective reports (communicator, sequence number, signature, text). Two reports of one
-communicator with the same number and different signatures are a mismatch; different numbers alone are not, a rank may
-be slow. Who only sends in a collective may be several calls further when another stalls in it, so a report also tells
+communicator with the same number and different signatures are a mismatch, and so are two alltoalls of which one sends
+nothing where the other expects something; different numbers alone are not, a rank may be slow. Who only sends in a collective may be several calls further when another stalls in it, so a report also tells
 which calls came before. Who has been through with another call, and calls nothing more, stalls nowhere: therefore those of whom a
 stalled rank's call is not known are asked, each second. A rank whose core has seen a wrong signature reports that as well, and then the others are asked where they
 are. A verdict waits a moment so that it can name everybody, but never longer than `PATIENCE`.
@@ -11,11 +11,12 @@ are. A verdict waits a moment so that it can name everybody, but never longer th
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["RECENT", "Report", "Stalls", "Verdict", "verdict_text"]
+__all__ = ["RECENT", "Report", "Stalls", "Verdict", "read_pairs", "verdict_text"]
 
 CONFLICT_PATIENCE = 0.3  # seconds that a found conflict waits for the remaining ranks
 ASK_AGAIN = 0.9  # seconds after which those who are not there are asked again; a stalled rank reports every second
@@ -25,6 +26,20 @@ KEEP = 256  # communicators and verdicts remembered
 RECENT = 8  # calls that a rank tells of
 SEQUENCES = 32  # operations of a communicator remembered
 SHOWN = 32  # ranks described to a stalled one
+SHOWN_PAIRS = 8
+
+
+class Pairs(NamedTuple):
+    """To whom an alltoall sends something, and from whom it takes something: a bit for each rank of the communicator."""
+
+    sends: int
+    takes: int
+
+
+def read_pairs(text: str) -> Pairs:
+    """Of a report: two hexadecimal numbers with a colon between; ValueError when it is anything else."""
+    sends, takes = str(text).split(":")
+    return Pairs(int(sends, 16), int(takes, 16))
 
 
 class Report(NamedTuple):
@@ -35,6 +50,7 @@ class Report(NamedTuple):
     text: str
     when: float
     waits: bool = True
+    pairs: Pairs | None = None
 
 
 class Verdict(NamedTuple):
@@ -50,6 +66,7 @@ class _Comm:
     members: tuple[int, ...]
     latest: dict[int, Report] = field(default_factory=dict)
     reports: OrderedDict[int, dict[int, Report]] = field(default_factory=OrderedDict)
+    unpaired: dict[int, dict[tuple[int, int], bool]] = field(default_factory=dict)  # by sequence: (from, to): sent
     suspect: int = -1  # sequence number under suspicion
     decide_at: float = 0.0
     asked: float = float("-inf")
@@ -83,11 +100,15 @@ class Stalls:
             state.latest[rank] = report
         for one in (*recent, report):
             state.reports.setdefault(one.sequence, {})[rank] = one
+            _pair(state, rank, one)
         while len(state.reports) > SEQUENCES:
+            state.unpaired.pop(min(state.reports), None)
             del state.reports[min(state.reports)]
         fresh = state.suspect < 0
         conflicts = [
-            number for number, peers in state.reports.items() if len({other.signature for other in peers.values()}) > 1
+            number
+            for number, peers in state.reports.items()
+            if number in state.unpaired or len({other.signature for other in peers.values()}) > 1
         ]
         if conflicts:  # the first one explains the others
             state.suspect, decide_at = min(conflicts), report.when + CONFLICT_PATIENCE
@@ -123,7 +144,8 @@ class Stalls:
             silent = [rank for rank in state.members if rank not in reports and rank not in gone]
             if silent and now < state.decide_at:
                 continue
-            text = verdict_text(state.suspect, state.members, reports, state.latest, gone)
+            unpaired = state.unpaired.get(state.suspect, {})
+            text = verdict_text(state.suspect, state.members, reports, state.latest, gone, unpaired)
             verdict = Verdict(comm, state.members, text)
             found.append(verdict)
             self._verdicts[comm] = verdict
@@ -149,12 +171,32 @@ class Stalls:
         return dict(list({**late, **here}.items())[:SHOWN])
 
 
+def _pair(state: _Comm, rank: int, report: Report) -> None:
+    """Notes where one of two ranks of an alltoall sends what the other does not take, or takes what it does not send.
+
+    The core sees messages that differ from what is expected, but none where one is missing.
+    """
+    if report.pairs is None:
+        return
+    here = state.members.index(rank)
+    peers = state.reports[report.sequence]
+    for there, other in enumerate(state.members):
+        theirs = peers[other].pairs if other in peers else None
+        if theirs is None:
+            continue
+        for source, target, sends, takes in ((here, there, report.pairs, theirs), (there, here, theirs, report.pairs)):
+            sent = bool(sends.sends >> target & 1)
+            if sent != bool(takes.takes >> source & 1):
+                state.unpaired.setdefault(report.sequence, {})[source, target] = sent
+
+
 def verdict_text(
     sequence: int,
     members: tuple[int, ...],
     reports: dict[int, Report],
     latest: dict[int, Report],
     gone: Collection[int],
+    unpaired: Mapping[tuple[int, int], bool] = MappingProxyType({}),
 ) -> str:
     """Says who differs: minorities first, then the majority, then who is elsewhere.
 
@@ -169,8 +211,14 @@ def verdict_text(
             groups.setdefault(key, []).append(place)
             texts.setdefault(key, reports[rank].text)
     order = sorted(groups, key=lambda key: (-len(groups[key]), groups[key][0]))
-    parts = [_call(groups[key], texts[key]) for key in reversed(order)]
-    if alike:
+    parts = [
+        f"rank {source} sends to rank {target}, which expects nothing"
+        if sent
+        else f"rank {source} sends nothing to rank {target}, which expects something"
+        for (source, target), sent in sorted(unpaired.items())[:SHOWN_PAIRS]
+    ]
+    parts += [_call(groups[key], texts[key]) for key in reversed(order)]
+    if alike and not unpaired:
         parts.append("what a peer sent does not match")
     for place, rank in enumerate(members):
         report = latest.get(rank)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hrdma.control.stalls import CONFLICT_PATIENCE, FRESH, PATIENCE, Report, Stalls
+import pytest
+
+from hrdma.control.stalls import CONFLICT_PATIENCE, FRESH, PATIENCE, Report, Stalls, read_pairs
 
 A = "allreduce(float32, 1000, sum)"
 B = "allreduce(float64, 1000, sum)"
@@ -124,3 +126,46 @@ def test_where_names_the_late_first():
         (0, f"waiting in allreduce #5: {A}"),
     ]
     assert stalls.where(8, 5, 10.0) == {}
+
+
+def alltoall(stalls: Stalls, rank: int, pairs: str, when: float = 0.0, sequence: int = 5):
+    report = Report(sequence, 1, f"alltoall(as rank {rank})", when, rank == 2, read_pairs(pairs))
+    return stalls.add(7, (0, 1, 2), rank, report, mismatch=False)
+
+
+def test_an_alltoall_in_which_something_is_missing_is_a_mismatch():
+    """The signatures are alike, as each rank has counts of its own."""
+    stalls = Stalls()
+    assert alltoall(stalls, 2, "7:7") == [0, 1]
+    alltoall(stalls, 0, "7:7")
+    assert stalls.next_time() is None
+    alltoall(stalls, 1, "3:7", when=0.1)
+    assert stalls.next_time() == 0.1 + CONFLICT_PATIENCE
+    (verdict,) = stalls.due(0.1, ())
+    assert verdict.text == (
+        "alltoall #5: rank 1 sends nothing to rank 2, which expects something, rank 2 calls alltoall(as rank 2), "
+        "rank 1 calls alltoall(as rank 1), rank 0 calls alltoall(as rank 0)"
+    )
+
+
+def test_what_nobody_expects_is_a_mismatch_as_well():
+    stalls = Stalls()
+    alltoall(stalls, 2, "7:5")
+    alltoall(stalls, 1, "7:7", sequence=4)
+    assert stalls.next_time() is None
+    alltoall(stalls, 1, "7:7")
+    (verdict,) = stalls.due(1.0, {0})
+    assert "rank 1 sends to rank 2, which expects nothing, " in verdict.text
+
+
+def test_counts_that_differ_and_fit_are_none():
+    stalls = Stalls()
+    for rank, pairs in enumerate(("6:2", "1:5", "2:1")):
+        alltoall(stalls, rank, pairs)
+    assert stalls.next_time() is None and stalls.due(9.0, ()) == []
+
+
+@pytest.mark.parametrize("text", ["", "7", "7:", "7:7:7", "x:1"])
+def test_pairs_of_the_wire_are_read_strictly(text):
+    with pytest.raises(ValueError, match=r"."):
+        read_pairs(text)

@@ -165,7 +165,10 @@ def test_every_rank_is_told_who_differs(start, which, odd, count, transport):
 
 
 def through(me: Me, which: str) -> None:
-    """As `mismatched`, small, and whoever has done its part calls nothing more until all are known."""
+    """As `mismatched`, small, and whoever has done its part calls nothing more until all are known.
+
+    Who has returned cannot raise: it is told at its next call, as thoroughly.
+    """
     comm = hrdma.init()
     comm.barrier()
     started = time.monotonic()
@@ -180,6 +183,9 @@ def through(me: Me, which: str) -> None:
                 comm.reduce(np.zeros(0 if me.rank == 1 else 4))
             elif which == "nothing to gather":
                 comm.gather(np.zeros(0 if me.rank == 1 else 4))
+            elif which == "nothing for one":  # rank 1 sends nothing to rank 2, which expects 3 as from the others
+                sends = [3, 3, 0] if me.rank == 1 else [3, 3, 3]
+                comm.alltoall(np.zeros(sum(sends)), counts=(sends, [3, 3, 3]))
             else:
                 comm.allreduce(np.zeros(0 if me.rank == 1 else 4))
         except Exception as error:
@@ -188,8 +194,11 @@ def through(me: Me, which: str) -> None:
         me.hear()
 
 
+WHICH_THROUGH = ["root of broadcast", "nothing to reduce", "nothing to gather", "nothing to sum", "nothing for one"]
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("which", ["root of broadcast", "nothing to reduce", "nothing to gather", "nothing to sum"])
+@pytest.mark.parametrize("which", WHICH_THROUGH)
 def test_who_waits_for_those_who_are_through_is_told_in_time(start, which, transport):
     job = start(through, 3, transport=transport, which=which)
     first = [rank.event("called", seconds=10) for rank in job]
@@ -202,7 +211,9 @@ def test_who_waits_for_those_who_are_through_is_told_in_time(start, which, trans
         rank.say("go")
     for rank in job:
         second = rank.event("called", count=2)
-        assert second["error"] == "CollectiveMismatchError", job.shown()
+        assert second["error"] == "CollectiveMismatchError" and "rank 1 calls" in second["text"], job.shown()
+        if which == "nothing for one":
+            assert "rank 1 sends nothing to rank 2, which expects something" in second["text"], job.shown()
         rank.say("go")
 
 
