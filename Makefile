@@ -32,7 +32,7 @@ $(STAMPS)/hrdma: $(EXTENSION) setup.py pyproject.toml $(PACKAGES) $(STAMPS)/buil
 	@$(PY) -m compileall -q hrdma topo qos
 	@touch $@
 
-.PHONY: build fast demo lab test test-rxe test-ray check san bench bench-quick bench-parts clean help
+.PHONY: build fast demo lab test test-rxe test-ray test-pythons check san bench bench-quick bench-parts clean help
 build: $(STAMPS)/hrdma
 
 # --- what users call ---
@@ -59,6 +59,9 @@ test-rxe: build $(STAMPS)/test.pip ## soft-RoCE tests in virtual machines; resul
 
 test-ray: build $(STAMPS)/test.pip $(STAMPS)/ray.pip ## installs Ray, and tests hrdma inside it
 	HRDMA_STRICT=1 $(PY) -m pytest -v tests/integrations
+
+test-pythons: build $(STAMPS)/test.pip ## builds and tries the package with each Python of this machine, 3.10 to 3.14
+	$(PY) -m pytest -v -rs --nightly tests/test_pythons.py
 
 CHECKS := check-ruff check-format check-cython check-types check-c check-layers
 .PHONY: $(CHECKS)
