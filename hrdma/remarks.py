@@ -30,7 +30,7 @@ class Remarks:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0 and self._runtime.control is not None:
             self._runtime.control.unwatch(descriptor)
-            self.say()
+        self.say()
 
     def say(self) -> None:
         """Those that there are."""

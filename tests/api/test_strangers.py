@@ -40,10 +40,12 @@ def knocks(comm, provider):
     return address
 
 
-@pytest.mark.parametrize(("provider", "devices"), [("tcp", None), ("verbs", None), ("verbs", "sim,sim2")])
-def test_strangers_are_turned_away_and_that_is_said_once(provider, devices):
+@pytest.mark.parametrize(
+    ("provider", "devices", "n"), [("tcp", None, 2), ("tcp", None, 1), ("verbs", None, 2), ("verbs", "sim,sim2", 2)]
+)
+def test_strangers_are_turned_away_and_that_is_said_once(provider, devices, n):
     env = {"HRDMA_TRANSPORT": provider} | ({"HRDMA_DEVICES": devices} if devices else {})
-    for found in harness.outcomes(knocks, 2, env=env, provider=provider):
+    for found in harness.outcomes(knocks, n, env=env, provider=provider):
         assert found.status == 0, found.output
         lines = [line for line in found.output.splitlines() if "turned away" in line]
         assert len(lines) == len(STRANGE), found.output
