@@ -17,17 +17,34 @@ import harness
 import hrdma
 
 ROOT = Path(__file__).parents[2]
-CONFORMANCE = "build/c/plain/conformance"
+
+
+def passed(name: str, *arguments: str, **env: str) -> int:
+    """How many tests of a C program passed, which must be all."""
+    program = f"build/c/plain/{name}"
+    if "HOSTS" not in os.environ:  # in guests it was built outside
+        subprocess.run(["make", "-s", "-f", "tests/core/Makefile", program], cwd=ROOT, check=True, timeout=300)
+    done = subprocess.run(
+        [ROOT / program, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+        env=os.environ | env,
+    )
+    assert done.returncode == 0, done.stdout
+    return int(re.findall(r"(\d+) passed", done.stdout)[-1])
 
 
 @pytest.mark.parametrize("threads", [[], ["--threads"]], ids=["one", "two"])
 def test_the_contract(device, threads):
-    if "HOSTS" not in os.environ:  # in guests it was built outside
-        subprocess.run(["make", "-s", "-f", "tests/core/Makefile", CONFORMANCE], cwd=ROOT, check=True, timeout=300)
-    command = [ROOT / CONFORMANCE, "--device", device, *threads, "verbs"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100)
-    assert done.returncode == 0, done.stdout
-    assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 40, done.stdout
+    assert passed("conformance", "--device", device, *threads, "verbs") > 40
+
+
+@pytest.mark.parametrize(("program", "least"), [("test_verbs_completions", 60), ("test_verbs_states", 18)])
+def test_completions_are_those_of_the_simulated_device(device, program, least):
+    """One table, which `tests/test_core.py` holds against the simulated device."""
+    assert passed(program, HR_TEST_DEVICE=device) >= least
 
 
 def collectives(comm):

@@ -36,7 +36,8 @@ def test_in_guests(run, hosts):
     (ROOT / "build" / "c").mkdir(parents=True, exist_ok=True)
     with (ROOT / "build/c/plain.lock").open("w") as lock:  # as test_core.py: what runs in there is built out here
         fcntl.flock(lock, fcntl.LOCK_EX)
-        subprocess.run(["make", "-s", "-f", "tests/core/Makefile", "build/c/plain/conformance"], cwd=ROOT, check=True)
+        programs = [f"build/c/plain/{name}" for name in ("conformance", "test_verbs_completions", "test_verbs_states")]
+        subprocess.run(["make", "-s", "-f", "tests/core/Makefile", *programs], cwd=ROOT, check=True)
     machines, tests = STAGES[hosts]
     tests = f"{tests} -q -p no:cacheprovider --durations=3 --junitxml=$RXE_OUT/junit.xml"
     options = [*machines.split(), "--timeout", "600", "--out", out]

@@ -75,7 +75,7 @@ enum ibv_wc_opcode {
     IBV_WC_RECV = 1 << 7,
     IBV_WC_RECV_RDMA_WITH_IMM
 };
-enum { IBV_WC_WITH_IMM = 2 };
+enum { IBV_WC_GRH = 1, IBV_WC_WITH_IMM = 2 };
 
 enum {
     IBV_QP_STATE = 1 << 0,

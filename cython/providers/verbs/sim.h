@@ -56,7 +56,7 @@ struct sim_packet { /* payload follows */
     uint32_t imm;
     uint32_t rkey; /* CONNECT: queue pair of the caller */
     uint64_t addr; /* CONNECT: queue pair that is called. OLD: the value before */
-    uint64_t len;  /* of the message */
+    uint64_t len;  /* of the message. CONNECT: nanoseconds that the caller waits for an answer */
     uint64_t operand, compare;
     union ibv_gid gid;    /* CONNECT: of the caller */
     uint32_t bytes, zero; /* on a stream: of the payload */
@@ -150,6 +150,7 @@ struct sim_caller { /* a connection whose queue pair is not ready to receive yet
     int named;
     uint32_t id, from, to;
     union ibv_gid gid;
+    int64_t patience, since; /* how long what it sends may wait; since when it does, or 0 */
 };
 
 struct sim_context {

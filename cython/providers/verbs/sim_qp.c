@@ -90,6 +90,10 @@ static enum ibv_wc_opcode wc_opcode(enum ibv_wr_opcode opcode) {
 
 static struct sim_wqe *wqe_at(struct sim_qp *qp, uint32_t i) { return &qp->sq[i % qp->cap.max_send_wr]; }
 
+static int has_imm(enum ibv_wr_opcode opcode) {
+    return opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+}
+
 /* Errors are always told, successes when that was asked for. */
 void sim_complete(struct sim_qp *qp, enum ibv_wc_status status) {
     const struct sim_wqe *wqe = wqe_at(qp, qp->sq_head++);
@@ -97,7 +101,8 @@ void sim_complete(struct sim_qp *qp, enum ibv_wc_status status) {
                         .status = status,
                         .opcode = wc_opcode(wqe->wr.opcode),
                         .byte_len = wqe->len,
-                        .qp_num = qp->base.qp_num};
+                        .qp_num = qp->base.qp_num,
+                        .wc_flags = has_imm(wqe->wr.opcode) ? IBV_WC_WITH_IMM : 0};
     if (status != IBV_WC_SUCCESS || qp->sig_all || wqe->wr.send_flags & IBV_SEND_SIGNALED)
         sim_cq_push((struct sim_cq *)qp->base.send_cq, &wc);
 }
@@ -109,9 +114,10 @@ void sim_complete_recv(struct sim_qp *qp, enum ibv_wc_status status, enum ibv_wc
                         .opcode = opcode,
                         .byte_len = (uint32_t)len,
                         .qp_num = qp->base.qp_num,
-                        .src_qp = qp->attr.dest_qp_num};
+                        .src_qp = qp->attr.dest_qp_num,
+                        .wc_flags = IBV_WC_GRH}; /* which every packet of RoCE has */
     if (packet && packet->flags & SIM_IMM) {
-        wc.wc_flags = IBV_WC_WITH_IMM;
+        wc.wc_flags |= IBV_WC_WITH_IMM;
         wc.imm_data = packet->imm;
     }
     sim_cq_push((struct sim_cq *)qp->base.recv_cq, &wc);
@@ -130,24 +136,29 @@ void sim_qp_error(struct sim_qp *qp) {
 
 /* ---- states ---- */
 
-/* What each step needs, as the InfiniBand specification's table of transitions has it for reliable connections. */
+/* What each step needs, and may have, as the InfiniBand specification's table of transitions has it for reliable
+ * connections. */
 static int transition(enum ibv_qp_state from, enum ibv_qp_state to, int mask) {
     static const struct {
         enum ibv_qp_state from, to;
-        int needs;
+        int needs, may;
     } steps[] = {
-        {IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS},
-        {IBV_QPS_INIT, IBV_QPS_INIT, 0},
+        {IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, 0},
+        {IBV_QPS_INIT, IBV_QPS_INIT, 0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS},
         {IBV_QPS_INIT, IBV_QPS_RTR,
          IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-             IBV_QP_MIN_RNR_TIMER},
+             IBV_QP_MIN_RNR_TIMER,
+         IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX},
         {IBV_QPS_RTR, IBV_QPS_RTS,
-         IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC},
-        {IBV_QPS_RTS, IBV_QPS_RTS, 0},
+         IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
+         IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER},
+        {IBV_QPS_RTS, IBV_QPS_RTS, 0, IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER},
     };
-    if (to == IBV_QPS_ERR || to == IBV_QPS_RESET) return 1;
+    mask &= ~IBV_QP_STATE;
+    if (to == IBV_QPS_RESET || (to == IBV_QPS_ERR && from != IBV_QPS_RESET)) return !mask;
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++)
-        if (steps[i].from == from && steps[i].to == to) return (mask & steps[i].needs) == steps[i].needs;
+        if (steps[i].from == from && steps[i].to == to)
+            return (mask & steps[i].needs) == steps[i].needs && !(mask & ~(steps[i].needs | steps[i].may));
     return 0;
 }
 
@@ -240,7 +251,7 @@ static int wqe_fill(struct sim_qp *qp, struct sim_wqe *wqe, const struct ibv_sen
         (unsigned)wr->opcode > IBV_WR_ATOMIC_FETCH_AND_ADD)
         return EINVAL;
     for (int i = 0; i < wr->num_sge; i++) len += wr->sg_list[i].length;
-    if (len > SIM_MAX_MSG || (is_atomic(wr->opcode) && len != 8)) return EINVAL;
+    if (len > SIM_MAX_MSG || (is_atomic(wr->opcode) && (len != 8 || wr->wr.atomic.remote_addr % 8))) return EINVAL;
     int is_inline = wr->send_flags & IBV_SEND_INLINE;
     if (is_inline && (len > qp->cap.max_inline_data || wr->opcode == IBV_WR_RDMA_READ || is_atomic(wr->opcode)))
         return ENOMEM;

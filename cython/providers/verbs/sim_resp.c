@@ -32,8 +32,16 @@ static void refuse_for_good(struct sim_qp *qp, enum sim_nak nak, uint32_t psn) {
 }
 
 static int allowed(struct sim_qp *qp, uint32_t rkey, uint64_t addr, uint64_t len, int access) {
-    return qp->attr.qp_access_flags & (unsigned)access &&
-           sim_mr_allows(sim_of(qp->base.context), qp->base.pd, rkey, addr, len, access);
+    return sim_mr_allows(sim_of(qp->base.context), qp->base.pd, rkey, addr, len, access);
+}
+
+/* A queue pair that peers may not read does not know what a read is: such a request is invalid, whatever its key. */
+static int knows(const struct sim_qp *qp, uint8_t op) {
+    static const unsigned rights[] = {[SIM_WRITE] = IBV_ACCESS_REMOTE_WRITE,
+                                      [SIM_READ] = IBV_ACCESS_REMOTE_READ,
+                                      [SIM_CAS] = IBV_ACCESS_REMOTE_ATOMIC,
+                                      [SIM_ADD] = IBV_ACCESS_REMOTE_ATOMIC};
+    return op == SIM_SEND || (op < sizeof rights / sizeof rights[0] && qp->attr.qp_access_flags & rights[op]);
 }
 
 /* The next packet of the answer to a read; the region may be gone by now. 0: the queue pair has failed. */
@@ -173,12 +181,14 @@ void sim_on_request(struct sim_qp *qp, const struct sim_packet *p, const void *p
         }
         return;
     }
+    if (!knows(qp, p->op)) {
+        refuse_for_good(qp, SIM_NAK_INVALID, p->psn);
+        return;
+    }
     switch (p->op) {
     case SIM_SEND: on_send(qp, p, payload, len); break;
     case SIM_WRITE: on_write(qp, p, payload, len); break;
     case SIM_READ: on_read(qp, p); break;
-    case SIM_CAS:
-    case SIM_ADD: on_atomic(qp, p); break;
-    default: refuse_for_good(qp, SIM_NAK_INVALID, p->psn); break;
+    default: on_atomic(qp, p); break;
     }
 }

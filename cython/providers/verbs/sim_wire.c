@@ -119,6 +119,7 @@ static int lost(const struct sim_qp *qp) { return qp->sq_head != qp->sq_at || qp
 void sim_dial(struct sim_qp *qp) {
     struct sim_context *ctx = sim_of(qp->base.context);
     struct sim_packet hello = {.op = SIM_CONNECT, .rkey = qp->base.qp_num, .addr = qp->attr.dest_qp_num};
+    hello.len = (uint64_t)patience(qp);
     hello.gid = ctx->gids[qp->attr.port_num - 1][qp->attr.ah_attr.grh.sgid_index];
     struct sockaddr_un name;
     socklen_t len = port_name(&qp->attr.ah_attr.grh.dgid, &name);
@@ -197,15 +198,18 @@ static void take_callers(struct sim_context *ctx) {
     }
 }
 
-/* Its first packet says whom it calls. One whose queue pair is not there, or that says more, is not for us; one whose
- * queue pair cannot receive yet is kept, and its packets wait in the socket. */
-static void on_caller(struct sim_context *ctx, uint32_t id) {
+/* Its first packet says whom it calls. One whose queue pair is not there is not for us; one whose queue pair cannot
+ * receive yet is kept, and its packets wait in the socket, as long as it would send them again. */
+static void on_caller(struct sim_context *ctx, uint32_t id, uint32_t events) {
     struct sim_packet hello;
     struct sim_caller *c = ctx->callers;
     while (c && c->id != id) c = c->next;
     if (!c) return;
-    if (c->named) { /* nothing is listened for but its end */
-        caller_free(ctx, c);
+    if (c->named) {
+        if (events & EPOLLHUP)
+            caller_free(ctx, c);
+        else if (!c->since)
+            c->since = hr_now(), sim_look_again(ctx);
         return;
     }
     ssize_t n = recv(c->fd, &hello, sizeof hello, MSG_DONTWAIT);
@@ -219,7 +223,8 @@ static void on_caller(struct sim_context *ctx, uint32_t id) {
     c->from = hello.rkey;
     c->to = qp->base.qp_num;
     c->gid = hello.gid;
-    watch(ctx, EPOLL_CTL_MOD, c->fd, 0, event_name(AT_CALLER, id));
+    c->patience = (int64_t)hello.len;
+    watch(ctx, EPOLL_CTL_MOD, c->fd, EPOLLIN | EPOLLET, event_name(AT_CALLER, id)); /* told of what waits once */
     if (qp->base.state == IBV_QPS_RTR || qp->base.state == IBV_QPS_RTS) sim_pair(qp);
 }
 
@@ -276,10 +281,23 @@ static void writable(struct sim_context *ctx, uint32_t qpn, int out) {
         sim_answer_pump(qp);
 }
 
+/* Callers whose packets have waited for too long are left to find out. */
+static void tire(struct sim_context *ctx, int64_t now) {
+    for (struct sim_caller *c = ctx->callers, *next; c; c = next) {
+        next = c->next;
+        if (!c->since) continue;
+        if (now - c->since > c->patience)
+            caller_free(ctx, c);
+        else
+            ctx->waiting = 1;
+    }
+}
+
 /* Queue pairs that pause after an RNR NAK, and those that could not be connected; callers that could not be taken. */
 static void tick(struct sim_context *ctx) {
     int64_t now = hr_now();
     ctx->waiting = 0;
+    tire(ctx, now);
     if (ctx->deaf) watch(ctx, EPOLL_CTL_MOD, ctx->listener, EPOLLIN, event_name(AT_LISTENER, 0));
     ctx->deaf = 0;
     for (int i = 0; i < SIM_MAX_QP; i++) {
@@ -302,7 +320,7 @@ void sim_run(struct sim_context *ctx) {
         uint32_t id = (uint32_t)events[i].data.u64;
         switch (events[i].data.u64 >> 32) {
         case AT_LISTENER: take_callers(ctx); break;
-        case AT_CALLER: on_caller(ctx, id); break;
+        case AT_CALLER: on_caller(ctx, id, events[i].events); break;
         case AT_OUT:
         case AT_IN: {
             int out = events[i].data.u64 >> 32 == AT_OUT;
