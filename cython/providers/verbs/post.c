@@ -74,15 +74,18 @@ int hr_verbs_post(struct hr_verbs_ep *ep, struct ibv_send_wr *wrs, const struct 
 const char *hr_verbs_wc_text(enum ibv_wc_status status) {
     switch (status) {
     case IBV_WC_LOC_LEN_ERR: return "local length error: a message larger than its receive";
-    case IBV_WC_LOC_QP_OP_ERR: return "local queue pair operation error";
+    case IBV_WC_LOC_QP_OP_ERR:
+        return "local queue pair operation error: memory that is not registered; on soft-RoCE also a message larger "
+               "than its receive";
     case IBV_WC_LOC_PROT_ERR: return "local protection error: memory that is not registered";
     case IBV_WC_WR_FLUSH_ERR: return "flushed: the queue pair is in its error state";
     case IBV_WC_LOC_ACCESS_ERR: return "local access error";
-    case IBV_WC_REM_INV_REQ_ERR: return "remote invalid request";
+    case IBV_WC_REM_INV_REQ_ERR:
+        return "remote invalid request: a message larger than its receive, or what that queue pair does not allow";
     case IBV_WC_REM_ACCESS_ERR: return "remote access error: the memory was deregistered, or never allowed this";
-    case IBV_WC_REM_OP_ERR: return "remote operation error";
+    case IBV_WC_REM_OP_ERR: return "remote operation error: the peer could not put a message where its receive said";
     case IBV_WC_RETRY_EXC_ERR: return "transport retries exceeded: the peer or the path to it is gone";
-    case IBV_WC_RNR_RETRY_EXC_ERR: return "receiver-not-ready retries exceeded";
+    case IBV_WC_RNR_RETRY_EXC_ERR: return "receiver-not-ready retries exceeded: the peer has posted no receive";
     case IBV_WC_FATAL_ERR: return "fatal device error";
     default: return "the device failed a work request";
     }
