@@ -25,6 +25,8 @@ cdef class QueuePair(Resource):
         As the device has it: ``reset init rtr rts sqd sqe err``.
     address : QueuePairAddress
         What the peer's `connect` needs.
+    dscp, sl : int
+        Of what it sends, as the device has them since `connect`.
 
     Raises
     ------
@@ -119,7 +121,29 @@ cdef class QueuePair(Resource):
         cdef Device device = self.pd.device
         return QueuePairAddress(device.gid, device.lid, self.num, self.psn, device.mtu)
 
-    def connect(self, address, *, int dscp=0, ack_timeout=None):
+    cdef int way(self, ibv_qp_attr *attr) except -1:
+        """What the device has of the way to the peer."""
+        cdef ibv_qp_init_attr init
+        self.check()
+        memset(attr, 0, sizeof(attr[0]))
+        rc = self.verbs.query_qp(self.qp, attr, IBV_QP_AV, &init)
+        if rc:
+            raise RequestError(f"{self!r} cannot be asked for the way to its peer: {_os.strerror(rc)}")
+        return 0
+
+    @property
+    def dscp(self):
+        cdef ibv_qp_attr attr
+        self.way(&attr)
+        return attr.ah_attr.grh.traffic_class >> 2
+
+    @property
+    def sl(self):
+        cdef ibv_qp_attr attr
+        self.way(&attr)
+        return attr.ah_attr.sl
+
+    def connect(self, address, *, int dscp=0, int sl=0, ack_timeout=None):
         """Makes it ready to receive and to send; the peer does the same with this one's address, in any order.
 
         Parameters
@@ -128,6 +152,9 @@ cdef class QueuePair(Resource):
             Of the peer; what a queue pair of another library tells will do.
         dscp : int
             Traffic class on Ethernet, 0 to 63.
+        sl : int
+            Service level, 0 to 15: on InfiniBand the lane that packets take; on Ethernet its lower three bits are the
+            priority of frames that have a VLAN.
         ack_timeout : float, optional
             Seconds without an acknowledgement after which it sends again, rounded up to a power of two times 4.096 us;
             left out, 67 ms. To be more than packets wait for the wire: behind a shaper, or in a low band, that is long.
@@ -139,7 +166,8 @@ cdef class QueuePair(Resource):
 
         Notes
         -----
-        Nothing is sent: whether the peer is there shows with the first work request, after seven such times.
+        Nothing is sent: whether the peer is there shows with the first work request, after seven such times. Of `dscp`
+        and `sl` the properties of those names say what the device has taken: soft-RoCE forgets `sl`.
         """
         cdef Device device = self.pd.device
         cdef int exponent = HR_VERBS_ACK_TIMEOUT
@@ -149,6 +177,8 @@ cdef class QueuePair(Resource):
             raise ValueError(f"mtu={mtu}: 256, 512, 1024, 2048 or 4096")
         if not 0 <= dscp <= 63:
             raise ValueError(f"dscp={dscp}: 0 to 63")
+        if not 0 <= sl <= 15:
+            raise ValueError(f"sl={sl}: 0 to 15")
         if ack_timeout is not None:
             if not 0 < ack_timeout <= 8000:
                 raise ValueError(f"ack_timeout={ack_timeout}: more than 0, at most 8000 s")
@@ -161,7 +191,7 @@ cdef class QueuePair(Resource):
         attr.dest_qp_num, attr.rq_psn = num, psn
         attr.max_dest_rd_atomic = <uint8_t> self.reads()
         attr.min_rnr_timer = HR_VERBS_RNR_TIMER
-        attr.ah_attr.port_num, attr.ah_attr.dlid = <uint8_t> device.port, lid
+        attr.ah_attr.port_num, attr.ah_attr.dlid, attr.ah_attr.sl = <uint8_t> device.port, lid, <uint8_t> sl
         if device.attr.link_layer == IBV_LINK_LAYER_ETHERNET:
             attr.ah_attr.is_global = 1
             memcpy(attr.ah_attr.grh.dgid.raw, <const char *> raw, 16)

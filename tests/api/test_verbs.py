@@ -80,6 +80,15 @@ def test_a_negative_gid_index_is_refused(index):
         assert device.gid_index >= 0
 
 
+def test_class_and_service_level_are_set_and_read_back(pair):
+    for dscp, sl in ((0, 0), (46, 5), (63, 15)):
+        with verbs.QueuePair(pair.pd, pair.cqs[0]) as qp:
+            qp.connect(qp.address, dscp=dscp, sl=sl)
+            assert qp.dscp == dscp
+            # Elsewhere it may be the three bits of a VLAN's priority; soft-RoCE forgets it.
+            assert qp.sl in ({sl} if DEVICE == "sim" else {sl, sl & 7, 0})
+
+
 def test_messages_come_in_order_with_their_immediate_data(pair):
     here, there = pair.qps
     there.post_recv([pair.regions[1][i * 100 : i * 100 + 100] for i in range(3)], wr_id=40)
@@ -239,6 +248,9 @@ def test_limits_of_arguments(pair):
     for wrong in (0, -1, 8001, float("nan")):
         with pytest.raises(ValueError, match=f"ack_timeout={wrong}"):
             pair.qps[0].connect(pair.qps[1].address, ack_timeout=wrong)
+    for name, wrong in (("dscp", -1), ("dscp", 64), ("sl", -1), ("sl", 16)):
+        with pytest.raises(ValueError, match=f"{name}={wrong}: 0 to"):
+            pair.qps[0].connect(pair.qps[1].address, **{name: wrong})
     with pytest.raises(hrdma.DeviceError, match="queue pair of 1000000000 sends"):
         verbs.QueuePair(pair.pd, pair.cqs[0], sends=1_000_000_000)
 
