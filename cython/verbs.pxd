@@ -246,6 +246,7 @@ cdef extern from "providers/verbs/paths.h" nogil:
         char *reason
 
     void hr_verbs_path_kind(const hr_verbs_path *path, char *text) noexcept
+    void hr_verbs_port_idle(const ibv_device *device, int port, const ibv_port_attr *attr, char *text) noexcept
     void hr_verbs_path_why(const hr_verbs_wish *wish, const hr_verbs_paths *paths, int i, char *text) noexcept
 
     hr_status hr_verbs_devices_find(const hr_verbs_wish *wish, const char *device, hr_verbs_found *found, int *n_p,

@@ -120,6 +120,8 @@ cdef const hr_verbs_backend *backend_of(str name, const char **why_p) noexcept:
 def verbs_devices():
     """Names of the RDMA devices of this host, and ``"sim"``, the simulated one, which is last and everywhere.
 
+    Whether their ports can be used `Device` finds out, or `found`.
+
     Raises
     ------
     DeviceError
@@ -179,7 +181,8 @@ cdef class Device(Resource):
     Raises
     ------
     DeviceError
-        There is no such device, port or GID, it cannot be opened, or libibverbs is missing; the message has the mend.
+        There is no such device, port or GID, the port is down, it cannot be opened, or libibverbs is missing; the
+        message has the mend.
     ValueError
         The GID index is negative.
     """
@@ -192,6 +195,7 @@ cdef class Device(Resource):
 
     def __cinit__(self, str name not None, int port=1, gid_index=None):
         cdef const char *why = NULL
+        cdef char idle[256]
         cdef int n = 0, i, rc, wanted = gid_of(gid_index)
         cdef ibv_device **found
         self.name, self.port = name, port
@@ -218,6 +222,9 @@ cdef class Device(Resource):
         rc = self.verbs.query_port(self.ctx, <uint8_t> port, &self.attr)
         if rc:
             raise DeviceError(f"{name} has no port {port}: {_os.strerror(rc)}")
+        if self.attr.state != IBV_PORT_ACTIVE:  # each work request would find out by itself, after all its retries
+            hr_verbs_port_idle(self.ctx.device, port, &self.attr, idle)
+            raise DeviceError(text_of(idle))
         self.gid_index = hr_verbs_gid_choose(self.verbs, self.ctx, <uint8_t> port, self.attr.gid_tbl_len, wanted,
                                              &self.own)
         if self.gid_index < 0:

@@ -1,4 +1,4 @@
-"""`hrdma rxe` and `hrdma doctor` on a kernel that has soft-RoCE, beside iproute2's `rdma`; a device that is deleted."""
+"""`hrdma rxe` and `hrdma doctor` on a kernel that has soft-RoCE, beside iproute2's `rdma`; devices that are down or deleted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from click.testing import CliRunner
 import harness
 import hrdma
 import hrdma.cli
+from hrdma import verbs
+from hrdma.doctor import rdma
 
 
 def devices(output) -> dict[str, str]:
@@ -68,6 +71,49 @@ def test_a_device_of_others_is_left_alone(guest, device, output):
     assert f"{netdev} has {device}, which others made" in told(f"rxe up --dev {netdev}", code=1)
     assert "no device" in told(f"rxe down --dev {netdev}")
     assert device in devices(output)
+
+
+def opened(rank):
+    """What is said of the devices, and the text of those that are used."""
+    said = []
+    hrdma.log.logger.warning = lambda text, *args: said.append(text % args)
+    with hrdma.init(timeout=30) as comm:
+        comm.barrier()
+        text = comm.info()["domains"]["verbs"]
+        comm.barrier()  # who ends is a rail lost
+    return said, text
+
+
+@pytest.mark.timeout(200)
+def test_a_port_that_is_down_before_it_is_opened(guest, card, device, output, monkeypatch):
+    told(f"rxe up --dev {card}")
+    try:
+        output(f"ip link set {card} down")
+        text = "port 1 of hrdma_try0 is down: ip link set try0 up"
+        env = {"HRDMA_TRANSPORT": "verbs,tcp", "HRDMA_REQUIRE": "verbs", "HRDMA_DEVICES": "hrdma_try0"}
+        (alone,) = harness.outcomes(opened, 1, init=False, env=env, timeout=60)
+        assert alone.error == "DeviceError" and text in alone.text, alone
+        for said, used in harness.ranks(opened, 2, init=False, env=env | {"HRDMA_DEVICES": f"hrdma_try0,{device}"}):
+            (line,) = said
+            assert line.startswith(f"hrdma_try0 is not used: {text}") and f"1 rail: {device}" in used, (said, used)
+
+        assert "hrdma_try0" in verbs.devices()
+        for ask in (verbs.Device, verbs.found, verbs.choose):
+            with pytest.raises(hrdma.DeviceError, match=text):
+                ask("hrdma_try0")
+
+        port, *_ = rdma.port(Path("/"), "hrdma_try0", 1)  # the whole of `hrdma doctor` tries every device
+        assert (port.level, port.mend) == ("warning", "ip link set try0 up") and "down" in port.text, port
+        assert ("hrdma_try0", 1) not in rdma.active(Path("/"))
+        monkeypatch.setenv("HRDMA_DEVICES", "hrdma_try0")
+        (rails,) = rdma.chosen()
+        assert rails.level == "error" and text in rails.text, rails
+
+        output(f"ip link set {card} up")
+        with verbs.Device("hrdma_try0") as back:
+            assert back.limits()["active"]
+    finally:
+        told(f"rxe down --dev {card}")
 
 
 def deleted_meanwhile(comm):

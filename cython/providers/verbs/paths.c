@@ -140,19 +140,35 @@ static hr_status scan_port(const struct hr_verbs_wish *wish, const struct hr_ver
     return HR_OK;
 }
 
+void hr_verbs_port_idle(const struct ibv_device *device, int port, const struct ibv_port_attr *attr, char text[256]) {
+    static const char *const states[] = {"in no state", "down", "waiting for its subnet manager", "not active yet"};
+    const char *state = (unsigned)attr->state < 4 ? states[attr->state] : "not active";
+    char ndev[64] = "";
+    for (int i = 0; i < attr->gid_tbl_len && !*ndev; i++) gid_attr(device, port, i, "ndevs", ndev, sizeof ndev);
+    if (!*ndev) sysfs(device, "parent", ndev, sizeof ndev); /* soft-RoCE's, though its port has no GID */
+    if (attr->link_layer == IBV_LINK_LAYER_ETHERNET)
+        snprintf(text, 256, "port %d of %.60s is %s: ip link set %s up", port, device->name, state,
+                 *ndev ? ndev : "...");
+    else
+        snprintf(text, 256, "port %d of %.60s is %s: look at cable and switch, and for a subnet manager", port,
+                 device->name, state);
+}
+
 hr_status hr_verbs_paths_scan(const struct hr_verbs_wish *wish, const struct hr_verbs_backend *verbs,
                               struct ibv_context *ctx, int ports, struct hr_verbs_paths *paths, char detail[256]) {
     const char *name = ctx->device->name;
     int entries = 0, seen = 0;
     hr_status status = HR_OK;
     *paths = (struct hr_verbs_paths){.max_message = UINT32_MAX};
-    snprintf(detail, 256, "%.60s has no active port%s: ip link set ... up", name, wish->port ? " of that number" : "");
+    snprintf(detail, 256, "%.60s has no active port: ip link set ... up", name);
     for (int port = 1; port <= ports && status == HR_OK; port++) {
         struct hr_verbs_path path = {.port = (uint8_t)port};
         struct ibv_port_attr attr = {0};
         if (wish->port && port != wish->port) continue;
         if (verbs->query_port(ctx, (uint8_t)port, &attr)) continue;
         if (attr.max_msg_sz < paths->max_message) paths->max_message = attr.max_msg_sz;
+        if (attr.state != IBV_PORT_ACTIVE && (ports == 1 || wish->port))
+            hr_verbs_port_idle(ctx->device, port, &attr, detail);
         if (attr.state != IBV_PORT_ACTIVE) continue;
         snprintf(detail, 256, "port %d of %.60s has no GID: give its interface an address", port, name);
         path.lid = attr.lid;

@@ -119,6 +119,8 @@ hr_status hr_verbs_paths_scan(const struct hr_verbs_wish *wish, const struct hr_
 void hr_verbs_path_text(const struct hr_verbs_path *path, char text[160]);
 /* Of what kind its GID is, in words. */
 void hr_verbs_path_kind(const struct hr_verbs_path *path, char text[40]);
+/* Why nothing goes through a port that is not active, and what mends that. */
+void hr_verbs_port_idle(const struct ibv_device *device, int port, const struct ibv_port_attr *attr, char text[256]);
 /* Why the i-th goes before those behind it. */
 void hr_verbs_path_why(const struct hr_verbs_wish *wish, const struct hr_verbs_paths *paths, int i, char text[200]);
 /* As the kernel counts it: 10 for the same node, or where nothing is known. */
