@@ -105,6 +105,13 @@ static struct ibv_wc next(struct end *e) {
     return wc;
 }
 
+static enum ibv_qp_state state(struct end *e) {
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init;
+    CHECK_EQ(v->query_qp(e->qp, &attr, IBV_QP_STATE, &init), 0);
+    return attr.qp_state;
+}
+
 TEST(states_in_order_only) {
     struct end a, b;
     end_open(&a);
@@ -118,10 +125,7 @@ TEST(states_in_order_only) {
     CHECK(post(&a, IBV_WR_SEND, 8, NULL, 0) != 0); /* not before RTS */
     CHECK_EQ(to_rtr(&a, &b), 0);
     CHECK_EQ(to_rts(&a, 7), 0);
-    struct ibv_qp_attr attr;
-    struct ibv_qp_init_attr init;
-    CHECK_EQ(v->query_qp(a.qp, &attr, IBV_QP_STATE, &init), 0);
-    CHECK_EQ(attr.qp_state, IBV_QPS_RTS);
+    CHECK_EQ(state(&a), IBV_QPS_RTS);
     CHECK(v->dealloc_pd(a.pd) != 0); /* in use */
     CHECK(v->destroy_cq(a.cq) != 0);
     end_close(&a);
@@ -190,6 +194,23 @@ TEST(access_outside_a_region_breaks_both) {
     CHECK_EQ(next(&a).status, IBV_WC_REM_ACCESS_ERR);
     CHECK_EQ(next(&b).status, IBV_WC_WR_FLUSH_ERR);
     CHECK_EQ(b.memory[sizeof b.memory - 1], 0);
+    end_close(&a);
+    end_close(&b);
+}
+
+/* The peer has broken and hung up, and its word waits in the socket while more is posted, which finds that out first.
+ */
+TEST(a_refusal_is_heard_before_the_end_of_the_socket) {
+    struct end a, b;
+    up(&a, &b, 7);
+    pthread_mutex_lock(&sim_of(a.ctx)->lock);
+    sim_of(a.ctx)->polled = hr_now() + 1000000000; /* its thread keeps away, as if somebody polled */
+    pthread_mutex_unlock(&sim_of(a.ctx)->lock);
+    CHECK_EQ(post(&a, IBV_WR_RDMA_WRITE, 100, &b, sizeof b.memory), 0);
+    for (int i = 0; i < 1000 && state(&b) != IBV_QPS_ERR; i++) usleep(1000);
+    CHECK_EQ(post(&a, IBV_WR_RDMA_WRITE, 100, &b, 0), 0);
+    CHECK_EQ(next(&a).status, IBV_WC_REM_ACCESS_ERR);
+    CHECK_EQ(next(&a).status, IBV_WC_WR_FLUSH_ERR);
     end_close(&a);
     end_close(&b);
 }

@@ -260,6 +260,8 @@ void sim_hang_up(struct sim_qp *qp);
 void sim_look_again(struct sim_context *ctx);
 /* 1 sent, 0 no room (will be called again), -1 the socket has ended. */
 int sim_wire_send(struct sim_qp *qp, int out, const struct sim_packet *packet, const void *payload, size_t len);
+/* Nothing goes out any more. Why may be in the socket: it is read before its end is found. */
+void sim_wire_end(struct sim_qp *qp);
 /* The socket of a stream is listened to; and asked for room. -1: errno. */
 int sim_watch_stream(struct sim_qp *qp, int for_room);
 

@@ -79,8 +79,8 @@ void sim_transmit(struct sim_qp *qp) {
             return;
         }
         int sent = sim_wire_send(qp, 1, &packet, payload, len);
-        if (sent < 0) qp->gone = 1;
-        if (sent <= 0) continue;
+        if (sent < 0) sim_wire_end(qp);
+        if (sent <= 0) return;
         if (expects_data(wqe)) qp->reads++;
         qp->at_off += (uint32_t)len;
         if (!(packet.flags & SIM_LAST)) continue;

@@ -82,6 +82,8 @@ int sim_wire_send(struct sim_qp *qp, int out, const struct sim_packet *packet, c
     return 0;
 }
 
+void sim_wire_end(struct sim_qp *qp) { shutdown(qp->out, SHUT_RDWR); }
+
 int sim_watch_stream(struct sim_qp *qp, int for_room) {
     struct sim_context *ctx = sim_of(qp->base.context);
     uint64_t name = event_name(AT_OUT, qp->base.qp_num);
