@@ -105,8 +105,12 @@ def _names(value: str) -> tuple[str, ...]:
 def _options(value: str) -> str:
     if not all(re.fullmatch(r"[a-z_]+=[^,=\s]+", part) for part in value.split(",")):
         raise ValueError("expected key=value pairs with commas between")
-    if value.startswith("fallback=") or ",fallback=" in value:
-        raise ValueError("fallback= is not set here but by HRDMA_FALLBACK, which HRDMA_REQUIRE=verbs overrides")
+    for name, owner in (
+        ("fallback", "HRDMA_FALLBACK, which HRDMA_REQUIRE=verbs overrides"),
+        ("silence", "HRDMA_HEARTBEAT"),
+    ):
+        if value.startswith(f"{name}=") or f",{name}=" in value:
+            raise ValueError(f"{name}= is not set here but by {owner}")
     return value
 
 
@@ -284,10 +288,16 @@ class Config:
         return "\n".join(f"{row.name}={row.value}  ({row.origin})" for row in self.rows())
 
     def options(self, provider: str) -> str:
-        """The option string of a provider; empty where it has none. Where verbs is required it is told of no fallback."""
+        """The option string of a provider; empty where it has none. Where verbs is required it is told of no fallback.
+
+        Verbs is told how long a peer may be silent before the control plane counts it lost: its retries last longer.
+        """
         text = getattr(self, provider) if provider in ("tcp", "shm", "verbs") else ""
-        falls = provider == "verbs" and self.fallback != "none" and "verbs" not in self.require
-        return ",".join(filter(None, [text, f"fallback={self.fallback}" if falls else ""]))
+        if provider != "verbs":
+            return text
+        falls = self.fallback != "none" and "verbs" not in self.require
+        own = [f"fallback={self.fallback}" if falls else "", f"silence={self.heartbeat:g}"]
+        return ",".join(filter(None, [text, *own]))
 
     def gid(self) -> int | None:
         """What HRDMA_VERBS says of the GID: its index, or None.

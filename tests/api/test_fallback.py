@@ -149,7 +149,10 @@ def test_where_it_is_not_allowed_the_peer_is_lost(env):
 def test_what_to_fall_back_on_is_checked():
     with pytest.raises(ValueError, match=r"HRDMA_FALLBACK=pigeons: expected one of none, tcp"):
         Config.load({"HRDMA_FALLBACK": "pigeons"})
-    assert Config.load({"HRDMA_FALLBACK": "tcp", "HRDMA_VERBS": "pin=1M"}).options("verbs") == ("pin=1M,fallback=tcp")
-    assert Config.load({"HRDMA_FALLBACK": "tcp", "HRDMA_REQUIRE": "verbs"}).options("verbs") == ""
+    assert (
+        Config.load({"HRDMA_FALLBACK": "tcp", "HRDMA_VERBS": "pin=1M"}).options("verbs")
+        == "pin=1M,fallback=tcp,silence=5"
+    )
+    assert Config.load({"HRDMA_FALLBACK": "tcp", "HRDMA_REQUIRE": "verbs"}).options("verbs") == "silence=5"
     with pytest.raises(ValueError, match=r"HRDMA_VERBS.*HRDMA_FALLBACK"):
         Config.load({"HRDMA_VERBS": "pin=1M,fallback=tcp"})

@@ -48,8 +48,8 @@ const struct hr_verbs_backend *hr_verbs_lib(const char **why_p);
  * there is no such device. Where it does not, a write of the parent would move it to other pages than the device's. */
 int hr_verbs_fork_safe(const struct hr_verbs_backend *verbs);
 
-/* What queue pairs are brought up with. 4.096 us * 2^14 until the first retry, then 6 more: half a second of silence.
- * Soft-RoCE takes 7 for "without end". */
+/* What queue pairs are brought up with. 4.096 us * 2^14 until the first retry, then 6 more: half a second of silence,
+ * at least (qp.c). Soft-RoCE takes 7 for "without end". */
 enum {
     HR_VERBS_ACK_TIMEOUT = 14,
     HR_VERBS_RETRIES = 6,

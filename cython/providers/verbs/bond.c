@@ -242,6 +242,7 @@ static hr_status open_rails(struct hr_bond *bond, const struct hr_domain_params 
     char without[256] = "";
     hr_status worst = HR_ERR_NO_DEVICE;
     inner.sink = &rail_sink;
+    one.silence = 0; /* another rail takes over at once */
     inner.owner = bond;
     for (int i = 0; i < n; i++) {
         char name[61], why[256] = "";

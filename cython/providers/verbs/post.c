@@ -116,7 +116,7 @@ static int ended(struct hr_verbs_ep *ep, const struct hr_verbs_wqe *wqe, uint32_
 /* What to look at. */
 static const char *advice(enum ibv_wc_status status) {
     switch (status) {
-    case IBV_WC_RETRY_EXC_ERR: return "; nothing came back for half a second: is its link up?";
+    case IBV_WC_RETRY_EXC_ERR: return "; nothing came back: is its link up?";
     case IBV_WC_REM_ACCESS_ERR: return "; the peer took that memory back, or lets us only read it";
     case IBV_WC_LOC_PROT_ERR: return "; memory that is not registered any more";
     default: return "";
@@ -126,7 +126,7 @@ static const char *advice(enum ibv_wc_status status) {
 /* The operation that failed is told, where it is to blame; the connection is over in any case. */
 static int failed(struct hr_verbs_ep *ep, const struct hr_verbs_wqe *wqe, const struct ibv_wc *wc) {
     hr_status status = status_of(wc->status);
-    char text[200];
+    char text[240];
     int n = 0;
     if (wc->status == IBV_WC_RNR_RETRY_EXC_ERR) hr_verbs_domain_of(&ep->base)->counts.rnr++;
     snprintf(text, sizeof text, "%s (status %d, vendor code 0x%x)%s", hr_verbs_wc_text(wc->status), (int)wc->status,
@@ -135,7 +135,7 @@ static int failed(struct hr_verbs_ep *ep, const struct hr_verbs_wqe *wqe, const 
     if (wqe && !hr_is_peer_error(status)) {
         void *cookie = wqe->work == HR_VERBS_W_ATOMIC ? wqe->cookie : wqe->op ? wqe->op->cookie : NULL;
         if (cookie) {
-            if (wqe->op) wqe->op->in_use = 0;
+            if (wqe->op) hr_verbs_op_free(ep, wqe->op);
             ep->base.domain->sink->done(&ep->base, cookie, status);
             n++;
         }

@@ -143,6 +143,15 @@ static int took_class(struct hr_verbs_ep *ep, const struct ibv_ah_attr *given) {
     return attr.ah_attr.sl == given->sl;
 }
 
+/* So that retries last longer than a peer may be silent: who keeps the job together then says first that it is lost, of
+ * a link that was down for a moment nobody hears, and a device that waits longer than it was told, as it may, is no
+ * matter. An exponent, of 4.096 us. */
+static uint8_t ack_timeout(int64_t silence) {
+    uint8_t exponent = HR_VERBS_ACK_TIMEOUT;
+    while (exponent < 31 && (4096LL << exponent) * (HR_VERBS_RETRIES + 1) < silence + silence * 2 / 5) exponent++;
+    return exponent;
+}
+
 hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_path *path, const struct hr_verbs_open *peer,
                          const struct hr_verbs_end *end, const struct hr_verbs_word *word, char why[160]) {
     struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
@@ -166,7 +175,7 @@ hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_path *pat
     ep->classless = !took_class(ep, &attr.ah_attr);
     memset(&attr, 0, sizeof attr);
     attr.qp_state = IBV_QPS_RTS;
-    attr.timeout = HR_VERBS_ACK_TIMEOUT;
+    attr.timeout = ack_timeout(d->silence);
     attr.retry_cnt = HR_VERBS_RETRIES;
     attr.rnr_retry = HR_VERBS_RETRIES;
     attr.sq_psn = ep->psn;

@@ -39,7 +39,7 @@ static struct hr_verbs_op *op_new(struct hr_verbs_ep *ep) {
     return NULL;
 }
 
-static void op_free(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
+void hr_verbs_op_free(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
     if (op->held && hr_verbs_domain_of(&ep->base)->ctx) op->held->users--; /* else it went with the device */
     hr_list_remove(&op->link);
     free(op->copy);
@@ -53,7 +53,7 @@ int hr_verbs_op_done(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
     void *cookie = op->cookie;
     if (!op->in_use || !op_over(op)) return 0;
     int silent = op->copy != NULL;
-    op_free(ep, op);
+    hr_verbs_op_free(ep, op);
     if (silent) return 0;
     ep->base.domain->sink->done(&ep->base, cookie, HR_OK);
     return 1;
@@ -61,7 +61,7 @@ int hr_verbs_op_done(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
 
 void hr_verbs_ops_drop(struct hr_verbs_ep *ep) {
     for (int i = 0; i < HR_VERBS_OPS; i++)
-        if (ep->ops[i].in_use) op_free(ep, &ep->ops[i]);
+        if (ep->ops[i].in_use) hr_verbs_op_free(ep, &ep->ops[i]);
 }
 
 /* ---- posting ---- */
@@ -197,12 +197,12 @@ static hr_status rma(struct hr_verbs_ep *ep, const struct hr_rma *rma, int is_re
     hr_list_push(&ep->queue, &op->link);
     advance(ep, op);
     if (op_over(op)) {
-        op_free(ep, op);
+        hr_verbs_op_free(ep, op);
         return HR_OK;
     }
     /* Nothing has left, and whether it is a matter of room or of the endpoint, it is for the engine to come again. */
     if (!op->posted && !op->posted_all) {
-        op_free(ep, op);
+        hr_verbs_op_free(ep, op);
         return hr_verbs_refuse(ep);
     }
     return HR_INPROGRESS;
@@ -303,7 +303,7 @@ hr_status hr_verbs_cancel(struct hr_ep *base, void *cookie) {
         }
         if (op->notify) /* it is owed, and has only been held up */
             return op->copy = malloc(1), op->copy ? HR_OK : HR_ERR_UNSUPPORTED;
-        op_free(ep, op);
+        hr_verbs_op_free(ep, op);
         return HR_OK;
     }
     return HR_ERR_UNSUPPORTED;

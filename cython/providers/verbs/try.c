@@ -66,7 +66,8 @@ static void cause(const struct hr_verbs_call *call, uint32_t why, char text[160]
         snprintf(text, 160, "packets of %u bytes do not get there, small ones do: ip link set %s mtu ...",
                  packet_bytes(call), *ndev ? ndev : "DEVICE");
     else if (why == HR_VERBS_SILENT)
-        snprintf(text, 160, "no answer within %lld s", PATIENCE / (1000 * HR_VERBS_MS));
+        snprintf(text, 160, "no answer within %lld s; TCP gets there, is UDP port 4791 open?",
+                 PATIENCE / (1000 * HR_VERBS_MS));
     else if (why == HR_VERBS_ONE_WAY)
         snprintf(text, 160, "packets get there, but none comes back");
     else if (why == HR_VERBS_NO_QP)
@@ -270,7 +271,7 @@ void hr_verbs_try_event(struct hr_verbs_call *call) {
 }
 
 void hr_verbs_try_late(struct hr_verbs_call *call) {
-    uint32_t why = call->acked < GREETINGS ? HR_VERBS_SILENT : HR_VERBS_ONE_WAY;
+    uint32_t why = !call->acked ? HR_VERBS_SILENT : call->acked < GREETINGS ? HR_VERBS_NARROW : HR_VERBS_ONE_WAY;
     char text[160];
     cause(call, why, text);
     next(call, text, why);

@@ -35,6 +35,11 @@ static hr_status parse_option(struct hr_verbs_options *options, const char *key,
         options->pin = (uint64_t)size;
         return HR_OK;
     }
+    if (strcmp(key, "silence") == 0) {
+        double seconds = strtod(value, NULL);
+        options->silence = seconds > 0 ? (int64_t)((seconds < 1e6 ? seconds : 1e6) * 1e9) : 0;
+        return HR_OK;
+    }
     if (strcmp(key, "fallback") == 0 && (strcmp(value, "tcp") == 0 || strcmp(value, "none") == 0)) {
         options->fallback = *value == 't';
         return HR_OK;
@@ -136,6 +141,7 @@ hr_status hr_verbs_domain_open(const struct hr_provider *self, const struct hr_d
     d->wish = found->wish;
     d->addresses = addresses;
     d->pin = options->pin;
+    d->silence = options->silence;
     d->inject = options->inject;
     d->shares = !options->own && found->attr.max_srq > 0 && found->attr.max_srq_wr >= HR_VERBS_RECVS + HR_VERBS_SPARE;
     d->alone_most = options->share ? 0 : HR_VERBS_ALONE;

@@ -266,6 +266,7 @@ struct hr_verbs_domain {
     struct hr_verbs_ep *table[HR_VERBS_EPS];
     uint32_t generation[HR_VERBS_EPS];
     struct hr_verbs_mr *mrs; /* the one that was used last first */
+    int64_t silence;         /* as the options have it */
     int keeps;               /* registrations of kept memory */
     uint64_t forgotten;      /* of kept memory, when it was looked at last */
     struct ibv_wc *stash;    /* completions that were fetched and not looked at yet */
@@ -281,9 +282,10 @@ struct hr_verbs_options {
     struct hr_verbs_wish wish;
     uint64_t pin;
     struct hr_verbs_inject inject;
-    int fallback; /* to tcp, when no device is left */
-    int own;      /* each endpoint has its receives for itself */
-    int share;    /* none has */
+    int64_t silence; /* ns for which a peer may be silent before others count it lost; 0: nobody counts */
+    int fallback;    /* to tcp, when no device is left */
+    int own;         /* each endpoint has its receives for itself */
+    int share;       /* none has */
 };
 
 static inline struct hr_verbs_domain *hr_verbs_domain_of(struct hr_ep *ep) {
@@ -459,6 +461,7 @@ hr_status hr_verbs_move(struct hr_verbs_ep *ep, void *cookie, void *copy);
 int hr_verbs_pump(struct hr_verbs_ep *ep, int budget);
 /* Ends an operation when its last work request has; returns the number of events told. */
 int hr_verbs_op_done(struct hr_verbs_ep *ep, struct hr_verbs_op *op);
+void hr_verbs_op_free(struct hr_verbs_ep *ep, struct hr_verbs_op *op);
 /* Forgets all. */
 void hr_verbs_ops_drop(struct hr_verbs_ep *ep);
 
