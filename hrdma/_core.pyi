@@ -464,12 +464,7 @@ class QueuePair(Resource):
     @property
     def sl(self) -> int: ...
     def connect(
-        self,
-        address: QueuePairAddress | Sequence[Any],
-        *,
-        dscp: int = 0,
-        sl: int = 0,
-        ack_timeout: float | None = None,
+        self, address: QueuePairAddress | Sequence[Any], *, dscp: int = 0, sl: int = 0, ack_timeout: float | None = None
     ) -> None: ...
     def post_send(
         self, what: _Pieces, *, wr_id: int = 0, imm: int | None = None, signaled: bool = True, inline: bool = False

@@ -481,21 +481,20 @@ TEST(arenas_that_cannot_be_pinned_are_copied) {
     hr_arena_free(there);
 }
 
-/* Retries last longer than the peer may be silent; another rail, or nobody who counts, waits for half a second. */
+/* Half a second where nobody counts, or another rail takes over. */
 TEST(retries_last_longer_than_a_peer_may_be_silent) {
     static const struct {
         const char *options;
-        uint8_t exponent;
-    } cases[] = {{NULL, 14}, {"silence=0", 14}, {"silence=0.2", 14}, {"silence=5", 18}, {"silence=60", 22}};
+        int exponent;
+    } cases[] = {{NULL, 14}, {"silence=0.2", 14}, {"silence=5", 18}, {"silence=60", 22}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct pair p;
         struct ibv_qp_attr attr = {0};
         struct ibv_qp_init_attr init;
-        double seconds = cases[i].options ? atof(cases[i].options + 8) : 0;
+        struct pair p;
         pair_open_with(&p, cases[i].options, NULL);
         hr_verbs_sim.query_qp(((struct hr_verbs_ep *)p.ca.ep)->qp, &attr, IBV_QP_TIMEOUT, &init);
         CHECK_EQ(attr.timeout, cases[i].exponent);
-        CHECK(4.096e-6 * (double)(1u << attr.timeout) * (HR_VERBS_RETRIES + 1) > 1.4 * seconds);
+        if (i > 0) CHECK(4.096e-6 * (1 << attr.timeout) * (HR_VERBS_RETRIES + 1) > 1.4 * atof(cases[i].options + 8));
         pair_close(&p);
     }
 }
