@@ -289,3 +289,26 @@ cdef extern from "hr/hr.h" nogil:
     bint hr_read_peer_stats "hr_peer_stats"(hr_engine *engine, uint64_t peer_id, hr_peer_stats *stats_p) noexcept
 
     int64_t hr_now() noexcept
+
+
+cdef extern from "hr/shelf.h" nogil:
+    struct hr_shelf:
+        pass
+
+    struct hr_shelf_record:
+        size_t meta
+        size_t content
+
+    size_t HR_SHELF_BYTES
+    int HR_SHELF_PLACES
+
+    bint hr_shelf_put(hr_shelf *shelf, const void *name, size_t length, const void *meta, size_t nmeta,
+                      const void *content, size_t ncontent) noexcept
+    void hr_shelf_remove(hr_shelf *shelf, const void *name, size_t length) noexcept
+    void hr_shelf_clear(hr_shelf *shelf) noexcept
+    void hr_shelf_hold(hr_shelf *shelf, uint64_t home, int64_t until) noexcept
+    void hr_shelf_hear(hr_shelf *shelf, int place, uint64_t number) noexcept
+    bint hr_shelf_holds(const hr_shelf *shelf, uint64_t home) noexcept
+    bint hr_shelf_find(const hr_shelf *shelf, const void *name, size_t length, hr_shelf_record *record_p) noexcept
+    bint hr_shelf_read(const hr_shelf *shelf, const hr_shelf_record *record, void *meta, void *content) noexcept
+    uint64_t hr_shelf_heard(const hr_shelf *shelf, int place) noexcept
