@@ -138,7 +138,7 @@ class Client(Connection):
         Notes
         -----
         Copies nothing where the host has it: the array lies in shared memory, which stays as long as the array or a view of it
-        does, and cannot be evicted meanwhile.
+        does, and cannot be evicted meanwhile. A small object that this host's node keeps is copied from there, and nobody asked.
         """
         refs = ref if isinstance(ref, (list, tuple)) else [ref]
         names, seconds = [self._id(each) for each in refs], self._seconds(timeout)
@@ -150,11 +150,13 @@ class Client(Connection):
 
     def _got(self, names: list[str], seconds: float) -> list[Any]:
         deadline = time.monotonic() + seconds
-        small = self._shortcuts.ask(names, deadline) if names and self._gone is None else {}
-        if len(small) == len(names):
-            return [rebuild(small[name]["meta"], small[name]["inline"]) for name in names]
-        if len(names) > 1 and (found := self._got_together(names, max(0.0, deadline - time.monotonic()))) is not None:
-            return found
+        if self._gone is None and names:
+            found = self._shelved.take(names)
+            if found is not None and not self._hung_up():
+                return [rebuild(meta, content) for meta, content in found]
+            small = self._shortcuts.ask(names, deadline)
+            if len(small) == len(names):
+                return [rebuild(small[name]["meta"], small[name]["inline"]) for name in names]
         requests = self._gets(names, max(0.0, deadline - time.monotonic()))
         try:
             return [request.wait() for request in requests]
@@ -162,26 +164,6 @@ class Client(Connection):
             for request in requests:
                 request.cancel()
             raise
-
-    def _got_together(self, names: list[str], seconds: float) -> list[Any] | None:
-        """Several that are small and at hand in this host's node, by one question; None where they are not."""
-        if not all(name.startswith(f"{self._home}-") for name in names):
-            return None
-        request = self._call("gets", {"id": names[0], "ids": names}, seconds, lambda answer, _: answer)
-        try:
-            answer = request.wait()
-        except TimeoutError:
-            return None
-        except BaseException:
-            request.cancel()
-            raise
-        if "metas" not in answer:
-            return None
-        found, at = [], 0
-        for meta in answer["metas"]:
-            found.append(rebuild(meta, answer["inline"][at : at + meta["nbytes"]]))
-            at += meta["nbytes"]
-        return found
 
     def _gets(self, names: list[str], seconds: float) -> list[Request]:
         questions = [("get", {"id": name}, functools.partial(self._valued, name)) for name in names]
@@ -277,7 +259,8 @@ class Client(Connection):
 
         Notes
         -----
-        Waits for nothing but, where there is a name, to hear that it was free. Each object enters once; it must not be deleted
+        Waits for nothing but, where there is a name, to hear that it was free. Without one, and where all objects are small and
+        kept by this host's node, the calling thread makes it. Each object enters once; it must not be deleted
         before the result is there. Where a node dies, its part is replaced by other objects or by the same from elsewhere;
         the result is exactly the reduction of `contributors`. The order of additions is that of arrival, of objects up to 64 KiB
         that of `refs`. An input that cannot be reduced (another dtype or shape) is an error of `get`, which names it.
@@ -288,7 +271,8 @@ class Client(Connection):
         """
         result, (verb, body) = self._reduction(refs, op, count, id)
         if id is None:
-            self._tell(verb, body)
+            made = {} if self._gone is not None else self._shelved.reduce(body)
+            self._shelved.made(result.id, self._tell(verb, {**body, **made}), made)
         else:
             self._call(verb, body, self._seconds(timeout), nothing).wait()
         return result

@@ -34,6 +34,7 @@ from hrdma.objects.lines import Shortcuts
 from hrdma.objects.packets import pack, unpack
 from hrdma.objects.request import Request
 from hrdma.objects.sessions import LIMIT
+from hrdma.objects.shelf import Shelved
 
 __all__ = ["Connection", "nothing"]
 
@@ -87,9 +88,11 @@ class Connection:
         self._driver: int | None = None  # the thread that has it to wait
         self._inbox: list[tuple[Any, ...]] = []  # packets and answers; of whoever has the role
         self._gone: str | None = None
-        self.job, self.capacity, self._home, nodes = self._shake_hands(key, deadline)
+        welcome, shelf = self._shake_hands(key, deadline)
+        self.job, self.capacity, self._home = welcome["job"], welcome["capacity"], welcome["node"]
+        self._shelved = Shelved(shelf, self._home, welcome["place"])
         self._shortcuts = Shortcuts(key, self._home)
-        self._shortcuts.viewed(nodes)
+        self._shortcuts.viewed(welcome["nodes"])
         self._wake, self._nudge = self._event(), self._event()
         self._epoll = select.epoll()
         self._epoll.register(sock, select.EPOLLIN)
@@ -128,21 +131,23 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _shake_hands(self, key: bytes, deadline: float) -> tuple[str, int, str, list[Any]]:
+    def _shake_hands(self, key: bytes, deadline: float) -> tuple[Body, int]:
+        """The welcome, and the descriptor of the shelf."""
         caller = Caller(key, LIMIT, {"rank": 0, "purpose": "client"}, {"pid": self._pid})
         packet = caller.hello
         while True:
             self._sock.settimeout(max(0.01, deadline - time.monotonic()))
             try:
                 self._sock.send(packet)
-                kind, body = decode(self._sock.recv(LIMIT), limit=LIMIT)
+                answer, beside, _, _ = self._sock.recvmsg(LIMIT, socket.CMSG_LEN(4), socket.MSG_CMSG_CLOEXEC)
+                kind, body = decode(answer, limit=LIMIT)
             except TimeoutError:
                 raise TimeoutError("the node of this host does not answer; it may be stopped") from None
             except (OSError, FrameError):
                 raise PeerError("the node of this host hung up", operation="connect", phase="connect") from None
             if kind is Kind.WELCOME:
                 self._sock.settimeout(None)
-                return body["job"], body["capacity"], body["node"], body["nodes"]
+                return body, struct.unpack("i", beside[0][2])[0]
             if kind is not Kind.CHALLENGE:
                 raise PeerError(str(body.get("text")), operation="connect", phase="connect")
             try:
@@ -174,13 +179,15 @@ class Connection:
         self._say(*messages)
         return requests
 
-    def _tell(self, verb: str, body: Body) -> None:
-        """Asks for what nobody waits for."""
+    def _tell(self, verb: str, body: Body) -> int:
+        """Asks for what nobody waits for. Returns the question's number."""
         if os.getpid() != self._pid:
             raise ValueError("used after fork: call hrdma.objects.connect() in the child")
         if self._gone is not None:
             raise PeerError(self._gone, operation=verb)
-        self._say(*self._given_back(), {"verb": verb, "n": next(self._numbers), "quiet": True, **body})
+        number = next(self._numbers)
+        self._say(*self._given_back(), {"verb": verb, "n": number, "quiet": True, **body})
+        return number
 
     def _release(self, pin: int) -> None:
         # Called wherever the last reference goes, so it takes no lock and sends nothing itself.
@@ -213,6 +220,15 @@ class Connection:
                         f"a request of {len(frame)} bytes is too long: give fewer references at once"
                     ) from None
                 self._end(GONE)
+
+    def _hung_up(self) -> bool:
+        """Whether the node is gone, though nobody has heard of it yet."""
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     # receiving
 

@@ -66,6 +66,7 @@ class Owner(Protocol):
     """What the shard needs of its node."""
 
     def send(self, node: int, body: Body) -> None: ...
+    def known(self, entry: Entry) -> None: ...
     def reduction(self, entry: Entry) -> Reducing: ...
 
 
@@ -214,7 +215,8 @@ class Directory:
         return True
 
     def wake(self, entry: Entry) -> None:
-        """Tries again what waits."""
+        """What may be said of it has changed: tries again what waits."""
+        self._owner.known(entry)
         waiting, entry.waiting = entry.waiting, []
         for src, body in waiting:
             if not getattr(self, "_" + body["verb"])(entry, src, body):
@@ -455,6 +457,11 @@ class Directory:
         self._remember(entry)
         entry.spec = {**spec, "node": src, "everywhere": body["everywhere"]}
         entry.owner = src if body.get("own") else None
+        if "inline" in body:  # whoever asks had all of them, and has made it
+            entry.meta, entry.inline, entry.gen = body["meta"], body["inline"], body["gen"]
+            entry.parts, entry.committed = spec["refs"], True
+            self.changed(entry, lambda: self._answer(src, body, ok=True))
+            return True
         entry.reducing = self._owner.reduction(entry)
         before = entry.version
         entry.reducing.begin()

@@ -8,7 +8,7 @@ from typing import Any
 from hrdma import _core
 from hrdma.types import DTYPES, OPS
 
-__all__ = ["check", "fold", "scale"]
+__all__ = ["check", "fold", "reduced", "scale"]
 
 WIDEST = 64  # inputs that one pass of a kernel takes
 
@@ -33,3 +33,13 @@ def fold(op: str, dtype: str, out: Any, blocks: Sequence[Any]) -> None:
 def scale(dtype: str, out: Any, count: int) -> None:
     """Divides a sum by how many are in it; of integers rounded toward zero."""
     _core.reduce("avg", dtype, out, [out], scale=1.0 / count)
+
+
+def reduced(op: str, meta: dict[str, Any], contents: Sequence[bytes]) -> bytes:
+    """The content of the reduction of objects that are all described by `meta`, in this order."""
+    out = bytearray(meta["nbytes"])
+    if out:
+        fold(op, meta["dtype"], out, contents)
+        if op == "avg":
+            scale(meta["dtype"], out, len(contents))
+    return bytes(out)

@@ -32,6 +32,7 @@ from hrdma.objects.lines import Lines
 from hrdma.objects.pieces import bounds
 from hrdma.objects.positions import Positions
 from hrdma.objects.reduction import Reduction
+from hrdma.objects.shelf import Shelf
 from hrdma.objects.store import Part, Segment, Store
 from hrdma.objects.streams import Feeder, block_of, open_stream
 
@@ -69,6 +70,7 @@ class Node:
         self.feeder = Feeder(self.key, self._find, self.carriers, self._adopt, host=host, open_to_all=open_to_all)
         self.cluster = Cluster(self.loop, self, self.feeder.port)
         self.store = Store(capacity)
+        self.shelf = Shelf(self)
         self.asker = Asker(self.send)
         self.directory = Directory(self, self.cluster.me)
         self.latency, self.bandwidth = 1e-4, 1e9  #: guesses, until the first measurement
@@ -117,6 +119,7 @@ class Node:
         for segment in self.store.objects.values():
             segment.close()  # unless a stream is in the middle of it: that one ends now
         self.carriers.close()
+        self.shelf.close()
 
     def post(self, call: Callable[[], None]) -> bool:
         return self.loop.post(call)
@@ -185,6 +188,9 @@ class Node:
             return None
         return {"meta": entry.meta, "inline": entry.inline}
 
+    def known(self, entry: Entry) -> None:
+        self.shelf.known(entry.id)
+
     def _keeps(self, name: str) -> bool:
         return self.directory.settled and keepers(name, self.nodes())[:1] == (self.me,)
 
@@ -240,6 +246,7 @@ class Node:
             fetch.cut_off(gone)
         self._positions.cut_off(gone)
         self.feeder.cut_off(gone)
+        self.shelf.viewed()
         self.carriers.forget(gone)
         self.directory.view(self.cluster.me, nodes, self.cluster.epoch)
         self.asker.view(nodes)

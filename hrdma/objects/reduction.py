@@ -248,15 +248,9 @@ class Reduction:
 
     def _finish_small(self) -> None:
         assert self._meta is not None
-        out = bytearray(self._meta["nbytes"])
         parts = [ref for ref in self._spec["refs"] if ref in self._small]
-        op, dtype, values = self._spec["op"], self._meta["dtype"], [self._small[ref] for ref in parts]
-        if out:
-            kernels.fold(op, dtype, out, values)
-            if op == "avg":
-                kernels.scale(dtype, out, len(values))
         self._entry.meta, self._entry.gen = self._meta, self._making
-        self._entry.inline = bytes(out)
+        self._entry.inline = kernels.reduced(self._spec["op"], self._meta, [self._small[ref] for ref in parts])
         self._entry.held = len(parts) < len(self._spec["refs"])
         self._finish(parts)
 

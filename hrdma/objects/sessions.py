@@ -26,7 +26,7 @@ from hrdma.control.wire import FrameError, Kind, decode, encode, frame_limit
 from hrdma.log import logger
 from hrdma.objects.asker import Body
 from hrdma.objects.node import Node
-from hrdma.objects.packets import MOST, pack, unpack
+from hrdma.objects.packets import pack, unpack
 from hrdma.objects.store import Segment
 
 __all__ = ["LIMIT", "Sessions", "local_name"]
@@ -39,7 +39,6 @@ VERBS = frozenset(
         "commit",
         "abandon",
         "get",
-        "gets",
         "release",
         "watch",
         "delete",
@@ -50,7 +49,6 @@ VERBS = frozenset(
     ]
 )  #: what a client may ask
 BACKLOG = 4096  # answers that a client may leave unread
-ABOUT = 500  # bytes that the description of an object takes at most, but for those of many dimensions
 RETRY = 0.02  # seconds until answers that did not fit are tried again
 
 
@@ -151,6 +149,7 @@ class _Session:
         self._owner, self._node = owner, owner.node
         self._sock, self.descriptor, self._pid = sock, sock.fileno(), pid
         self._known = False
+        self._place: int | None = None  # on the shelf
         self._over = False
         self._pinned: dict[int, Segment] = {}
         self._pins = count(1)
@@ -199,15 +198,16 @@ class _Session:
             getattr(self, "_on_" + request["verb"])(request)
 
     def _welcome(self, peer: Admission) -> None:
-        self._known = True
+        self._known, self._place = True, self._node.shelf.place()
         cluster = self._node.cluster
         body = {
             "job": cluster.job,
             "capacity": self._node.store.capacity,
             "node": f"{cluster.me:x}",
             "nodes": self._nodes(),
+            "place": self._place,
         }
-        self.push(encode(Kind.WELCOME, body, limit=LIMIT))
+        self.push(encode(Kind.WELCOME, body, limit=LIMIT), self._node.shelf.reader)
 
     def _nodes(self) -> list[tuple[int, str, int]]:
         return [(node, card["host"], card["data"]) for node, card in self._node.cluster.nodes.items()]
@@ -281,6 +281,8 @@ class _Session:
             self._node.store.unpin(segment)
         for name, gen in self._owned.items():
             self._disown(name, gen)
+        if self._place is not None:
+            self._node.shelf.leave(self._place)
         for _, descriptor in self._unsent:
             if descriptor is not None:
                 os.close(descriptor)
@@ -358,14 +360,6 @@ class _Session:
         self._cancels[n] = lambda: self._node.unwant(name, then)
         self._node.want(name, then)
 
-    def _on_gets(self, body: Body) -> None:
-        """Several, where all are at hand and one packet can take them; else nothing, and they are asked for one by one."""
-        found = [self._node.at_hand(name) for name in body["ids"]]
-        there = [each for each in found if each is not None]
-        metas, content = [each["meta"] for each in there], b"".join(each["inline"] for each in there)
-        together = len(there) == len(found) and len(content) + ABOUT * len(metas) <= MOST
-        self._answer(body["n"], {"metas": metas, "inline": content} if together else {})
-
     def _on_release(self, body: Body) -> None:
         segment = self._pinned.pop(body["pin"], None)  # a client that was interrupted may say so twice
         if segment is not None:
@@ -385,9 +379,15 @@ class _Session:
         flags = {name: body.get(name) is True for name in ("own", "everywhere")}
         what = {name: body[name] for name in ("op", "refs", "count")}
         if body.get("quiet"):  # nobody waits for the answer
-            self._node.asker.ask("reduce", body["id"], lambda answer: None, **what, **flags)
+            if "inline" in body:  # the client has made it
+                what |= {"meta": body["meta"], "inline": body["inline"], "gen": secrets.token_hex(6)}
+            self._node.asker.ask("reduce", body["id"], lambda answer: self._heard(body["n"]), **what, **flags)
         else:
             self._ask(body, "reduce", **what, **flags)
+
+    def _heard(self, n: int) -> None:
+        if self._place is not None and not self._over:
+            self._node.shelf.hear(self._place, n)
 
     def _on_cancel(self, body: Body) -> None:
         cancel = self._cancels.pop(body["question"], None)

@@ -16,7 +16,7 @@ from history import History, content, problems
 from rig import Outside, Rig, eventually
 
 from hrdma.errors import HrdmaError
-from hrdma.objects import Client
+from hrdma.objects import Client, ObjectRef
 
 RUNS = int(os.environ.get("CHAOS_RUNS", "20"))  # beyond 20, seeds hurt more than once
 SMALL, LARGE = 100, 40_000  # int64: one inline, one not
@@ -40,6 +40,7 @@ class Run:
         self.over = threading.Event()
         self.errors: list[BaseException] = []
         self.sums = iter(range(1000))
+        self.results: list[ObjectRef] = []
         self.guard = threading.Lock()
 
     def client(self, node: str) -> Client | None:
@@ -96,7 +97,9 @@ class Run:
                 if number % 2:  # in pieces
                     value = client.allreduce(refs, count=count, id=name, timeout=timeout).copy()
                 else:
-                    client.reduce(refs, count=count, id=name, timeout=timeout)
+                    # Every other one without a name: of small objects the client makes it, where all count.
+                    result = client.reduce(refs, count=count, id=name if count % 2 else None, timeout=timeout)
+                    self.results.append(result)
                     value = client.get(result, timeout=max(0.0, call.deadline - time.monotonic())).copy()
                 parts = client.contributors(result, timeout=max(0.0, call.deadline + 1 - time.monotonic()))
                 value = (value, [part.id for part in parts])
@@ -178,8 +181,8 @@ def still_there(run: Run) -> None:
 def clean(run: Run) -> None:
     """Deletes everything: no node may hold a byte after."""
     client = run.client("a")
-    for name in {call.name for call in run.history.calls}:
-        client.delete(client.ref(name), timeout=5)
+    for ref in [client.ref(name) for name in {call.name for call in run.history.calls}] + run.results:
+        client.delete(ref, timeout=5)
     for other in run.rig.clients:
         if other is not client:
             other.close()

@@ -22,6 +22,9 @@ class Owner:
     def send(self, node, body):
         self.sent.append((node, body))
 
+    def known(self, entry):
+        pass
+
     def answers(self, node):
         found = [body for to, body in self.sent if to == node and body["verb"] == "answer"]
         self.sent.clear()
