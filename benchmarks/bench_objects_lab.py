@@ -3,11 +3,13 @@
     sudo python benchmarks/bench_objects_lab.py                       8 hosts of 100 Mbit/s, 32 MiB, hrdma alone
     sudo python benchmarks/bench_objects_lab.py --hosts 4 --sizes 1K 32K 1M 32M --peers hrdma gloo mpich ray dask
     sudo python benchmarks/bench_objects_lab.py --stagger 0.3 --peers hrdma gloo mpich
+    sudo python benchmarks/bench_objects_lab.py --sizes 1K --row 20 --peers hrdma ray
 
 Every host has one object (broadcast: host 0 alone), put before the clock starts. broadcast: all others have it; gather: host
 0 has all; reduce: host 0 has the sum; allreduce: all have. The clock is the slowest host's. With --stagger, host i's object
 is there, or its receiver asks, i times so many seconds after the start; the time is counted from the start too. Bound: the
-bytes that the busiest link must carry over its rate less headers, and what --stagger adds. Every result is checked in full.
+bytes that the busiest link must carry over its rate less headers, and what --stagger adds. With --row, so many operations
+follow each other on each host without a pause, and the time is that of one. Every result is checked in full.
 
 All peers are up in the same lab, and take turns: in each round, each cell is measured of one after the other.
 """
@@ -59,13 +61,13 @@ class Peer:
         except Unavailable as why:
             self.group, self.found["left out"] = None, str(why)
 
-    def turn(self, operation: str, nbytes: int, stagger: float) -> None:
+    def turn(self, operation: str, nbytes: int, stagger: float, row: int) -> None:
         """Measures an operation once; a peer that fails has no more turns."""
         if self.group is None:
             return
         total, idle = ticks()
         try:
-            seconds = self.group.measure(operation, max(1, nbytes // 4), stagger)
+            seconds = self.group.measure(operation, max(1, nbytes // 4), stagger, row)
         except (Unavailable, OSError) as why:
             self.found["failed"] = str(why)
             self.close()
@@ -96,7 +98,7 @@ def measure(lab: Lab, cells: list[tuple[str, int]], options: argparse.Namespace)
             for _ in range(options.rounds):
                 for operation, nbytes in cells:
                     for peer in peers:
-                        peer.turn(operation, nbytes, options.stagger)
+                        peer.turn(operation, nbytes, options.stagger, options.row)
         finally:
             for peer in peers:
                 peer.close()
@@ -138,9 +140,12 @@ def main() -> int:
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=["hrdma"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--stagger", type=float, default=0.0, help="seconds between arrivals")
+    parser.add_argument("--row", type=int, default=1, help="operations without a pause between them")
     parser.add_argument("--name", default=f"objects-{os.getpid()}", help="of the lab")
     parser.add_argument("--json", help="write all figures to this file")
     options = parser.parse_args()
+    if options.row > 1 and (options.stagger or not {"hrdma", "ray"}.issuperset(options.peers)):
+        parser.error("--row: of hrdma and ray alone, without --stagger")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that labs and processes end on the way out
     cells = [(operation, parse_size(size)) for operation in options.operations for size in options.sizes]
     with Lab.up(parse(f"star:{options.hosts}", rate=options.rate, latency=0), name=options.name) as lab:

@@ -54,7 +54,7 @@ class Objects:
         from hrdma.objects import connect
 
         self.rank, self.size = rank, size
-        self.total: Any = None  # of a reduction that nobody else asks for
+        self.totals: list[Any] = []  # of reductions that nobody else asks for
         self.client = connect(f"tcp://{addresses[0]}:{PORT}", token="benchmark", timeout=SECONDS, capacity=1 << 30)
         deadline = time.monotonic() + SECONDS
         while (there := len(self.client.info()["nodes"])) < size:
@@ -85,8 +85,8 @@ class Objects:
             return client.get(refs)
         name = f"{key}.total"
         if operation == "reduce" and self.rank == 0:
-            self.total = client.reduce(refs)
-            return [client.get(self.total)]
+            self.totals.append(client.reduce(refs))
+            return [client.get(self.totals[-1])]
         if operation == "allreduce":
             return [client.get(client.ref(name)) if self.rank else client.allreduce(refs, id=name)]
         return []
@@ -95,9 +95,9 @@ class Objects:
         if self.rank == 0:
             for name in [*range(self.size), "total"]:
                 self.client.delete(self.client.ref(f"{self.names}.{key}.{name}"))
-            if self.total is not None:
-                self.client.delete(self.total)
-                self.total = None
+            for total in self.totals:
+                self.client.delete(total)
+            self.totals.clear()
 
 
 class Collective:
@@ -190,16 +190,20 @@ def main() -> None:
             what = json.loads(line)
             operation, key, n, stagger = what["operation"], what["key"], what["n"], what["stagger"]
             mine = value(n, rank, size)
-            peer.prepare(operation, key, mine, stagger > 0)
+            keys = [f"{key}.{turn}" for turn in range(what["row"])]
+            for each in keys:
+                peer.prepare(operation, each, mine, stagger > 0)
             print(json.dumps({"ready": True}), file=lines, flush=True)
             start = json.loads(lines.readline())["start"]
-            found = peer.run(operation, key, mine, start, start + rank * stagger)
+            found = [peer.run(operation, each, mine, start, start + rank * stagger) for each in keys]
             end = time.monotonic()
             time.sleep(QUIET)
-            print(json.dumps({"end": end, "right": right(operation, found, n, size)}), file=lines, flush=True)
+            good = all(right(operation, each, n, size) for each in found)
+            print(json.dumps({"end": end, "right": good}), file=lines, flush=True)
             lines.readline()  # all are done
             del found
-            peer.clean(key)
+            for each in keys:
+                peer.clean(each)
 
 
 if __name__ == "__main__":

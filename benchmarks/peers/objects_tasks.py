@@ -83,9 +83,12 @@ class Host:
         return result
 
     def check(self, arrays: list[np.ndarray], operation: str, n: int, size: int) -> tuple[float, bool]:
+        return self.check_all([arrays], operation, n, size)
+
+    def check_all(self, row: list[list[np.ndarray]], operation: str, n: int, size: int) -> tuple[float, bool]:
         end = time.monotonic()
         time.sleep(QUIET)
-        return end, right(operation, arrays, n, size)
+        return end, all(right(operation, arrays, n, size) for arrays in row)
 
 
 class RayHost(Host):
@@ -96,12 +99,15 @@ class RayHost(Host):
 
         return self.sum(ray.get(refs))
 
-    def take(self, refs: list[Any], operation: str, n: int, size: int, moment: float) -> tuple[float, bool]:
+    def take(self, row: list[list[Any]], operation: str, n: int, size: int, moment: float) -> tuple[float, bool]:
         import ray
 
         until(moment)
-        found = ray.get(refs)
-        return self.check([self.sum(found)] if operation == "reduce" else found, operation, n, size)
+        found = []
+        for refs in row:
+            arrays = ray.get(refs)
+            found.append([self.sum(arrays)] if operation == "reduce" else arrays)
+        return self.check_all(found, operation, n, size)
 
 
 def join_ray(addresses: list[str]) -> None:
@@ -133,12 +139,12 @@ class Ray:
     def wait(self, refs: list[Any]) -> None:
         self.ray.wait(refs, num_returns=len(refs), fetch_local=False)
 
-    def run(self, operation: str, n: int, refs: list[Any], moments: list[float]) -> list[tuple[float, bool]]:
-        takers, what = self.hosts[:1], refs
+    def run(self, operation: str, n: int, row: list[list[Any]], moments: list[float]) -> list[tuple[float, bool]]:
+        takers, what = self.hosts[:1], row
         if operation == "broadcast":
-            takers, what = self.hosts[1:], refs[:1]
+            takers, what = self.hosts[1:], [refs[:1] for refs in row]
         elif operation == "allreduce":
-            takers, what = self.hosts, [self.hosts[0].total.remote(refs)]
+            takers, what = self.hosts, [[self.hosts[0].total.remote(refs)] for refs in row]
         moments = moments[-len(takers) :] if operation == "broadcast" else [0.0] * len(takers)
         return self.ray.get([host.take.remote(what, operation, n, self.size, at) for host, at in zip(takers, moments)])
 
@@ -164,7 +170,8 @@ class Dask:
 
         wait(refs)
 
-    def run(self, operation: str, n: int, refs: list[Any], moments: list[float]) -> list[tuple[float, bool]]:
+    def run(self, operation: str, n: int, row: list[list[Any]], moments: list[float]) -> list[tuple[float, bool]]:
+        (refs,) = row
         takers, what = [0], refs
         if operation == "broadcast":
             takers, what = list(range(1, self.size)), refs[:1]
@@ -196,17 +203,18 @@ def main() -> None:
             what = json.loads(line)
             operation, n, stagger = what["operation"], what["n"], what["stagger"]
             ready = operation == "broadcast" or not stagger
-            refs = peer.put(n, [0.0] * size) if ready else []
-            peer.wait(refs)
+            row = [peer.put(n, [0.0] * size) for _ in range(what["row"])] if ready else []
+            for refs in row:
+                peer.wait(refs)
             print(json.dumps({"ready": True}), file=lines, flush=True)
             start = json.loads(lines.readline())["start"]
             moments = [start + i * stagger for i in range(size)]
             until(start)
-            found = peer.run(operation, n, refs or peer.put(n, moments), moments)
+            found = peer.run(operation, n, row or [peer.put(n, moments)], moments)
             end, good = max(end for end, _ in found), all(good for _, good in found)
             print(json.dumps({"end": end, "right": good}), file=lines, flush=True)
             lines.readline()
-            del refs, found
+            del row, found
 
 
 if __name__ == "__main__":
