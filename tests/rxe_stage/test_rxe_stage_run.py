@@ -125,6 +125,7 @@ def test_one_folder_is_for_one_run(outcome, tmp_path):
     ("words", "expected"),
     [
         (["--wires", "0"], "--wires 0: must be 1 to 16"),
+        (["--cores", "0"], "--cores 0: must be 1 to 64"),
         (["--memory", "1"], "--memory 1: must be 256"),
         (["--timeout", "nan"], "--timeout nan: must be"),
         (["--hosts", "3"], "argument --hosts: invalid choice"),

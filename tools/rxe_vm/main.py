@@ -40,6 +40,9 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--hosts", type=int, choices=(1, 2), default=1, help="guests; the command runs in each (1)")
     parser.add_argument("--wires", type=int, default=1, metavar="N", help="wires, each with a device rxe0 ... (1)")
     parser.add_argument("--timeout", type=float, default=300, metavar="S", help="seconds for all, boot included (300)")
+    parser.add_argument(
+        "--cores", type=int, metavar="N", help="processors of each guest (its share of this machine's, at most 4)"
+    )
     parser.add_argument("--memory", type=int, default=2048, metavar="M", help="MiB for each guest (2048)")
     parser.add_argument(
         "--out",
@@ -49,8 +52,8 @@ def arguments(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("command", nargs="+", help=argparse.SUPPRESS)
     known = parser.parse_args(words)
-    for name, least, most in (("wires", 1, 16), ("timeout", 1, 86400), ("memory", 256, 1 << 20)):
-        if not least <= (value := getattr(known, name)) <= most:
+    for name, least, most in (("wires", 1, 16), ("cores", 1, 64), ("timeout", 1, 86400), ("memory", 256, 1 << 20)):
+        if (value := getattr(known, name)) is not None and not least <= value <= most:
             parser.error(f"--{name} {value}: must be {least} to {most}")
     return known
 
@@ -97,7 +100,7 @@ def guests(asked: argparse.Namespace) -> Iterator[tuple[list[Guest], Wires]]:
     bring()
     unpacked = kernel(CACHE)
     how = accelerator(unpacked, CACHE)
-    size = Size(asked.memory, max(1, min(4, (os.cpu_count() or 1) // asked.hosts)))
+    size = Size(asked.memory, asked.cores or max(1, min(4, (os.cpu_count() or 1) // asked.hosts)))
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(results(asked.out))
         theirs: list[dict[int, socket.socket]] = [{} for _ in range(asked.hosts)]
