@@ -38,7 +38,8 @@ def passed(name: str, *arguments: str, **env: str) -> int:
 
 @pytest.mark.parametrize("threads", [[], ["--threads"]], ids=["one", "two"])
 def test_the_contract(device, threads):
-    assert passed("conformance", "--device", device, *threads, "verbs") > 40
+    # Seconds for what takes milliseconds on a quiet machine: two threads on translated processors wake each other 3000 times.
+    assert passed("conformance", "--limit", "40", "--device", device, *threads, "verbs") > 40
 
 
 @pytest.mark.parametrize(("program", "least"), [("test_verbs_completions", 60), ("test_verbs_states", 18)])
