@@ -438,7 +438,8 @@ class CompletionQueue(Resource):
     def __init__(self, device: Device, entries: int = 256, spin_us: int = 50) -> None: ...
     def poll(self, limit: int = 16, timeout: float = 0.0) -> list[Completion]: ...
 
-_Pieces = MemoryRegion | Piece | Sequence[MemoryRegion | Piece]
+_Memory = MemoryRegion | Piece
+_Pieces = _Memory | Sequence[_Memory]
 
 class SharedReceiveQueue(Resource):
     pd: ProtectionDomain
@@ -465,16 +466,11 @@ class QueuePair(Resource):
         inline: int = 0,
         srq: SharedReceiveQueue | None = None,
     ) -> None: ...
-    @property
-    def num(self) -> int: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def address(self) -> QueuePairAddress: ...
-    @property
-    def dscp(self) -> int: ...
-    @property
-    def sl(self) -> int: ...
+    num: int
+    state: str
+    address: QueuePairAddress
+    dscp: int
+    sl: int
     def connect(
         self, address: QueuePairAddress | Sequence[Any], *, dscp: int = 0, sl: int = 0, ack_timeout: float | None = None
     ) -> None: ...
@@ -494,18 +490,10 @@ class QueuePair(Resource):
     ) -> None: ...
     def read(self, what: _Pieces, remote: int, rkey: int, *, wr_id: int = 0, signaled: bool = True) -> None: ...
     def fetch_add(
-        self, what: MemoryRegion | Piece, remote: int, rkey: int, add: int, *, wr_id: int = 0, signaled: bool = True
+        self, what: _Memory, remote: int, rkey: int, add: int, *, wr_id: int = 0, signaled: bool = True
     ) -> None: ...
     def compare_swap(
-        self,
-        what: MemoryRegion | Piece,
-        remote: int,
-        rkey: int,
-        compare: int,
-        swap: int,
-        *,
-        wr_id: int = 0,
-        signaled: bool = True,
+        self, what: _Memory, remote: int, rkey: int, compare: int, swap: int, *, wr_id: int = 0, signaled: bool = True
     ) -> None: ...
     def post_recv(self, what: _Pieces, *, wr_id: int = 0) -> None: ...
     def poll(self, limit: int = 16, timeout: float = 0.0) -> list[Completion]: ...
