@@ -207,7 +207,10 @@ cdef extern from "hr/hr.h" nogil:
 
     hr_status hr_connect_classed(hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr,
                                  size_t size, int active, int dscp) noexcept
-    hr_status hr_connect_wait(hr_engine *engine, int64_t deadline, uint64_t *peer_p, char *detail) noexcept
+    hr_status hr_connect_wait_classed(hr_engine *engine, int dscp, int64_t deadline, uint64_t *peer_p,
+                                      char *detail) noexcept
+    void hr_class_settle(hr_engine *engine, int dscp) noexcept
+    void hr_class_forget(hr_engine *engine, int dscp) noexcept
     hr_status hr_set_class(hr_engine *engine, const char *provider, int dscp, int answers, int priority) noexcept
     hr_status hr_class_taken(hr_engine *engine, const char *provider, int dscp) noexcept
     void hr_peer_lost(hr_engine *engine, uint64_t peer_id, hr_status why, const char *detail) noexcept

@@ -65,12 +65,13 @@ def connect(parent: Communicator, members: Sequence[int], dscp: int, timeout: fl
         Of the new communicator; empty, or with NO_CLASS, where this rank has nothing to connect.
     dscp : int
     timeout : float, optional
-        Seconds, for all of it.
+        Seconds, for all of it; half of them for connecting.
 
     Raises
     ------
     DeviceError
-        On every rank: one of them could not connect, or its device did not take the class.
+        On every rank: one of them could not connect, or its device did not take the class. The parent goes on, and the
+        class may be asked for again.
     PeerError, TimeoutError
 
     Notes
@@ -78,27 +79,38 @@ def connect(parent: Communicator, members: Sequence[int], dscp: int, timeout: fl
     Costs two allgathers of 8 bytes, and for each new pair of ranks what connecting costs.
     """
     runtime = parent._runtime
-    deadline = time.monotonic() + parent._deadline_seconds(timeout)
+    seconds = parent._deadline_seconds(timeout)
+    begun = time.monotonic()
+    connected_by, deadline = begun + seconds / 2, begun + seconds  # who waits in vain still has time to say so
     others = [] if dscp == NO_CLASS else [rank for rank in members if rank != runtime.rank]
     ways = {rank: runtime.provider(runtime.rank, rank) for rank in others}
     others = [rank for rank in others if ways[rank] in _CARRIERS]
+    new: list[tuple[int, int]] = []
+    stands = False
     failed: Exception | None = None
-    with runtime.dialing:  # a class is connected once, whoever asks
-        try:
-            for rank in others:
-                if (rank, dscp) not in runtime.classes:
-                    dial(runtime, rank, dscp)
-                    runtime.classes.add((rank, dscp))
-        except (DeviceError, PeerError) as error:
-            failed = error
-    _agree(parent, dscp, failed is not None, failed, deadline)
     try:
-        if others:
-            runtime.engine.connect_wait(_left(deadline))
-    except (PeerError, TimeoutError) as error:
-        failed = error
-    forgot = [name for name in {ways[rank] for rank in others} if not runtime.engine.class_taken(name, dscp)]
-    _agree(parent, dscp, 1 if failed is not None else 2 if forgot else 0, failed, deadline)
+        try:
+            with runtime.dialing:  # a class is connected once, whoever asks
+                new = [(rank, dscp) for rank in others if (rank, dscp) not in runtime.classes]
+                runtime.classes.update(new)
+            for rank, _ in new:
+                dial(runtime, rank, dscp)
+        except Exception as error:
+            failed = error
+        _agree(parent, dscp, failed is not None, failed, deadline)
+        try:
+            if others:
+                runtime.engine.connect_wait(_left(connected_by), dscp)
+        except (PeerError, TimeoutError) as error:
+            failed = error
+        forgot = [name for name in {ways[rank] for rank in others} if not runtime.engine.class_taken(name, dscp)]
+        _agree(parent, dscp, 1 if failed is not None else 2 if forgot else 0, failed, deadline)
+        stands = True
+    finally:
+        if new:
+            if not stands:
+                runtime.classes.difference_update(new)
+            runtime.engine.class_end(dscp, stands)
 
 
 def stamped(parent: Communicator, dscp: int) -> list[str]:

@@ -8,7 +8,7 @@ from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_FULL_RO, PyB
 from cpython.object cimport Py_TYPE, PyObject, PyTypeObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.ref cimport Py_INCREF, Py_XDECREF
-from libc.string cimport memset
+from libc.string cimport memset, strcmp
 
 import weakref as _weakref
 from functools import partial as _partial
@@ -156,8 +156,8 @@ cdef bint span_numpy(object x, bint writable, Span *span) noexcept:
     return True
 
 
-cdef bint registers = False   # an engine of this process has to register what it moves
-cdef dict kept_memory = {}    # address of an array that owns its memory: (reference to it, id of the memory)
+cdef bint registers = False   # a connection of this process has to register what it moves
+cdef dict kept_memory = {}    # address of an array that owns its memory: [reference to it, id of the memory, where]
 cdef enum:
     KEPT_LEAST = 64 << 10     # bytes; shorter ones are copied
     KEPT_MOST = 1024          # arrays; those that come later are registered by each operation
@@ -169,26 +169,32 @@ cdef void keep_memory(hr_numpy_array *array) noexcept:
     A weak reference also keeps numpy from resizing it.
     """
     cdef size_t key
-    cdef uint64_t number
     while array.base != NULL and Py_TYPE(<object> array.base) == NDARRAY:
         array = <hr_numpy_array *> array.base
     key = <size_t> array
-    if array.base != NULL or not array.flags & NUMPY_OWNS or key in kept_memory or len(kept_memory) >= KEPT_MOST:
+    if array.base != NULL or not array.flags & NUMPY_OWNS:
+        return
+    entry = kept_memory.get(key)
+    if entry is not None and <size_t> entry[2] == <size_t> array.data or len(kept_memory) >= KEPT_MOST:
         return
     try:
+        if entry is not None:  # unpickled into: it is the same array, and other memory
+            forget_memory(key, None)
         owner = <object> <PyObject *> array
         nbytes = <size_t> owner.nbytes
         if nbytes >= KEPT_LEAST:
-            number = hr_memory_keep(array.data, nbytes)
-            if number:
-                kept_memory[key] = (_weakref.ref(owner, _partial(forget_memory, key)), number)
+            entry = [_weakref.ref(owner, _partial(forget_memory, key)), 0, <size_t> array.data]
+            kept_memory[key] = entry  # before it is known: its end is told from here on
+            entry[1] = hr_memory_keep(array.data, nbytes)
     except Exception:  # it is registered by each operation then
         pass
 
 
 def forget_memory(size_t key, reference):
     """The array is about to give its memory back."""
-    hr_memory_forget(kept_memory.pop(key)[1])
+    entry = kept_memory.pop(key, None)
+    if entry is not None:
+        hr_memory_forget(entry[1])
 
 
 cdef inline int span_open(object x, bint writable, Span *span) except -1:

@@ -73,7 +73,6 @@ cdef class Engine:
             message = f"cannot open the transport: {text_of(hr_status_text(status))}"
             raise status_error(status, with_detail(message, detail))
         self.handle = handle
-        learn_registers(handle)
 
     def __dealloc__(self):
         # An engine of the parent is left alone in a forked child: its threads are not there to be stopped.
@@ -150,12 +149,14 @@ cdef class Engine:
         with nogil:
             status = hr_connect_classed(handle, peer_id, provider_name, where, size, active, dscp)
         self.inside -= 1
-        if status != HR_OK:
+        if status == HR_OK:
+            learn_registers(self.handle, provider_name)
+        else:
             raise status_error(status, f"cannot connect to rank {peer_id} over {provider}: "
                                f"{text_of(hr_status_text(status))}", <int> peer_id, "init", -1, "connect", provider)
 
-    def connect_wait(self, double seconds):
-        """Until all begun connections stand, at most so many seconds.
+    def connect_wait(self, double seconds, int dscp=-1):
+        """Until all begun connections stand, or those of a class, at most so many seconds.
 
         Raises
         ------
@@ -173,7 +174,7 @@ cdef class Engine:
             handle = self.enter()
             with nogil:
                 now = hr_now()
-                status = hr_connect_wait(handle, min(deadline, now + SLICE_NS // 4), &peer, detail)
+                status = hr_connect_wait_classed(handle, dscp, min(deadline, now + SLICE_NS // 4), &peer, detail)
             self.inside -= 1
             PyErr_CheckSignals()
             if status == HR_OK:
@@ -230,6 +231,16 @@ cdef class Engine:
             status = hr_class_taken(handle, provider_name, dscp)
         self.inside -= 1
         return status == HR_OK
+
+    def class_end(self, int dscp, bint stands):
+        """All ranks have said how connecting a class went: it stands, or what there is of it is forgotten."""
+        cdef hr_engine *handle = self.enter()
+        with nogil:
+            if stands:
+                hr_class_settle(handle, dscp)
+            else:
+                hr_class_forget(handle, dscp)
+        self.inside -= 1
 
     def peer_lost(self, uint64_t peer_id, str reason):
         """The control plane knows that this peer is gone: breaks every communicator that holds it."""
@@ -388,8 +399,8 @@ cdef tuple CAPS = (
 )
 
 
-cdef void learn_registers(hr_engine *handle) noexcept:
-    """Whether memory has to be registered from now on: what calls are given is then noted (buffer.pxi)."""
+cdef void learn_registers(hr_engine *handle, const char *provider) noexcept:
+    """Whether memory has to be registered for this one: what calls are given is noted from now on (buffer.pxi)."""
     global registers
     cdef const char *name
     cdef char text[HR_ABOUT]
@@ -398,7 +409,7 @@ cdef void learn_registers(hr_engine *handle) noexcept:
     cdef hr_caps caps
     cdef int i = 0
     while hr_engine_domain(handle, i, &name, address, &size, &caps, text):
-        registers = registers or caps.flags & HR_CAP_PINS != 0
+        registers = registers or (caps.flags & HR_CAP_PINS != 0 and strcmp(name, provider) == 0)
         size = sizeof(address)
         i += 1
 

@@ -311,7 +311,6 @@ hr_status hr_connect_classed(struct hr_engine *engine, uint64_t peer_id, const c
         if (status == HR_OK && self) status = add_lane(conn, d, addr, len, 1);
         if (status == HR_OK) {
             conn->state = HR_CONN_CONNECTING;
-            conn->awaited = 1;
             conn->nlanes++;
             engine->domain_conns[d]++;
         }
@@ -321,23 +320,34 @@ hr_status hr_connect_classed(struct hr_engine *engine, uint64_t peer_id, const c
     return status;
 }
 
+struct awaited {
+    uint32_t channel;
+    struct hr_conn *bad;
+};
+
+/* Those of a class that were settled are another call's, whatever has become of them. */
 static int all_connected(struct hr_engine *engine, void *arg) {
-    struct hr_conn **bad = arg;
-    *bad = NULL;
+    struct awaited *awaited = arg;
+    awaited->bad = NULL;
     for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next) {
         struct hr_conn *conn = hr_container(l, struct hr_conn, link);
-        if (conn->state == HR_CONN_UP) conn->awaited = 0;
-        if (!conn->awaited) continue;
-        *bad = conn;
+        if (conn->state == HR_CONN_UP || conn->channel != awaited->channel || conn->settled) continue;
+        awaited->bad = conn;
         if (conn->state != HR_CONN_CONNECTING) return 1;
     }
-    return !*bad;
+    return !awaited->bad;
 }
 
 hr_status hr_connect_wait(struct hr_engine *engine, int64_t deadline, uint64_t *peer_p, char detail[256]) {
-    struct hr_conn *bad = NULL;
+    return hr_connect_wait_classed(engine, HR_NO_CLASS, deadline, peer_p, detail);
+}
+
+hr_status hr_connect_wait_classed(struct hr_engine *engine, int dscp, int64_t deadline, uint64_t *peer_p,
+                                  char detail[256]) {
+    struct awaited awaited = {.channel = HR_CHANNEL(dscp)};
     hr_lock(engine);
-    hr_status status = hr_drive_until(engine, all_connected, &bad, deadline);
+    hr_status status = hr_drive_until(engine, all_connected, &awaited, deadline);
+    struct hr_conn *bad = awaited.bad;
     if (bad) {
         *peer_p = bad->peer_id;
         if (bad->state == HR_CONN_CONNECTING)
@@ -345,7 +355,6 @@ hr_status hr_connect_wait(struct hr_engine *engine, int64_t deadline, uint64_t *
         else {
             status = bad->why;
             snprintf(detail, 256, "%s", bad->detail);
-            bad->awaited = 0;
         }
     }
     hr_unlock(engine);
@@ -359,8 +368,9 @@ static hr_status stamp(struct hr_engine *engine, const char *provider, uint32_t 
     int count = 0;
     for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next) {
         struct hr_conn *conn = hr_container(l, struct hr_conn, link);
-        if (!conn->nlanes || conn->state == HR_CONN_LOST || conn->channel != channel) continue;
-        if (strcmp(conn->provider->name, provider)) continue;
+        if (conn->channel != channel || !conn->provider || strcmp(conn->provider->name, provider)) continue;
+        if (channel && !conn->settled && conn->state != HR_CONN_UP) status = HR_ERR_UNSUPPORTED;
+        if (!conn->nlanes || conn->state == HR_CONN_LOST) continue;
         for (int i = 0; i < conn->nlanes; i++, count++) {
             struct hr_ep *ep = conn->lanes[i].ep;
             hr_status one = ep->domain->ops->ep_set_class(ep, i == 0 && conn->nlanes > 1 ? answers : dscp, priority);
@@ -387,6 +397,40 @@ hr_status hr_class_taken(struct hr_engine *engine, const char *provider, int dsc
     hr_status status = stamp(engine, provider, HR_CHANNEL(dscp), dscp, dscp, 7 - (dscp >> 3));
     hr_unlock(engine);
     return status;
+}
+
+void hr_class_settle(struct hr_engine *engine, int dscp) {
+    hr_lock(engine);
+    for (struct hr_link *l = engine->conns.next; l != &engine->conns; l = l->next) {
+        struct hr_conn *conn = hr_container(l, struct hr_conn, link);
+        if (conn->channel && conn->channel == HR_CHANNEL(dscp) && conn->state == HR_CONN_UP) conn->settled = 1;
+    }
+    hr_unlock(engine);
+}
+
+static int has_a_comm(struct hr_engine *engine, const struct hr_conn *conn) {
+    for (struct hr_link *l = engine->comms.next; l != &engine->comms; l = l->next) {
+        struct hr_comm *comm = hr_container(l, struct hr_comm, link);
+        for (int i = 0; i < comm->size; i++)
+            if (comm->conns[i] == conn->first) return 1;
+    }
+    return 0;
+}
+
+void hr_class_forget(struct hr_engine *engine, int dscp) {
+    hr_lock(engine);
+    hr_conns_bury(engine);
+    for (struct hr_link *l = engine->conns.next, *next; l != &engine->conns; l = next) {
+        struct hr_conn *conn = hr_container(l, struct hr_conn, link);
+        next = l->next;
+        if (!conn->channel || conn->channel != HR_CHANNEL(dscp) || conn->settled) continue;
+        if (has_a_comm(engine, conn)) continue; /* another thread's, for which it stands */
+        for (int d = 0; conn->nlanes && d < engine->ndomains; d++)
+            if (conn->lanes[0].ep->domain == engine->domains[d]) engine->domain_conns[d] -= (uint32_t)conn->nlanes;
+        hr_conn_free(conn);
+    }
+    hr_settle(engine);
+    hr_unlock(engine);
 }
 
 void hr_peer_lost(struct hr_engine *engine, uint64_t peer_id, hr_status why, const char *detail) {
@@ -432,7 +476,7 @@ int hr_peer_stats(struct hr_engine *engine, uint64_t peer_id, struct hr_peer_sta
         stats_p->fell += rail->fell;
         if (rail->carrier) stats_p->carrier = rail->carrier;
         if (rail->busy_ns > stats_p->busy_ns) stats_p->busy_ns = rail->busy_ns;
-        if (rail->state != HR_CONN_UP && !(rail->channel && rail->awaited)) stats_p->connected = 0;
+        if (rail->state != HR_CONN_UP && (!rail->channel || rail->settled)) stats_p->connected = 0;
     }
     hr_unlock(engine);
     return conn != NULL;

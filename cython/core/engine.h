@@ -175,7 +175,7 @@ struct hr_conn {
     uint32_t channel;                            /* 0; or of a traffic class of its own, by its DSCP + 1 */
     struct hr_conn *first, *rails[HR_MAX_RAILS]; /* the channel's first rail; on that one: all of them */
     int nrails;
-    int awaited; /* by hr_connect_wait, which has not seen it stand yet */
+    int settled; /* of a class: all ranks have it, and who loses it has lost the peer */
     const struct hr_provider *provider;
     const char *carrier; /* the provider that stands in for it; NULL: none does */
     uint32_t fell;       /* times that one did */

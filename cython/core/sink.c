@@ -7,8 +7,8 @@
 
 #include "core/engine.h"
 
-/* A class that could not be had: who asked for it hears, and nobody else is concerned. */
-static int never_stood(const struct hr_conn *conn) { return conn->channel && conn->awaited; }
+/* Of a class that cannot be had who asked for it hears, and nobody else is concerned. */
+static int is_no_loss(const struct hr_conn *conn) { return conn->channel && !conn->settled; }
 
 /* Only notes it: the endpoint may be in the middle of a callback, and a communicator in the middle of being broken. */
 void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail) {
@@ -22,7 +22,7 @@ void hr_conn_lost(struct hr_conn *conn, hr_status why, const char *detail) {
     hr_list_remove(&conn->active);
     hr_list_push(&conn->engine->dead, &conn->active);
     /* a peer that has said goodbye by this way may still be saying it by the others */
-    if (!conn->was_closed && !never_stood(conn))
+    if (!conn->was_closed && !is_no_loss(conn))
         for (struct hr_link *l = conn->engine->conns.next; l != &conn->engine->conns; l = l->next) {
             struct hr_conn *other = hr_container(l, struct hr_conn, link);
             if (other->index == conn->index) hr_conn_lost(other, why, detail);
@@ -54,7 +54,7 @@ static void conn_bury(struct hr_conn *conn) {
     for (l = engine->comms.next; l != &engine->comms; l = l->next) {
         struct hr_comm *comm = hr_container(l, struct hr_comm, link);
         int rank = hr_comm_rank_of(comm, conn);
-        if (rank >= 0 && !conn->was_closed && !never_stood(conn))
+        if (rank >= 0 && !conn->was_closed && !is_no_loss(conn))
             hr_comm_break_locked(comm, conn->why, rank, HR_PHASE_TRANSFER, conn->provider->name, conn->detail, 1);
     }
     if (!conn->was_closed) hr_match_purge_conn(engine, conn);

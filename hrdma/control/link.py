@@ -240,7 +240,7 @@ def _address(descriptor: int) -> str:
     try:
         with socket.socket(fileno=os.dup(descriptor)) as copy:
             return str(copy.getpeername()[0])
-    except OSError:
+    except (OSError, IndexError):  # or its number is another socket's by now
         return ""
 
 

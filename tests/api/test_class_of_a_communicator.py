@@ -209,3 +209,43 @@ def test_a_setting_that_is_no_class_is_refused(text):
 
     with pytest.raises(ValueError, match="a DSCP, 0 to 63"):
         Config.load({"HRDMA_TRAFFIC_CLASS": text})
+
+
+def in_vain(comm, how):
+    """Rank 1 cannot dial, once, half-way, or does not: no rank has the class, nobody is lost, and later it can be had."""
+    import hrdma
+    from hrdma import classes
+
+    dial = classes.dial
+
+    def once(runtime, rank, dscp=classes.NO_CLASS):
+        classes.dial = dial
+        if how == "forgets":
+            return
+        if how == "half":
+            dial(runtime, rank, dscp)
+        raise (ValueError if how == "full" else DeviceError)("no queue pair is left")
+
+    DeviceError = hrdma.DeviceError
+    if comm.rank == 1:
+        classes.dial = once
+    parent = comm.dup()
+    parent.timeout = 3.0
+    with pytest.raises(DeviceError, match=f"^traffic class {URGENT}: .*rank [01]: cannot be connected") as refused:
+        parent.dup(traffic_class=URGENT)
+    check(parent)
+    assert parent.shrink(timeout=20).size == comm.size
+    for dscp in (BULK, URGENT):
+        made = comm.dup(traffic_class=dscp)
+        check(made)
+        assert made.info()["traffic_class"]["stamped"] == [comm.info()["transports"][1 - comm.rank]]
+        made.barrier()
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("how", ["fails", "half", "full", "forgets"])
+@pytest.mark.parametrize("transport", ["tcp", "verbs"])
+def test_a_class_that_cannot_be_had_is_refused_on_all_ranks_and_may_be_had_later(transport, how):
+    first, second = harness.ranks(in_vain, 2, env={"HRDMA_TRANSPORT": transport}, how=how)
+    if how != "forgets":
+        assert "rank 1: cannot be connected (no queue pair is left)" in second and "rank 0" not in first

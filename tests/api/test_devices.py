@@ -205,7 +205,7 @@ def opened(rank):
         (
             SIM | {"HRDMA_VERBS": "colour=red"},
             "ValueError",
-            "verbs has no option 'colour'; it has gid, pin, fallback, receives, wc_error",
+            "verbs has no option 'colour'; it has gid, pin, ack_timeout, fallback",
         ),
         (SIM | {"HRDMA_VERBS": "wc_error=2"}, "ValueError", "wc_error=2"),
         (SIM | {"HRDMA_VERBS": "gid=7"}, "ValueError", "gid=7: sim has no such GID; it has 1 entries"),

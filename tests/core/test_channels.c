@@ -33,9 +33,9 @@ static hr_status begin(struct world *w, int from, int to, int dscp) {
                               dscp);
 }
 
-static hr_status await(struct world *w, int rank, double seconds, uint64_t *bad_p) {
+static hr_status await(struct world *w, int rank, int dscp, double seconds, uint64_t *bad_p) {
     char detail[256] = "";
-    return hr_connect_wait(w->ranks[rank].engine, hr_now() + SECONDS(seconds), bad_p, detail);
+    return hr_connect_wait_classed(w->ranks[rank].engine, dscp, hr_now() + SECONDS(seconds), bad_p, detail);
 }
 
 /* All pairs; comms[i] is of rank i. */
@@ -47,7 +47,8 @@ static void open_class(struct world *w, int dscp, uint64_t id, struct hr_comm **
             if (i != j) CHECK_EQ(begin(w, i, j, dscp), HR_OK);
     }
     for (int i = 0; i < w->n; i++) {
-        CHECK_EQ(await(w, i, 5, &bad), HR_OK);
+        CHECK_EQ(await(w, i, dscp, 5, &bad), HR_OK);
+        hr_class_settle(w->ranks[i].engine, dscp);
         CHECK_EQ(hr_comm_open_classed(w->ranks[i].engine, id, peers, w->n, i, dscp, &comms[i]), HR_OK);
     }
 }
@@ -131,7 +132,8 @@ TEST(ends_meet_by_class_and_not_by_the_order_of_connecting) {
     CHECK_EQ(begin(&w, 1, 0, BULK), HR_OK);
     CHECK_EQ(begin(&w, 1, 0, URGENT), HR_OK);
     for (int i = 0; i < 2; i++) {
-        CHECK_EQ(await(&w, i, 5, &bad), HR_OK);
+        CHECK_EQ(await(&w, i, URGENT, 5, &bad), HR_OK);
+        CHECK_EQ(await(&w, i, BULK, 5, &bad), HR_OK);
         CHECK_EQ(hr_comm_open_classed(w.ranks[i].engine, 9, peers, 2, i, BULK, &comms[i]), HR_OK);
     }
     struct both both = {.comms = comms};
@@ -147,22 +149,37 @@ TEST(a_class_that_cannot_be_had_concerns_nobody_else) {
     if (!carries()) return;
     struct world w;
     uint64_t bad = 0;
+    struct hr_peer_stats stats;
+    struct hr_comm *urgent[2], *bulk[2];
     world_open(&w, 2, NULL);
     CHECK_EQ(begin(&w, 0, 1, URGENT), HR_OK); /* the peer does not want it */
-    CHECK_EQ(await(&w, 0, 0.3, &bad), HR_ERR_TIMEOUT);
+    CHECK_EQ(await(&w, 0, URGENT, 0.3, &bad), HR_ERR_TIMEOUT);
     CHECK_EQ(bad, 1);
+    CHECK_EQ(hr_class_taken(w.ranks[0].engine, world_provider(), URGENT), HR_ERR_UNSUPPORTED);
     hr_lock(w.ranks[0].engine);
     hr_conn_lost(hr_conn_find(w.ranks[0].engine, 1, HR_CHANNEL(URGENT)), HR_ERR_UNREACHABLE, "no queue pair is left");
     hr_settle(w.ranks[0].engine);
     hr_unlock(w.ranks[0].engine);
-    CHECK_EQ(await(&w, 0, 0.3, &bad), HR_ERR_UNREACHABLE); /* said once */
-    CHECK_EQ(await(&w, 0, 0.3, &bad), HR_OK);
-    CHECK_EQ(begin(&w, 0, 1, URGENT), HR_ERR_UNREACHABLE);
+    CHECK_EQ(await(&w, 0, URGENT, 0.3, &bad), HR_ERR_UNREACHABLE);
+    CHECK_EQ(hr_class_taken(w.ranks[0].engine, world_provider(), URGENT), HR_ERR_UNSUPPORTED);
+    CHECK(hr_peer_stats(w.ranks[0].engine, 1, &stats) && stats.connected);
     struct hr_comm *comms[2] = {w.ranks[0].comm, w.ranks[1].comm};
     struct both both = {.comms = comms};
     memset(sent, 3, BYTES);
     world_run(&w, one_way, &both);
     CHECK(both.status[0] == HR_OK && both.status[1] == HR_OK);
+    open_class(&w, BULK, 8, bulk); /* nor does another class wait for it */
+    hr_class_forget(w.ranks[0].engine, URGENT);
+    CHECK(!hr_conn_find(w.ranks[0].engine, 1, HR_CHANNEL(URGENT)));
+    open_class(&w, URGENT, 9, urgent);          /* and it may be had later */
+    hr_class_forget(w.ranks[0].engine, URGENT); /* what was settled stays */
+    CHECK(hr_conn_find(w.ranks[0].engine, 1, HR_CHANNEL(URGENT)));
+    both.comms = urgent;
+    memset(sent, 4, BYTES);
+    world_run(&w, one_way, &both);
+    CHECK(both.status[0] == HR_OK && both.status[1] == HR_OK);
+    CHECK_EQ(memcmp(sent, got, BYTES), 0);
+    for (int i = 0; i < 2; i++) hr_comm_close(urgent[i]), hr_comm_close(bulk[i]);
     world_close(&w);
 }
 

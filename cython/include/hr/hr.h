@@ -127,13 +127,19 @@ int hr_engine_remark(struct hr_engine *engine, struct hr_remark *remark_p);
 hr_status hr_connect(struct hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr, size_t len,
                      int active);
 /* The same for a traffic class of its own, which is on its packets from the first to the last: DSCP 0..63, HR_NO_CLASS
- * for none. Those without were begun before. Losing one is losing the peer. HR_ERR_UNSUPPORTED on one host's own
- * providers: nothing leaves it. */
+ * for none. Those without were begun before. HR_ERR_UNSUPPORTED on one host's own providers: nothing leaves it. */
 enum { HR_NO_CLASS = -1 };
 hr_status hr_connect_classed(struct hr_engine *engine, uint64_t peer_id, const char *provider, const void *addr,
                              size_t len, int active, int dscp);
 /* Until all begun connections stand. On failure *peer_p and detail name the first that does not. */
 hr_status hr_connect_wait(struct hr_engine *engine, int64_t deadline, uint64_t *peer_p, char detail[256]);
+/* Until all of a class stand, but for those that were settled. When all ranks have said that they do, they are settled:
+ * from then on who loses one has lost the peer. Else they are forgotten, which concerns nobody who did not ask for
+ * them, and may be begun again. */
+hr_status hr_connect_wait_classed(struct hr_engine *engine, int dscp, int64_t deadline, uint64_t *peer_p,
+                                  char detail[256]);
+void hr_class_settle(struct hr_engine *engine, int dscp);
+void hr_class_forget(struct hr_engine *engine, int dscp);
 /* Traffic class of every connection over a provider, those to come included, for what leaves from now on: see
  * ep_set_class. Some have it from their beginning or not at all, so it is said before hr_connect as well. Where there
  * are several streams to a peer the first, which has what answers its bulk, gets the DSCP `answers` when they are

@@ -62,12 +62,34 @@ static void mr_free(struct hr_verbs_domain *d, struct hr_verbs_mr *mr) {
     free(mr);
 }
 
+/* Gives up what is kept and nobody uses, the one that was used longest ago first, until no more than that is pinned. */
+static int spare(struct hr_verbs_domain *d, uint64_t most) {
+    while (d->pinned > most) {
+        struct hr_verbs_mr *oldest = NULL;
+        for (struct hr_verbs_mr *mr = d->mrs; mr; mr = mr->next)
+            if (mr->kept && !mr->users) oldest = mr;
+        if (!oldest) return 0;
+        mr_free(d, oldest);
+    }
+    return 1;
+}
+
+struct ibv_mr *hr_verbs_pin(struct hr_verbs_domain *d, void *addr, size_t len, int access) {
+    struct ibv_mr *mr = d->verbs->reg_mr(d->pd, addr, len, access);
+    uint64_t pinned = d->pinned;
+    if (mr || errno != ENOMEM) return mr;
+    spare(d, 0);
+    if (d->pinned < pinned) return d->verbs->reg_mr(d->pd, addr, len, access);
+    errno = ENOMEM;
+    return NULL;
+}
+
 static struct hr_verbs_mr *mr_new(struct hr_verbs_domain *d, void *addr, size_t len, int access, uint64_t memory,
                                   int kept) {
     struct hr_verbs_mr *mr = calloc(1, sizeof *mr);
     if (!mr) return NULL;
     errno = hr_verbs_inject_register(&d->inject);
-    if (!errno) mr->mr = d->verbs->reg_mr(d->pd, addr, len, access);
+    if (!errno) mr->mr = hr_verbs_pin(d, addr, len, access);
     if (!mr->mr) {
         int error = errno;
         free(mr);
@@ -98,18 +120,8 @@ void hr_verbs_mem_tidy(struct hr_verbs_domain *d) {
     if (d->forgotten != hr_memory_forgotten()) drop_dead(d);
 }
 
-/* Whether so much more may be pinned outside arenas; gives up what was kept for nobody. */
-static int make_room(struct hr_verbs_domain *d, size_t len) {
-    if (len > d->pin) return 0;
-    while (d->pinned > d->pin - len) {
-        struct hr_verbs_mr *oldest = NULL;
-        for (struct hr_verbs_mr *mr = d->mrs; mr; mr = mr->next)
-            if (mr->kept && !mr->users) oldest = mr;
-        if (!oldest) return 0;
-        mr_free(d, oldest);
-    }
-    return 1;
-}
+/* Whether so much more may be pinned outside arenas. */
+static int make_room(struct hr_verbs_domain *d, size_t len) { return len <= d->pin && spare(d, d->pin - len); }
 
 /* The registration of the arena, or kept memory, that covers this, or NULL: it is in none, or the device does not take
  * it; then errno says why, if it was asked at all. */

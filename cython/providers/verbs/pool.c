@@ -59,7 +59,7 @@ static int block_new(struct hr_verbs_pool *pool, uint32_t n) {
     struct hr_verbs_block *block = calloc(1, sizeof *block);
     errno = block ? hr_verbs_inject_register(&d->inject) : ENOMEM;
     if (!errno && (block->bytes = hr_verbs_pages((size_t)n * HR_VERBS_STRIDE)))
-        block->mr = d->verbs->reg_mr(d->pd, block->bytes, (size_t)n * HR_VERBS_STRIDE, IBV_ACCESS_LOCAL_WRITE);
+        block->mr = hr_verbs_pin(d, block->bytes, (size_t)n * HR_VERBS_STRIDE, IBV_ACCESS_LOCAL_WRITE);
     if (!block || !block->mr) {
         int error = errno;
         if (block && block->bytes) munmap(block->bytes, (size_t)n * HR_VERBS_STRIDE);

@@ -47,7 +47,7 @@ static hr_status slab_open(struct hr_verbs_ep *ep, char why[160]) {
     errno = hr_verbs_inject_register(&d->inject);
     ep->slab_len = SLAB;
     if (!errno) ep->slab = hr_verbs_pages(SLAB);
-    if (ep->slab) ep->slab_mr = d->verbs->reg_mr(d->pd, ep->slab, SLAB, IBV_ACCESS_LOCAL_WRITE);
+    if (ep->slab) ep->slab_mr = hr_verbs_pin(d, ep->slab, SLAB, IBV_ACCESS_LOCAL_WRITE);
     if (ep->slab_mr) {
         hr_verbs_mem_held(d, SLAB);
         return HR_OK;
@@ -175,7 +175,7 @@ hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_path *pat
     ep->classless = !took_class(ep, &attr.ah_attr);
     memset(&attr, 0, sizeof attr);
     attr.qp_state = IBV_QPS_RTS;
-    attr.timeout = ack_timeout(d->silence);
+    attr.timeout = d->ack_timeout ? (uint8_t)d->ack_timeout : ack_timeout(d->silence);
     attr.retry_cnt = HR_VERBS_RETRIES;
     attr.rnr_retry = HR_VERBS_RETRIES;
     attr.sq_psn = ep->psn;

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hr/memory.h"
 #include "providers/verbs/verbs.h"
 
 #define CANCEL_WAIT (500 * HR_VERBS_MS)
@@ -40,7 +41,9 @@ static struct hr_verbs_op *op_new(struct hr_verbs_ep *ep) {
 }
 
 void hr_verbs_op_free(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
-    if (op->held && hr_verbs_domain_of(&ep->base)->ctx) op->held->users--; /* else it went with the device */
+    struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
+    if (op->held && d->ctx && !--op->held->users && !hr_arena_alive(op->held->memory))
+        d->forgotten--; /* so that it is dropped now; without a device it is */
     hr_list_remove(&op->link);
     free(op->copy);
     op->copy = NULL;

@@ -35,6 +35,10 @@ static hr_status parse_option(struct hr_verbs_options *options, const char *key,
         options->pin = (uint64_t)size;
         return HR_OK;
     }
+    if (strcmp(key, "ack_timeout") == 0 && size >= 8 && size <= 31) {
+        options->ack_timeout = (int)size;
+        return HR_OK;
+    }
     if (strcmp(key, "silence") == 0) {
         double seconds = strtod(value, NULL);
         options->silence = seconds > 0 ? (int64_t)((seconds < 1e6 ? seconds : 1e6) * 1e9) : 0;
@@ -53,13 +57,15 @@ static hr_status parse_option(struct hr_verbs_options *options, const char *key,
         snprintf(detail, 256, "verbs option receives=%.100s: shared or own", value);
     else if (strcmp(key, "fallback") == 0)
         snprintf(detail, 256, "verbs option fallback=%.100s: tcp or none", value);
+    else if (strcmp(key, "ack_timeout") == 0)
+        snprintf(detail, 256, "verbs option ack_timeout=%.100s: 8 to 31, the exponent of 4.096 us", value);
     else if (strcmp(key, "gid") == 0 || strcmp(key, "pin") == 0)
         snprintf(detail, 256, "verbs option %s=%.100s: %s", key, value,
                  *key == 'g' ? "an index of the port's GID table, 0 to 255" : "a size in bytes such as 64M");
     else
         snprintf(detail, 256,
-                 "verbs has no option '%.60s'; it has gid, pin, fallback, receives, wc_error, wc_status, errno, "
-                 "reg_errno, deaf, narrow, fault_seed, fault_budget",
+                 "verbs has no option '%.60s'; it has gid, pin, ack_timeout, fallback, receives, wc_error, wc_status, "
+                 "errno, reg_errno, deaf, narrow, fault_seed, fault_budget",
                  key);
     return HR_ERR_INVALID;
 }
@@ -142,6 +148,7 @@ hr_status hr_verbs_domain_open(const struct hr_provider *self, const struct hr_d
     d->addresses = addresses;
     d->pin = options->pin;
     d->silence = options->silence;
+    d->ack_timeout = options->ack_timeout;
     d->inject = options->inject;
     d->shares = !options->own && found->attr.max_srq > 0 && found->attr.max_srq_wr >= HR_VERBS_RECVS + HR_VERBS_SPARE;
     d->alone_most = options->share ? 0 : HR_VERBS_ALONE;

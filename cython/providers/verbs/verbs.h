@@ -266,7 +266,8 @@ struct hr_verbs_domain {
     struct hr_verbs_ep *table[HR_VERBS_EPS];
     uint32_t generation[HR_VERBS_EPS];
     struct hr_verbs_mr *mrs; /* the one that was used last first */
-    int64_t silence;         /* as the options have it */
+    int64_t silence;         /* as the options have it, and the next */
+    int ack_timeout;
     int keeps;               /* registrations of kept memory */
     uint64_t forgotten;      /* of kept memory, when it was looked at last */
     struct ibv_wc *stash;    /* completions that were fetched and not looked at yet */
@@ -283,6 +284,7 @@ struct hr_verbs_options {
     uint64_t pin;
     struct hr_verbs_inject inject;
     int64_t silence; /* ns for which a peer may be silent before others count it lost; 0: nobody counts */
+    int ack_timeout; /* an exponent; 0: as silence asks */
     int fallback;    /* to tcp, when no device is left */
     int own;         /* each endpoint has its receives for itself */
     int share;       /* none has */
@@ -401,6 +403,8 @@ uint32_t hr_verbs_local_key(struct hr_verbs_domain *d, const void *addr, size_t 
                             struct hr_verbs_mr **held_p);
 /* Drops registrations of memory that has gone. */
 void hr_verbs_mem_tidy(struct hr_verbs_domain *d);
+/* As reg_mr; where the device has no room, gives up what is kept for nobody. */
+struct ibv_mr *hr_verbs_pin(struct hr_verbs_domain *d, void *addr, size_t len, int access);
 void *hr_verbs_pages(size_t len);
 
 /* post.c */
