@@ -99,7 +99,7 @@ def finish(command: list[str], env: dict[str, str]) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         errors="replace",
-        preexec_fn=os.setpgrp,  # in our session: one of its own would be scheduled as if it were as much as all others together
+        start_new_session=True,
     )
     try:
         output, _ = process.communicate(timeout=LIMIT)
