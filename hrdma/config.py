@@ -174,12 +174,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("HRDMA_FAULT", _fault, "", "inject faults into a provider, such as tcp:drop=0.01,seed=7"),
     Setting("HRDMA_JOB", _job, "", "registers the job under this name with the traffic controller of its host"),
     Setting("HRDMA_PRIORITY", _priority, 4, "of calls, and the job's wish to the controller: 0 (most urgent) to 7"),
-    Setting(
-        "HRDMA_TRAFFIC_CLASS", _dscp, None, "DSCP (0 to 63) of what the job sends, where no controller gives it one"
-    ),
-    Setting(
-        "HRDMA_QOS", _controller, "", "the controller: of device eth0, at a socket's path, or off; unset: the only one"
-    ),
+    Setting("HRDMA_TRAFFIC_CLASS", _dscp, None, "DSCP of what the job sends, 0 to 63; a controller goes before it"),
+    Setting("HRDMA_QOS", _controller, "", "controller: of device eth0, a socket's path, or off; unset: the only one"),
     Setting("HRDMA_CACHE_DIR", _text, "", "folder of measured cost parameters; unset: ~/.cache/hrdma"),
     Setting("HRDMA_STRICT", _flag, False, "test runs only: a skipped test that CI must not skip fails"),
 )

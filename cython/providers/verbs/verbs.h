@@ -268,9 +268,9 @@ struct hr_verbs_domain {
     struct hr_verbs_mr *mrs; /* the one that was used last first */
     int64_t silence;         /* as the options have it, and the next */
     int ack_timeout;
-    int keeps;               /* registrations of kept memory */
-    uint64_t forgotten;      /* of kept memory, when it was looked at last */
-    struct ibv_wc *stash;    /* completions that were fetched and not looked at yet */
+    int keeps;            /* registrations of kept memory */
+    uint64_t forgotten;   /* of kept memory, when it was looked at last */
+    struct ibv_wc *stash; /* completions that were fetched and not looked at yet */
     int stashed, stash_at, stash_cap;
     unsigned turn;
     struct hr_verbs_inject inject;
