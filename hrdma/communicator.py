@@ -141,7 +141,8 @@ class Communicator(_core.CommunicatorBase):
         Raises
         ------
         TypeError, ValueError
-            It is no DSCP, before anything is sent; or the ranks gave different ones: then on all of them.
+            It is no DSCP, before anything is sent; or the ranks gave different ones: then on all of them. (Where some give none
+            the others wait for them until the deadline.)
         DeviceError
             On all ranks: there can be no such connections, as queue pairs have run out for one, or a device does not keep the class.
 

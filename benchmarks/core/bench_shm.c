@@ -45,7 +45,7 @@ static void on_recv(struct hr_ep *from, const void *hdr, size_t hdr_len, const v
     checksum += *(const uint64_t *)hdr;
 }
 static void on_notify(struct hr_ep *e, uint64_t value, size_t n) { (void)e, (void)value, (void)n; }
-static const struct hr_sink sink = {on_recv, on_done, on_notify, on_state, NULL};
+static const struct hr_sink sink = {on_recv, on_done, on_notify, on_state, NULL, NULL};
 
 static double best(const double *v, int n) {
     double min = v[0];

@@ -121,7 +121,7 @@ static void on_state(struct hr_ep *ep, hr_status status, const char *detail) {
     if (status) exit(1);
     me.up = 1;
 }
-static const struct hr_sink sink = {on_recv, on_done, on_notify, on_state, NULL};
+static const struct hr_sink sink = {on_recv, on_done, on_notify, on_state, NULL, NULL};
 
 static void wait_for(const int *counter, int value) {
     while (*counter < value) tcp->progress(me.domain, 32, me.ep);

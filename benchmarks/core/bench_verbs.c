@@ -31,7 +31,7 @@ static void on_notify(struct hr_ep *e, uint64_t value, size_t n) {
     if (value != (1ull << 63 | notified)) must(HR_ERR_PROTOCOL, "a notification out of order");
     notified++;
 }
-static const struct hr_sink sink = {on_recv, on_done, on_notify, on_state, NULL};
+static const struct hr_sink sink = {on_recv, on_done, on_notify, on_state, NULL, NULL};
 
 static int before(const void *a, const void *b) {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;

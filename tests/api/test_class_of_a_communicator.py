@@ -230,7 +230,7 @@ def in_vain(comm, how):
     if comm.rank == 1:
         classes.dial = once
     parent = comm.dup()
-    parent.timeout = 3.0
+    parent.timeout = 8.0
     with pytest.raises(DeviceError, match=f"^traffic class {URGENT}: .*rank [01]: cannot be connected") as refused:
         parent.dup(traffic_class=URGENT)
     check(parent)

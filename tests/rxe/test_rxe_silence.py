@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-HEARTBEAT = 3.0
+HEARTBEAT = 5.0
 PAUSE = 1.5  # more than half a second, after which the retries of a queue pair with the usual time-out end
 JOB = """
 import time
