@@ -25,6 +25,7 @@ def cluster():
 
     folder = tempfile.mkdtemp(prefix="hr-")  # short: Ray makes Unix sockets deep below
     store = 80 << 20
+    os.makedirs("/tmp/ray", exist_ok=True)  # Ray writes there which cluster is the newest, and makes it elsewhere only
     made = Cluster()
     try:
         made.add_node(num_cpus=4, resources={"first": 100}, object_store_memory=store, temp_dir=folder)
