@@ -253,11 +253,14 @@ int hr_engine_domain(struct hr_engine *engine, int i, const char **name_p, void 
     return 1;
 }
 
-/* Its domain's, or that of its channel: the more urgent a DSCP is, the higher are its first three bits. */
+/* The more urgent a DSCP is, the higher are its first three bits. */
+static int urgency(int dscp) { return 7 - (dscp >> 3); }
+
+/* Its domain's, or that of its channel. */
 static struct hr_class class_of(const struct hr_conn *conn, int d) {
     int dscp = (int)conn->channel - 1;
     if (!conn->channel) return conn->engine->classes[d];
-    return (struct hr_class){1, (uint8_t)dscp, (uint8_t)(7 - (dscp >> 3))};
+    return (struct hr_class){1, (uint8_t)dscp, (uint8_t)urgency(dscp)};
 }
 
 static hr_status add_lane(struct hr_conn *conn, int d, const void *addr, size_t len, int active) {
@@ -394,7 +397,7 @@ hr_status hr_set_class(struct hr_engine *engine, const char *provider, int dscp,
 hr_status hr_class_taken(struct hr_engine *engine, const char *provider, int dscp) {
     if (dscp < 0 || dscp > 63) return HR_ERR_INVALID;
     hr_lock(engine);
-    hr_status status = stamp(engine, provider, HR_CHANNEL(dscp), dscp, dscp, 7 - (dscp >> 3));
+    hr_status status = stamp(engine, provider, HR_CHANNEL(dscp), dscp, dscp, urgency(dscp));
     hr_unlock(engine);
     return status;
 }

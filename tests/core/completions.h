@@ -61,6 +61,9 @@ struct end {
     char sends[RECORD], recvs[RECORD];
 };
 
+/* The reason of most. */
+#define WHERE "one error for all that goes wrong where a message is put; the specification tells them apart"
+
 struct deviation {
     const char *name; /* of the case */
     char end;

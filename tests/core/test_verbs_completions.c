@@ -8,7 +8,6 @@
 #include "completions.h"
 
 /* Linux 6.1. */
-#define WHERE "one error for all that goes wrong where a message is put; the specification tells them apart"
 #define KEY "a key that is not there is no protection error to it, a range that is not is one"
 #define TAKEN "a status that is for requesters only, of a receive that was not used"
 #define UNSAID "the kernel is not told of receives that are posted, and looks for them when a packet comes"

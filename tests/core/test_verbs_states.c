@@ -7,7 +7,6 @@
 
 /* Linux 6.1, rdma-core 44. */
 #define STAYS "the library has put it into the queue before the kernel refuses it"
-#define WHERE "one error for all that goes wrong where a message is put; the specification tells them apart"
 const struct deviation deviations_of_soft_roce[] = {
     {"what_was_refused_is_not_sent", 'a', "1 refused, 1 send 10, 2 send 20 | | rts", STAYS},
     {"what_was_refused_is_not_sent", 'b', "| 101 recv 10, 102 recv 20 | rts", STAYS},
