@@ -332,7 +332,7 @@ class Client(Connection):
         return self._named(id)
 
     def info(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """The node of this host: its store, the nodes it knows, what it sent and received, by which ways, measured latency and bandwidth."""
+        """The node of this host: its store and who holds what, the nodes it knows, what it moved, by which ways, and measured."""
         return self._call("info", {}, self._seconds(timeout), lambda answer, _: answer["info"]).wait()
 
     def _named(self, id: str | None) -> ObjectRef:

@@ -323,8 +323,7 @@ class Node:
                 self.loop.post(lambda: made(segment, None))
 
         def made(segment: Segment | None, why: ObjectStoreFull | None) -> None:
-            if segment is None:
-                self.store.release(nbytes)
+            self.store.made(segment, nbytes)
             then(segment, why)
             if segment is not None and listed and not segment.doomed:
                 old = self.store.objects.get(name)

@@ -403,6 +403,7 @@ class _Session:
             "epoch": node.cluster.epoch,
             "objects": len(node.store.objects),
             "used": node.store.used,
+            "holders": node.store.holders(),
             "capacity": node.store.capacity,
             "evicted": node.store.evicted,
             "sent": node.carriers.sent,

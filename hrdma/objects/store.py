@@ -190,6 +190,7 @@ class Store:
         self.used = 0
         self.evicted = 0
         self.objects: dict[str, Segment] = {}
+        self.held: set[Segment] = set()  #: all that takes memory: sums, too, puts that are asked for, and what goes with its last pin
 
     def reserve(self, nbytes: int) -> bool:
         """Counts bytes as taken where there is room."""
@@ -198,8 +199,12 @@ class Store:
         self.used += nbytes
         return True
 
-    def release(self, nbytes: int) -> None:
-        self.used -= nbytes
+    def made(self, segment: Segment | None, nbytes: int) -> None:
+        """What was reserved is this segment now; None: nothing came of it."""
+        if segment is None:
+            self.used -= nbytes
+        else:
+            self.held.add(segment)
 
     def spare(self) -> Iterator[Segment]:
         """What might be evicted, least recently used first."""
@@ -240,10 +245,9 @@ class Store:
 
     def evict(self, segment: Segment) -> bool:
         """Lets go of a spare copy; False when it came into use meanwhile."""
-        if self.objects.get(segment.name) is not segment or not segment.close():
+        if self.objects.get(segment.name) is not segment or not self._close(segment):
             return False
         del self.objects[segment.name]
-        self.release(segment.nbytes)
         self.evicted += 1
         return True
 
@@ -253,21 +257,29 @@ class Store:
             del self.objects[segment.name]
         segment.abort()
         segment.doomed = True
-        if segment.close():
-            self.release(segment.nbytes)
+        self._close(segment)
 
     def unpin(self, segment: Segment) -> None:
         segment.unpin()
-        if segment.doomed and segment.close():
-            self.release(segment.nbytes)
+        if segment.doomed:
+            self._close(segment)
+
+    def _close(self, segment: Segment) -> bool:
+        if not segment.close():
+            return False
+        self.held.discard(segment)
+        self.used -= segment.nbytes
+        return True
 
     def holders(self) -> str:
         """Who holds what, largest first."""
-        found = sorted(self.objects.values(), key=lambda segment: -segment.nbytes)[:8]
+        found = sorted(self.held, key=lambda segment: -segment.nbytes)[:8]
         shown = [f"{segment.name} {segment.nbytes} bytes, {self._why(segment)}" for segment in found]
         return f"{self.used} of {self.capacity} bytes are taken" + "".join(f"; {text}" for text in shown)
 
     def _why(self, segment: Segment) -> str:
+        if segment.doomed:
+            return f"deleted, in use {segment.pins} times"
         if not segment.complete:
             return "being made"
         return f"in use {segment.pins} times" if segment.pins else "the only copy"

@@ -188,7 +188,10 @@ def clean(run: Run) -> None:
             other.close()
     for name in run.rig.nodes:
         last = run.client(name)
-        eventually(lambda last=last: last.info()["used"] == 0, what=f"an empty store at {name}")
+        try:
+            eventually(lambda last=last: last.info()["used"] == 0)
+        except AssertionError:
+            raise AssertionError(f"the store of {name} is not empty: {last.info()['holders']}") from None
 
 
 def test_the_checker_sees_each_fault():

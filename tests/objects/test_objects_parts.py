@@ -57,10 +57,12 @@ def test_a_pinned_segment_stays(segment):
     assert store.reserve(1 << 20)
     store.objects["s"] = segment
     assert segment.pin()
+    store.made(segment, 1 << 20)
     store.discard(segment)
     assert store.used == 1 << 20 and segment.view[0] == 0
+    assert "s 1048576 bytes, deleted, in use 1 times" in store.holders()
     store.unpin(segment)
-    assert store.used == 0 and not segment.pin()
+    assert store.used == 0 and not segment.pin() and store.holders() == "0 of 2097152 bytes are taken"
     store.discard(segment)
     assert store.used == 0, "once is enough"
 
@@ -70,6 +72,7 @@ def test_the_least_recently_used_spare_goes_first():
     for i, name in enumerate("abc"):
         assert store.reserve(1 << 20)
         made = store.objects[name] = Segment(name, META, "g")
+        store.made(made, 1 << 20)
         made.complete, made.used = True, float((i + 1) % 3)
     asked, result = [], []
 
