@@ -88,25 +88,40 @@ class Client(Connection):
         body = {"id": ref.id, "meta": meta, "own": self._owner}
         if meta["nbytes"] <= INLINE:
             body["inline"] = bytes(data)
-        answer, descriptor = self._call("put", body, timeout, lambda answer, descriptor: (answer, descriptor)).wait()
-        if "exists" in answer:
-            there = self.get(ref, timeout=max(0.0, deadline - time.monotonic()))
-            if describe(there)[0] != meta or memoryview(describe(there)[1]) != data:
-                raise ValueError(f"object {ref.id!r} exists already, with other content")
-        elif descriptor is not None:
-            try:
-                self._write(ref, data, descriptor)
-            finally:
-                os.close(descriptor)
-            self._call("commit", {"id": ref.id}, max(0.0, deadline - time.monotonic()), nothing).wait()
+        begun: list[tuple[Body, int | None]] = []
+        request = self._call("put", body, timeout, lambda *both: begun.append(both))
+        try:
+            request.wait()
+            answer, descriptor = begun[0]
+            if "exists" in answer:
+                if not self._same(ref, meta, data, deadline):
+                    raise ValueError(f"object {ref.id!r} exists already, with other content")
+            elif descriptor is not None:
+                self._write(answer["writing"], data, descriptor)
+                left = max(0.0, deadline - time.monotonic())
+                self._call("commit", {"writing": answer["writing"]}, left, nothing).wait()
+        except BaseException:  # Ctrl-C too: what is half written goes, and the name is free again
+            request.cancel()
+            for answer, _ in begun:
+                self._refuse(answer)
+            raise
+        finally:
+            for _, descriptor in begun:
+                if descriptor is not None:
+                    os.close(descriptor)
         return ref
 
-    def _write(self, ref: ObjectRef, data: memoryview, descriptor: int) -> None:
+    def _same(self, ref: ObjectRef, meta: Body, data: memoryview, deadline: float) -> bool:
+        # Apart from whoever raises: an error holds on to the variables that it comes by, and they to the view.
+        there = describe(self.get(ref, timeout=max(0.0, deadline - time.monotonic())))
+        return there == (meta, data)
+
+    def _write(self, writing: int, data: memoryview, descriptor: int) -> None:
         offset = 0
         while offset < data.nbytes:
             offset += os.pwrite(descriptor, data[offset : offset + STEP], offset)
             if offset < data.nbytes:
-                self._say({"verb": "progress", "id": ref.id, "progress": offset})
+                self._say({"verb": "progress", "writing": writing, "progress": offset})
 
     def get(
         self,

@@ -339,7 +339,7 @@ class Connection:
         if "pin" in answer:
             self._say({"verb": "release", "pin": answer["pin"]})
         if "writing" in answer:
-            self._say({"verb": "abandon", "id": answer["writing"]})
+            self._say({"verb": "abandon", "writing": answer["writing"]})
 
     def _end(self, why: str) -> None:
         """The thread, which no signal interrupts, then tells those who wait. May be done again, where it was interrupted."""

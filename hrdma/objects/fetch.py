@@ -34,6 +34,7 @@ class Host(Protocol):
     ) -> None: ...
     def stream(self, node: int, request: Body, target: Target) -> Stream: ...
     def measured(self, nbytes: int, seconds: float, trust: float = 1.0) -> None: ...
+    def wanted(self, name: str) -> bool: ...
     def fetched(self, name: str, answer: Body) -> None: ...
     def discard(self, segment: Segment) -> None: ...
 
@@ -63,6 +64,13 @@ class Fetch:
         self._withdraw()
         if self.segment is None:
             self.host.asker.tell("leave", self.name)  # an answer may be on its way that makes us a copy
+
+    def give_up(self) -> None:
+        """Nobody wants it any more: what has begun to come comes to its end, but what nobody brings takes no room."""
+        if self.segment is None or (self._pulls and not any(pull.coming for pull in self._pulls)):
+            self._withdraw()
+            self.host.asker.tell("leave", self.name)
+            self._end({})
 
     def _withdraw(self) -> None:
         if self._question is not None:
@@ -194,7 +202,14 @@ class _Pull:
         self._stream: Stream | None = None
         self._question: int | None = None
 
+    @property
+    def coming(self) -> bool:
+        """Whether all of it is here, or somebody brings it."""
+        return self._pulling is not None or self._target.progress == self._target.nbytes
+
     def ask(self) -> None:
+        if not self._over and not self._host.wanted(self._fetch.name):
+            self._fetch.give_up()
         if not self._over:
             self._question = self._host.asker.ask(
                 "locate", self._fetch.name, self._located, failed=self._failed[-4:], gen=self._gen, **self._piece

@@ -31,6 +31,7 @@ from hrdma.objects.fetch import Fetch
 from hrdma.objects.lines import Lines
 from hrdma.objects.pieces import bounds
 from hrdma.objects.positions import Positions
+from hrdma.objects.puts import Puts
 from hrdma.objects.reduction import Reduction
 from hrdma.objects.shelf import Shelf
 from hrdma.objects.store import Part, Segment, Store
@@ -78,6 +79,7 @@ class Node:
         self.received = 0
         self._fetches: dict[str, Fetch] = {}
         self._positions = Positions(self)
+        self.puts = Puts(self)
         self._ready: dict[str, list[Then]] = {}
         self._makers = ThreadPoolExecutor(2, "hrdma-memory")
         self._listed = threading.Condition()
@@ -344,8 +346,12 @@ class Node:
         def answered(body: Body) -> None:
             if "ok" in body and body["ok"] and not self.store.evict(segment):
                 # It came into use while the directory struck it off: it is a copy again.
-                self.asker.ask("have", segment.name, lambda _: None, gen=segment.gen)
+                self.asker.ask("have", segment.name, counted, gen=segment.gen)
             then()
+
+        def counted(body: Body) -> None:
+            if "ok" not in body:  # deleted meanwhile, of which nobody told who had no copy
+                self.store.discard(segment)
 
         self.asker.ask("drop", segment.name, answered)
 
@@ -353,62 +359,6 @@ class Node:
         self.store.discard(segment)
 
     # objects: what sessions ask for
-
-    def put(
-        self, name: str, meta: Body, gen: str, inline: bytes | None, own: bool, then: Callable[[Body, Segment | None], None]
-    ) -> None:  # fmt: skip
-        """Begins a put. `then` gets the answer and, for a large object, the segment to write."""
-        what = {"meta": meta, "gen": gen, "own": own}
-        if inline is not None:
-            self.asker.ask("put", name, lambda answer: then(answer, None), **what, inline=inline)
-            return
-
-        def made(segment: Segment | None, why: ObjectStoreFull | None) -> None:
-            if segment is None:
-                then({"error": ["full", str(why)]}, None)
-            else:
-                self.asker.ask("put", name, lambda answer: granted(answer, segment), **what)
-
-        def granted(answer: Body, segment: Segment) -> None:
-            if "ok" not in answer:
-                self.store.discard(segment)
-                then(answer, None)
-                return
-            old = self.store.objects.get(name)
-            if old is not None:
-                self.store.discard(old)
-            segment.producing = True
-            self.store.objects[name] = segment
-            self.listed()
-            then(answer, segment)
-
-        self.make_segment(name, meta, gen, made, by_client=True, listed=False)
-
-    def commit(self, segment: Segment, then: Then) -> None:
-        """All of it is written: it counts once the directory says so."""
-        try:
-            segment.seal()
-        except OSError:
-            self.unput(segment)
-            then({"error": ["value", "the object is still mapped writable by the process that puts it"]})
-            return
-        segment.advance(segment.nbytes)
-
-        def counted(answer: Body) -> None:
-            if "ok" not in answer:
-                self.store.discard(segment)
-                then({"error": ["lost", f"object {segment.name} was deleted while it was put"]})
-                return
-            segment.complete, segment.producing = True, False
-            then({"ok": True})
-            self.fetched(segment.name, {"meta": segment.meta})
-
-        self.asker.ask("have", segment.name, counted, gen=segment.gen)
-
-    def unput(self, segment: Segment) -> None:
-        """Whoever put it is gone before it was all there."""
-        self.asker.tell("unput", segment.name, gen=segment.gen)
-        self.store.discard(segment)
 
     def want(self, name: str, then: Then) -> None:
         """`then` gets the answer of the directory, or the description of an object that is complete here."""
@@ -428,10 +378,11 @@ class Node:
             waiting.remove(then)
         if not waiting:
             self._ready.pop(name, None)
-            fetch = self._fetches.get(name)
-            if fetch is not None and fetch.segment is None:
-                fetch.stop()
-                del self._fetches[name]
+            if name in self._fetches:
+                self._fetches[name].give_up()
+
+    def wanted(self, name: str) -> bool:
+        return name in self._ready
 
     def fetched(self, name: str, answer: Body) -> None:
         """An object is here, or will not be: tells whoever waits."""

@@ -153,7 +153,7 @@ class _Session:
         self._over = False
         self._pinned: dict[int, Segment] = {}
         self._pins = count(1)
-        self._writing: dict[str, Segment] = {}
+        self._writing: dict[int, Segment] = {}  # by the number of the put: a name may be deleted and put anew meanwhile
         self._owned: dict[str, str | None] = {}  # the making of each that is this client's; None: a reduction
         self._cancels: dict[int, Callable[[], None]] = {}
         self._answers: list[Body] = []  # of this turn
@@ -276,7 +276,7 @@ class _Session:
         for cancel in list(self._cancels.values()):
             cancel()
         for segment in self._writing.values():
-            self._node.unput(segment)
+            self._node.puts.undo(segment)
         for segment in self._pinned.values():
             self._node.store.unpin(segment)
         for name, gen in self._owned.items():
@@ -304,12 +304,12 @@ class _Session:
             if segment is None:
                 self._answer(n, answer)
             elif self._over:
-                self._node.unput(segment)
+                self._node.puts.undo(segment)
             else:
-                self._writing[segment.name] = segment
-                self._answer(n, {"ok": True, "writing": segment.name}, segment.writer)
+                self._writing[n] = segment
+                self._answer(n, {"ok": True, "writing": n}, segment.writer)
 
-        self._node.put(body["id"], body["meta"], gen, body.get("inline"), bool(body.get("own")), then)
+        self._node.puts.begin(body["id"], body["meta"], gen, body.get("inline"), bool(body.get("own")), then)
 
     def _own(self, body: Body, gen: str | None) -> None:
         """It was made by this client, and goes with it where it asked for that."""
@@ -329,14 +329,16 @@ class _Session:
             self._owned.pop(name, None)
 
     def _on_progress(self, body: Body) -> None:
-        self._writing[body["id"]].advance(body["progress"])
+        self._writing[body["writing"]].advance(body["progress"])
 
     def _on_commit(self, body: Body) -> None:
         n = body["n"]
-        self._node.commit(self._writing.pop(body["id"]), lambda answer: self._answer(n, answer))
+        self._node.puts.commit(self._writing.pop(body["writing"]), lambda answer: self._answer(n, answer))
 
     def _on_abandon(self, body: Body) -> None:
-        self._node.unput(self._writing.pop(body["id"]))
+        segment = self._writing.pop(body["writing"], None)  # None: it had been committed
+        if segment is not None:
+            self._node.puts.undo(segment)
 
     def _on_get(self, body: Body) -> None:
         n, name = body["n"], body["id"]

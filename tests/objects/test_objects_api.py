@@ -277,15 +277,15 @@ def test_a_putter_cannot_change_what_it_put(client):
     import mmap
 
     meta = {"kind": "bytes", "dtype": "uint8", "shape": [1 << 20], "nbytes": 1 << 20}
-    _, descriptor = client._call("put", {"id": "mine", "meta": meta}, 5.0, lambda *both: both).wait()
+    answer, descriptor = client._call("put", {"id": "mine", "meta": meta}, 5.0, lambda *both: both).wait()
     held = mmap.mmap(descriptor, 1 << 20)
-    commit = client._call("commit", {"id": "mine"}, 5.0, lambda *_: None)
+    commit = client._call("commit", {"writing": answer["writing"]}, 5.0, lambda *_: None)
     with pytest.raises(ValueError, match="still mapped writable"):
         commit.wait()
     held.close()
     os.close(descriptor)
-    _, descriptor = client._call("put", {"id": "mine", "meta": meta}, 5.0, lambda *both: both).wait()
-    client._call("commit", {"id": "mine"}, 5.0, lambda *_: None).wait()
+    answer, descriptor = client._call("put", {"id": "mine", "meta": meta}, 5.0, lambda *both: both).wait()
+    client._call("commit", {"writing": answer["writing"]}, 5.0, lambda *_: None).wait()
     with pytest.raises(PermissionError):
         os.pwrite(descriptor, b"changed", 0)
     os.close(descriptor)

@@ -95,15 +95,15 @@ def test_a_fetch_begins_before_the_put_is_done(rig):
     meta = {"kind": "bytes", "dtype": "uint8", "shape": [1 << 20], "nbytes": 1 << 20}
     import os
 
-    _, descriptor = clients["a"]._call("put", {"id": "p", "meta": meta}, 5.0, lambda *both: both).wait()
+    answer, descriptor = clients["a"]._call("put", {"id": "p", "meta": meta}, 5.0, lambda *both: both).wait()
     waiting = clients["b"].get(clients["b"].ref("p"), async_op=True)
     os.pwrite(descriptor, bytes([7]) * (1 << 19), 0)
-    clients["a"]._say({"verb": "progress", "id": "p", "progress": 1 << 19})
+    clients["a"]._say({"verb": "progress", "writing": answer["writing"], "progress": 1 << 19})
     eventually(lambda: clients["a"].info()["sent"] == 1 << 19)
     assert not waiting.done
     os.pwrite(descriptor, bytes([8]) * (1 << 19), 1 << 19)
     os.close(descriptor)
-    clients["a"]._call("commit", {"id": "p"}, 5.0, lambda *_: None).wait()
+    clients["a"]._call("commit", {"writing": answer["writing"]}, 5.0, lambda *_: None).wait()
     assert bytes(waiting.wait(5)) == bytes([7]) * (1 << 19) + bytes([8]) * (1 << 19)
 
 
