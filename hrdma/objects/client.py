@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import mmap
+import operator
 import os
 import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from hrdma import _core
@@ -22,11 +23,12 @@ from hrdma.objects import kernels
 from hrdma.objects.asker import Body
 from hrdma.objects.connection import Connection, nothing
 from hrdma.objects.ref import INLINE, ObjectRef, check_id, describe, rebuild
-from hrdma.objects.request import Request
+from hrdma.objects.request import After, Request, Several
 
 __all__ = ["Client"]
 
 STEP = 1 << 21  # bytes of a put that are copied between two announcements
+SILENT = 1.0  # seconds after which a keeper that is asked what is there now counts as silent
 
 
 class Client(Connection):
@@ -201,38 +203,40 @@ class Client(Connection):
         return rebuild(meta, view)
 
     def wait(
-        self, refs: Sequence[ObjectRef], count: int = 1, *, timeout: float | None = None
-    ) -> tuple[list[ObjectRef], list[ObjectRef]]:
+        self, refs: Iterable[ObjectRef], count: int = 1, *, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
         """Waits until some objects exist; fetches none of them.
 
         Parameters
         ----------
-        refs : sequence of ObjectRef
+        refs : iterable of ObjectRef
         count : int
             How many to wait for.
         timeout : float, optional
-            Seconds; when they have passed, fewer are returned.
+            Seconds; when they have passed, fewer are returned. 0: those that exist now, which their keepers are asked.
 
         Returns
         -------
-        (list of ObjectRef, list of ObjectRef)
+        (list of ObjectRef, list of ObjectRef), or Request of that
             Ready and not, each in the order given. Lost and deleted objects are ready: `get` says so.
         """
-        if not 0 < count <= len(refs):
-            raise ValueError(f"count {count} of {len(refs)} references: between 1 and {len(refs)} work")
-        seconds = self._seconds(timeout)
-        enough = threading.Semaphore(0)
-        requests = self._ask([("watch", {"id": self._id(ref)}, nothing) for ref in refs], seconds + 1.0)
-        for request in requests:
-            request.then(lambda: enough.release())
-        deadline = time.monotonic() + seconds
-        for _ in range(count):
-            if not enough.acquire(timeout=max(0.0, deadline - time.monotonic())):
-                break
-        for request in requests:
-            request.cancel()
-        there = [not request.canceled for request in requests]
-        return [ref for ref, yes in zip(refs, there) if yes], [ref for ref, yes in zip(refs, there) if not yes]
+        refs = self._several(refs)
+        number, seconds = _count(count, len(refs)), self._seconds(timeout)
+        now = seconds == 0
+        body, seconds = ({"now": True}, SILENT) if now else ({}, seconds)
+        questions = [("watch", {"id": ref.id, **body}, lambda answer, _: "absent" not in answer) for ref in refs]
+
+        def sorted_out(there: list[bool]) -> tuple[list[ObjectRef], list[ObjectRef]]:
+            return [ref for ref, yes in zip(refs, there) if yes], [ref for ref, yes in zip(refs, there) if not yes]
+
+        requests = self._ask(questions, seconds + 1.0)
+        operation, enough = f"wait for {number} of {len(refs)}", len(refs) if now else number
+        several = Several(operation, seconds, self._drive, requests, enough, sorted_out)
+        try:
+            return several if async_op else several.wait()
+        except BaseException:
+            several.cancel()
+            raise
 
     def delete(self, ref: ObjectRef, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Frees an object everywhere. Arrays that were got from it stay valid; later gets raise `ObjectLost`.
@@ -247,8 +251,8 @@ class Client(Connection):
 
     def reduce(
         self, refs: Iterable[ObjectRef], op: str = "sum", *, count: int | None = None, id: str | None = None,
-        timeout: float | None = None,
-    ) -> ObjectRef:  # fmt: skip
+        timeout: float | None = None, async_op: bool = False,
+    ) -> Any:  # fmt: skip
         """Begins to reduce objects, element by element; returns at once.
 
         Parameters
@@ -264,13 +268,13 @@ class Client(Connection):
 
         Returns
         -------
-        ObjectRef
+        ObjectRef, or Request of one
             Of the result: `get` it, here or anywhere, or reduce it further. It grows on this host.
 
         Raises
         ------
         ValueError
-            `count` is larger than the number of references, one is given twice, or the name is taken.
+            `count` is larger than the number of references, one is given twice or is the result itself, or the name is taken.
 
         Notes
         -----
@@ -288,34 +292,40 @@ class Client(Connection):
         if id is None:
             made = {} if self._gone is not None else self._shelved.reduce(body)
             self._shelved.made(result.id, self._tell(verb, {**body, **made}), made)
+            request = Request(f"reduce {result.id}", self._seconds(timeout))
+            request.settle(result)
         else:
-            self._call(verb, body, self._seconds(timeout), nothing).wait()
-        return result
+            request = self._call(verb, body, self._seconds(timeout), lambda *_: result)
+        return request if async_op else request.wait()
 
     def _reduction(
         self, refs: Iterable[ObjectRef], op: str, count: int | None, id: str | None, everywhere: bool = False
     ) -> tuple[ObjectRef, tuple[str, Body]]:
-        names = [self._id(ref) for ref in refs]
-        number = len(names) if count is None else count
-        if not 0 < number <= len(names):
-            raise ValueError(f"count {number} of {len(names)} references: between 1 and {len(names)} work")
+        names = [ref.id for ref in self._several(refs)]
+        number = _count(len(names) if count is None else count, len(names))
         if len(set(names)) < len(names):
             twice = next(name for index, name in enumerate(names) if name in names[:index])
             raise ValueError(f"object {twice!r} is given twice")
         kernels.check(op, "uint8" if op.startswith("b") else "float32")
         result = self._named(id)
+        if result.id in names:
+            raise ValueError(f"object {result.id!r} cannot be reduced into itself: give the result another id")
         # A name means that others may have asked for the same: it is nobody's own.
         body = {"id": result.id, "op": op, "refs": names, "count": number, "own": self._owner and id is None}
         body["everywhere"] = everywhere
         return result, ("reduce", body)
 
-    def contributors(self, ref: ObjectRef, *, timeout: float | None = None) -> list[ObjectRef]:
-        """The objects that are in the result of a reduction, once it is complete."""
-        request = self._call("contributors", {"id": self._id(ref)}, self._seconds(timeout), lambda answer, _: answer)
-        return [ObjectRef(self.job, name) for name in request.wait()["parts"]]
+    def contributors(self, ref: ObjectRef, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """The objects that are in the result of a reduction, a list, once it is complete; or a `Request` of that."""
+
+        def parts(answer: Body, _: int | None) -> list[ObjectRef]:
+            return [ObjectRef(self.job, name) for name in answer["parts"]]
+
+        request = self._call("contributors", {"id": self._id(ref)}, self._seconds(timeout), parts)
+        return request if async_op else request.wait()
 
     def allreduce(
-        self, refs: Sequence[ObjectRef], op: str = "sum", *, count: int | None = None, id: str,
+        self, refs: Iterable[ObjectRef], op: str = "sum", *, count: int | None = None, id: str,
         timeout: float | None = None, async_op: bool = False,
     ) -> Any:  # fmt: skip
         """Reduces objects and gets the result; every process that gives the same `id` and arguments gets the same one.
@@ -330,13 +340,13 @@ class Client(Connection):
         """
         result, question = self._reduction(refs, op, count, id, everywhere=True)
         questions = [(*question, nothing), ("get", {"id": result.id}, self._value)]
-        asked, request = self._ask(questions, self._seconds(timeout))
+        seconds = self._seconds(timeout)
+        request = After(f"allreduce {id}", seconds, self._drive, *self._ask(questions, seconds))
         try:
-            asked.wait()
+            return request if async_op else request.wait()
         except BaseException:
             request.cancel()
             raise
-        return request if async_op else request.wait()
 
     def ref(self, id: str | None = None) -> ObjectRef:
         """The reference of an object by its name, whether or not it exists yet; without a name that of a new one.
@@ -357,9 +367,26 @@ class Client(Connection):
     def _seconds(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else _core.seconds_of(timeout)
 
+    def _several(self, refs: Iterable[ObjectRef]) -> list[ObjectRef]:
+        if isinstance(refs, (ObjectRef, str)):
+            raise TypeError(f"expected several references, in a list, not {type(refs).__name__}")
+        found = list(refs)
+        for ref in found:
+            self._id(ref)
+        return found
+
     def _id(self, ref: ObjectRef) -> str:
         if not isinstance(ref, ObjectRef):
             raise TypeError(f"expected an ObjectRef, not {type(ref).__name__}: client.ref(name) makes one from a name")
         if ref.job != self.job:
             raise ValueError(f"{ref} is of another job: this is job {self.job}")
         return ref.id
+
+
+def _count(count: int, most: int) -> int:
+    """How many of so many references."""
+    if most == 0:
+        raise ValueError("no references were given: at least one is wanted")
+    if not 0 < operator.index(count) <= most:
+        raise ValueError(f"count {count} of {most} references: between 1 and {most} work")
+    return operator.index(count)

@@ -75,7 +75,8 @@ def connect(
         except ConnectionRefusedError:
             if not start:
                 raise PeerError(
-                    "this host has no node for these objects: run python -m hrdma.objects", operation="connect"
+                    "this host has no node with this address, name, job token and user: run python -m hrdma.objects",
+                    operation="connect",
                 ) from None
         if time.monotonic() > deadline:
             raise TimeoutError(f"no node came up on this host within {config.timeout:g} s")

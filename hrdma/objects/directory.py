@@ -384,7 +384,7 @@ class Directory:
         return (nothing or bool(entry.gen)) and self._answer(src, body)
 
     def _watch(self, entry: Entry, src: int, body: Body) -> bool:
-        """Answered when all of it exists; a patient watcher waits for a lost object to be made again."""
+        """Answered when all of it exists, or at once; a patient watcher waits for a lost object to be made again."""
         if entry.held:
             return False
         if entry.inline is not None:
@@ -392,7 +392,12 @@ class Directory:
             return self._answer(src, body, meta=entry.meta, inline=inline)
         if entry.copies.complete:
             return self._answer(src, body, meta=entry.meta, node=entry.copies.complete[0])
-        return not body.get("patient") and self._ended(entry, src, body)
+        if not body.get("patient") and self._ended(entry, src, body):
+            return True
+        if not body.get("now"):
+            return False
+        self._tidy(entry)
+        return self._answer(src, body, absent=True)
 
     def _ended(self, entry: Entry, src: int, body: Body) -> bool:
         if entry.deleted:

@@ -59,6 +59,10 @@ def check_id(name: str) -> str:
         raise TypeError(f"id must be a string, not {type(name).__name__}")
     if not 0 < len(name) <= LONGEST_ID:
         raise ValueError(f"id of {len(name)} characters: between 1 and {LONGEST_ID} work")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"id {name!r} is not Unicode text: it has half a surrogate pair") from None
     return name
 
 
@@ -84,7 +88,7 @@ def describe(value: Any) -> tuple[dict[str, Any], memoryview]:
         dtype = getattr(view.obj, "dtype", None)
         if getattr(dtype, "hasobject", False):  # it was cast
             raise TypeError(f"objects are bytes or arrays of numbers, not a view of an array of {dtype}")
-        data = view.cast("B")
+        data = view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
         return {"kind": "bytes", "dtype": "uint8", "shape": [data.nbytes], "nbytes": data.nbytes}, data
     array = np.asarray(value)
     if array.dtype.name != "bfloat16" and array.dtype.kind not in "biufc":

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from hrdma import _core
 
-__all__ = ["Request"]
+__all__ = ["After", "Request", "Several"]
 
 
 class Request:
@@ -140,3 +141,63 @@ class Request:
             finally:
                 timer.cancel()
         return self.wait()
+
+
+def _cancel(requests: Iterable[Request]) -> None:
+    # No method of the requests below: one that held itself would keep its result until garbage is collected.
+    for request in requests:
+        request.cancel()
+
+
+class After(Request):
+    """Ends as the second of two does, when the first has ended well; as the first when that has not."""
+
+    def __init__(
+        self, operation: str, timeout: float, drive: Callable[[Request, float], None], first: Request, second: Request
+    ) -> None:
+        super().__init__(operation, timeout, functools.partial(_cancel, (first, second)), drive)
+        self._both = first, second
+        for request in self._both:
+            request.then(self._one)
+
+    def _one(self) -> None:
+        first, second = self._both
+        if first.done and (first._error is not None or second.done):
+            last = second if first._error is None else first
+            self.settle(last._value, last._error)
+            second.cancel()
+
+
+class Several(Request):
+    """Ends when so many others have, or when its time has passed, and cancels the rest.
+
+    Parameters
+    ----------
+    requests : list of Request
+        Whose values say whether what they asked for is there.
+    count : int
+    result : callable
+        Makes the result of a list that says of each whether it was there, or failed.
+    """
+
+    def __init__(
+        self, operation: str, timeout: float, drive: Callable[[Request, float], None],
+        requests: list[Request], count: int, result: Callable[[list[bool]], Any],
+    ) -> None:  # fmt: skip
+        super().__init__(operation, timeout, functools.partial(_cancel, requests), drive)
+        self._requests, self._result = requests, result
+        self._missing = count
+        for request in requests:
+            request.then(self._one)
+
+    def _one(self) -> None:
+        with self._lock:
+            self._missing -= 1
+            enough = self._missing == 0
+        if enough and not self.done:
+            self._expire()
+
+    def _expire(self) -> None:
+        """What there is counts."""
+        _cancel(self._requests)
+        self.settle(self._result([not request.canceled and request._value is not False for request in self._requests]))

@@ -368,7 +368,7 @@ class _Session:
             self._node.store.unpin(segment)
 
     def _on_watch(self, body: Body) -> None:
-        self._ask(body, "watch")
+        self._ask(body, "watch", **({"now": True} if body.get("now") else {}))
 
     def _on_delete(self, body: Body) -> None:
         self._ask(body, "delete")
