@@ -232,11 +232,7 @@ class Client(Connection):
         requests = self._ask(questions, seconds + 1.0)
         operation, enough = f"wait for {number} of {len(refs)}", len(refs) if now else number
         several = Several(operation, seconds, self._drive, requests, enough, sorted_out)
-        try:
-            return several if async_op else several.wait()
-        except BaseException:
-            several.cancel()
-            raise
+        return several if async_op else _ended(several)
 
     def delete(self, ref: ObjectRef, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Frees an object everywhere. Arrays that were got from it stay valid; later gets raise `ObjectLost`.
@@ -247,7 +243,7 @@ class Client(Connection):
             Return a `Request` at once, which nobody has to wait for.
         """
         request = self._call("delete", {"id": self._id(ref)}, self._seconds(timeout), nothing)
-        return request if async_op else request.wait()
+        return request if async_op else _ended(request)
 
     def reduce(
         self, refs: Iterable[ObjectRef], op: str = "sum", *, count: int | None = None, id: str | None = None,
@@ -296,7 +292,7 @@ class Client(Connection):
             request.settle(result)
         else:
             request = self._call(verb, body, self._seconds(timeout), lambda *_: result)
-        return request if async_op else request.wait()
+        return request if async_op else _ended(request)
 
     def _reduction(
         self, refs: Iterable[ObjectRef], op: str, count: int | None, id: str | None, everywhere: bool = False
@@ -322,7 +318,7 @@ class Client(Connection):
             return [ObjectRef(self.job, name) for name in answer["parts"]]
 
         request = self._call("contributors", {"id": self._id(ref)}, self._seconds(timeout), parts)
-        return request if async_op else request.wait()
+        return request if async_op else _ended(request)
 
     def allreduce(
         self, refs: Iterable[ObjectRef], op: str = "sum", *, count: int | None = None, id: str,
@@ -342,11 +338,7 @@ class Client(Connection):
         questions = [(*question, nothing), ("get", {"id": result.id}, self._value)]
         seconds = self._seconds(timeout)
         request = After(f"allreduce {id}", seconds, self._drive, *self._ask(questions, seconds))
-        try:
-            return request if async_op else request.wait()
-        except BaseException:
-            request.cancel()
-            raise
+        return request if async_op else _ended(request)
 
     def ref(self, id: str | None = None) -> ObjectRef:
         """The reference of an object by its name, whether or not it exists yet; without a name that of a new one.
@@ -358,7 +350,8 @@ class Client(Connection):
 
     def info(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The node of this host: its store and who holds what, the nodes it knows, what it moved, by which ways, and measured."""
-        return self._call("info", {}, self._seconds(timeout), lambda answer, _: answer["info"]).wait()
+        request = self._call("info", {}, self._seconds(timeout), lambda answer, _: answer["info"])
+        return _ended(request)
 
     def _named(self, id: str | None) -> ObjectRef:
         """A reference to an object of this name; of a random one, which this host's node keeps."""
@@ -390,3 +383,12 @@ def _count(count: int, most: int) -> int:
     if not 0 < operator.index(count) <= most:
         raise ValueError(f"count {count} of {most} references: between 1 and {most} work")
     return operator.index(count)
+
+
+def _ended(request: Request) -> Any:
+    """Its result; it is withdrawn where the wait for it is interrupted."""
+    try:
+        return request.wait()
+    except BaseException:
+        request.cancel()
+        raise

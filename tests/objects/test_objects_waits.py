@@ -90,3 +90,22 @@ def test_a_request_that_is_dropped_drops_its_result(client):
         eventually(lambda: client.info()["used"] == 0)
     finally:
         gc.enable()
+
+
+def test_an_interrupted_wait_is_withdrawn(client, monkeypatch):
+    never = client.ref("never")
+    client.reduce([never], id="total")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "_drive", interrupted)
+    for call in (
+        client.get,
+        client.contributors,
+        lambda ref: client.wait([ref]),
+        lambda ref: client.allreduce([ref], id="x"),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            call(never)
+        eventually(lambda: not client._pending)
