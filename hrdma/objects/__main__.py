@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import json
 import os
@@ -10,7 +11,6 @@ import resource
 import signal
 import socket
 import sys
-import threading
 
 from hrdma.config import Config
 from hrdma.control.link import is_loopback, resolve
@@ -29,9 +29,18 @@ def main(arguments: list[str] | None = None) -> int:
     configure(config.log_level)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard) if hard != resource.RLIM_INFINITY else (soft, hard))
-    over = threading.Event()
+    told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(told, True)
+    # Not an Event that handlers set: two signals together run one handler inside the other, which waits for it; and a
+    # signal that comes just before this thread waits, or to another thread, does not run its handler.
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: over.set())
+        signal.signal(number, lambda *_: None)
+
+    def over() -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(tell, b"over")
+
     # Who has the name is the node of this host: it is taken before anything is started.
     name = local_name(job_key(config.token), options.address or "", options.node)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
@@ -55,11 +64,11 @@ def main(arguments: list[str] | None = None) -> int:
         node.close()
         _say({"taken": True, "error": "this host has a node for this address already"})
         return 1
-    sessions.deserted = node.broken = over.set
+    sessions.deserted = node.broken = over
     _say({"up": f"tcp://{node.cluster.host}:{node.cluster.port}", "pid": os.getpid()})
     if options.quiet_when_up:
         os.close(1)
-    over.wait()
+    os.read(told, 1)
     sessions.close()
     node.close()
     return 0
