@@ -211,7 +211,11 @@ class Connection:
             self._say({"verb": "cancel", "question": number})
 
     def _say(self, *messages: Body) -> None:
-        for frame in pack(messages, limit=LIMIT):
+        try:
+            frames = pack(messages, limit=LIMIT)
+        except ValueError as error:
+            raise ValueError(f"a request is too long: give fewer references at once ({error})") from None
+        for frame in frames:
             try:
                 self._sock.send(frame)
             except OSError as error:

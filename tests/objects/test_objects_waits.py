@@ -109,3 +109,9 @@ def test_an_interrupted_wait_is_withdrawn(client, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             call(never)
         eventually(lambda: not client._pending)
+
+
+def test_more_references_than_a_request_holds(client):
+    refs = [client.ref(f"{i:0190d}") for i in range(7000)]
+    with pytest.raises(ValueError, match="too long: give fewer references at once"):
+        client.reduce(refs, count=1)
