@@ -27,7 +27,7 @@ import numpy as np
 from bench_objects import TOKEN
 
 from hrdma.bench.sizes import parse_size
-from hrdma.objects import Client, connect
+from hrdma.objects import Client, ObjectLost, connect
 
 PATIENCE = 60.0
 
@@ -37,7 +37,10 @@ def work(node: str, number: int, n: int, first: int) -> None:
     client = connect(node=node, token=TOKEN, timeout=PATIENCE, start=False)
     mine = np.full(n, number + 1, "float32")
     for turn in range(first, 1 << 30):
-        client.get(client.ref(f"open {turn}"))
+        try:
+            client.get(client.ref(f"open {turn}"))
+        except ObjectLost:
+            continue  # that round is long over
         client.put(mine, id=f"{turn}.{number}")
 
 
@@ -81,7 +84,7 @@ class Loop:
         client.put(b"go", id=f"open {self.turn}")
         client.delete(total)
         for old in [f"open {turn - 3}", *(f"{turn - 3}.{number}" for number in range(self.workers))]:
-            client.delete(client.ref(old))  # a worker may be three rounds late, no more
+            client.delete(client.ref(old))  # a worker that is later than that misses some
 
 
 def main() -> int:
