@@ -9,7 +9,8 @@
  * the nodes of one host, within a process and across, and are gone with the process. A third one, "tcp", is in no list
  * of devices: its packets go over sockets that its queue pairs are given. It is the spare rail of rails.md.
  *
- *   sim.c       contexts, completion queues, memory regions: what has no protocol
+ *   sim.c       contexts, completion queues: what has no protocol
+ *   sim_mem.c   memory regions, copies
  *   sim_qp.c    states of a queue pair, posting, completing, flushing
  *   sim_srq.c   shared receive queues
  *   sim_req.c   the requester: packets out, acknowledgements in
@@ -188,14 +189,6 @@ static inline uint32_t sim_packets(uint64_t len) { return len ? (uint32_t)((len 
 
 /* sim.c */
 void sim_cq_push(struct sim_cq *cq, const struct ibv_wc *wc);
-/* Whether a region of this protection domain covers the range and allows that access. */
-int sim_mr_allows(struct sim_context *ctx, struct ibv_pd *pd, uint32_t key, uint64_t addr, uint64_t len, int access);
-/* As hardware copies: while the owner of the memory may be looking. That is the nature of one-sided access and no race
- * of the program's, so the thread sanitizer is not shown it. 0: there is no such memory. */
-int sim_dma(struct sim_context *ctx, void *to, const void *from, size_t len);
-/* Copies n bytes at offset of a list of segments; 0 when a key or a length is wrong. */
-int sim_gather(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, void *to, size_t len);
-int sim_scatter(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, const void *from, size_t len);
 
 /* Device "tcp", opened; NULL: errno. */
 struct ibv_context *hr_verbs_sim_tcp(void);
@@ -207,6 +200,18 @@ int hr_verbs_sim_attach(struct ibv_qp *qp, int fd);
 void hr_verbs_sim_port(struct ibv_context *ctx, int port, int up);
 /* A card that is taken out: the event that says so. What is under way goes on, until the context is closed. */
 void hr_verbs_sim_remove(struct ibv_context *ctx);
+
+/* sim_mem.c */
+struct ibv_mr *sim_reg_mr(struct ibv_pd *pd, void *addr, size_t len, int access);
+int sim_dereg_mr(struct ibv_mr *mr);
+/* Whether a region of this protection domain covers the range and allows that access. */
+int sim_mr_allows(struct sim_context *ctx, struct ibv_pd *pd, uint32_t key, uint64_t addr, uint64_t len, int access);
+/* As hardware copies: while the owner of the memory may be looking. That is the nature of one-sided access and no race
+ * of the program's, so the thread sanitizer is not shown it. 0: there is no such memory. */
+int sim_dma(struct sim_context *ctx, void *to, const void *from, size_t len);
+/* Copies n bytes at offset of a list of segments; 0 when a key or a length is wrong. */
+int sim_gather(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, void *to, size_t len);
+int sim_scatter(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, const void *from, size_t len);
 
 /* sim_qp.c */
 struct ibv_qp *sim_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr);
