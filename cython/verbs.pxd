@@ -208,6 +208,7 @@ cdef extern from "providers/verbs/backend.h" nogil:
 
     const hr_verbs_backend *hr_verbs_lib(const char **why_p) noexcept
     const hr_verbs_backend hr_verbs_sim
+    int hr_verbs_sim_named(const char *name) noexcept
     int hr_verbs_gid_choose(const hr_verbs_backend *verbs, ibv_context *ctx, uint8_t port, int entries, int wanted,
                             ibv_gid *gid_p) noexcept
     const char *hr_verbs_wc_text(ibv_wc_status status) noexcept

@@ -169,7 +169,7 @@ SETTINGS: tuple[Setting, ...] = (
         "HRDMA_DEVICES",
         _text,
         "",
-        "RDMA devices, used together, with commas: mlx5_0, mlx5_*:1; sim: simulated",
+        "RDMA devices, used together: mlx5_0,mlx5_*:1; simulated: sim, sim_rxe",
     ),
     Setting("HRDMA_FAULT", _fault, "", "inject faults into a provider, such as tcp:drop=0.01,seed=7"),
     Setting("HRDMA_JOB", _job, "", "registers the job under this name with the traffic controller of its host"),

@@ -45,13 +45,14 @@ pytestmark = pytest.mark.timeout(LIMIT + 200)  # the build may be part of the fi
 
 
 class Run(NamedTuple):
-    """One program with its arguments; a provider where the program does not choose its own."""
+    """One program with its arguments; a provider, or a device, where the program does not choose its own."""
 
     program: str
     provider: str | None = None
+    device: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.program}-{self.provider}" if self.provider else self.program
+        return "-".join(part for part in self if part)
 
 
 def runs() -> list[Run]:
@@ -59,6 +60,8 @@ def runs() -> list[Run]:
     for source in sorted(CORE.glob("test_*.c")):
         on_engines = re.search(r'#include "(world|wild_rig|stress_rig)\.h"', source.read_text())
         found += [Run(source.stem, provider) for provider in (PROVIDERS if on_engines else [None])]
+        if '#include "completions.h"' in source.read_text():
+            found.append(Run(source.stem, device="sim_rxe"))
     return found
 
 
@@ -125,6 +128,7 @@ def test_core(run: Run, flavour: str, note_skip: Callable[[str, str], None], pyt
         command = [str(CORE / "run_conformance.sh"), flavour, *command, run.provider]
     env = {} if pytestconfig.getoption("--nightly") else SHORTER[flavour]
     env = env | os.environ | SANITIZER | ({"HR_TEST_PROVIDER": run.provider} if run.provider else {})
+    env |= {"HR_TEST_DEVICE": run.device} if run.device else {}
     if flavour == "tsan":
         part = TSAN_PART.get(run.program)
         command = [*fixed_addresses(), *command, *([part] if part else [])]

@@ -114,7 +114,7 @@ cdef class Resource:
 
 
 cdef const hr_verbs_backend *backend_of(str name, const char **why_p) noexcept:
-    return &hr_verbs_sim if name in ("sim", "sim2") else hr_verbs_lib(why_p)
+    return &hr_verbs_sim if hr_verbs_sim_named(name.encode(errors="replace")) else hr_verbs_lib(why_p)
 
 
 def verbs_devices():
@@ -217,7 +217,7 @@ cdef class Device(Resource):
             if why == NULL:
                 raise DeviceError(f"no RDMA device is called {name!r}: there are {verbs_devices()}")
             mend = " (access to /dev/infiniband, and its driver: apt install ibverbs-providers)"
-            raise DeviceError(f"cannot open {name}: {_os.strerror(rc)}{'' if name == 'sim' else mend}")
+            raise DeviceError(f"cannot open {name}: {_os.strerror(rc)}{'' if self.verbs == &hr_verbs_sim else mend}")
         self.opened()
         rc = self.verbs.query_port(self.ctx, <uint8_t> port, &self.attr)
         if rc:

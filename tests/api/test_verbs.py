@@ -19,8 +19,8 @@ SIZE = 100_000
 class Pair:
     """Two connected queue pairs of one device, with a region of SIZE bytes each that its peer may use."""
 
-    def __init__(self, **how):
-        self.device = verbs.Device(DEVICE)
+    def __init__(self, device=DEVICE, **how):
+        self.device = verbs.Device(device)
         self.pd = verbs.ProtectionDomain(self.device)
         self.cqs = [verbs.CompletionQueue(self.device) for _ in range(2)]
         self.qps = [verbs.QueuePair(self.pd, cq, **how) for cq in self.cqs]
@@ -185,6 +185,22 @@ def test_a_message_larger_than_its_receive_is_an_error_at_both_ends(pair):
         pair.ended(1)[0].check()
     assert [qp.state for qp in pair.qps] == ["err", "err"]
     assert not pair.arrays[1][10:].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "vendor", "sender", "receiver"),
+    [
+        ("sim", 0, "remote invalid request", "local length"),
+        ("sim_rxe", 0xFFFFFF, "remote operation", "local queue pair operation"),
+    ],
+)
+def test_a_simulated_device_has_the_errors_of_the_specification_or_of_soft_roce(name, vendor, sender, receiver):
+    pair = Pair(name)
+    with pair.device as device:
+        assert device.limits()["vendor"] == vendor
+        pair.qps[1].post_recv(pair.regions[1][:10])
+        pair.qps[0].post_send(pair.regions[0][:11])
+        assert sender in pair.ended(0)[0].status and receiver in pair.ended(1)[0].status
 
 
 def test_a_peer_that_is_gone_is_an_error_in_time(pair):

@@ -1,15 +1,15 @@
 /* test_verbs_completions.c - what completes, at both ends, in good cases and bad ones: the same on every device. */
 
 /*
- * Runs on the simulated device, or on HR_TEST_DEVICE: in the guests on soft-RoCE (tests/rxe). So the simulated device
- * is held against a driver of the kernel, and both against the InfiniBand specification (volume 1, 9.9.2 and 11.6.2).
+ * Runs on the simulated device, or on HR_TEST_DEVICE: on "sim_rxe", and in the guests on soft-RoCE (tests/rxe). So the
+ * simulated device is held against a driver of the kernel, and both against the InfiniBand specification (volume 1,
+ * 9.9.2 and 11.6.2).
  */
 
 #include "completions.h"
 
 /* Linux 6.1. */
 #define KEY "a key that is not there is no protection error to it, a range that is not is one"
-#define TAKEN "a status that is for requesters only, of a receive that was not used"
 #define UNSAID "the kernel is not told of receives that are posted, and looks for them when a packet comes"
 const struct deviation deviations_of_soft_roce[] = {
     {"a_message_longer_than_its_receive", 'a', "1 remote operation, 2 flushed | | err", WHERE},
@@ -22,8 +22,11 @@ const struct deviation deviations_of_soft_roce[] = {
     {"a_receive_outside_its_region", 'b', "| 101 local operation | err", WHERE},
     {"a_receive_that_may_not_be_written", 'b', "| 101 local operation | err", WHERE},
     {"a_send_with_a_wrong_key", 'a', "1 local operation, 2 flushed | | err", KEY},
+    {"a_send_with_a_wrong_key_later", 'a', "1 local operation | | err", KEY},
     {"a_write_with_a_wrong_key_here", 'a', "1 write 10, 2 local operation | | err", KEY},
     {"a_write_with_immediate_data_outside", 'b', "| 101 remote access | err", TAKEN},
+    {"a_write_with_immediate_data_outside_and_no_receive", 'a', "1 rnr retries | | err", TAKEN},
+    {"a_write_with_immediate_data_outside_and_no_receive", 'b', "| | rts", TAKEN},
     {"what_is_posted_after_the_failure_is_flushed", 'a', "1 flushed, 2 flushed | | err", UNSAID},
     {NULL, 0, NULL, NULL},
 };
@@ -241,6 +244,15 @@ CASE(a_write_with_immediate_data_outside, "1 remote access | | err", "| 101 flus
     reach(a, 1, IBV_WR_RDMA_WRITE_WITH_IMM, piece(a, 10), (uintptr_t)b->memory - 1, b->mr->rkey);
 }
 
+CASE(a_write_with_immediate_data_of_many_packets_outside, "1 remote access | | err", "| 101 flushed | err") {
+    recv_into(b, 101, 10);
+    reach(a, 1, IBV_WR_RDMA_WRITE_WITH_IMM, piece(a, 20000), (uintptr_t)b->memory - 1, b->mr->rkey);
+}
+
+CASE(a_write_with_immediate_data_outside_and_no_receive, "1 remote access | | err", "| | err", .rnr_retry = 1) {
+    reach(a, 1, IBV_WR_RDMA_WRITE_WITH_IMM, piece(a, 10), (uintptr_t)b->memory - 1, b->mr->rkey);
+}
+
 CASE(a_read_outside, "1 remote access, 2 flushed | | err", "| | err") {
     reach(a, 1, IBV_WR_RDMA_READ, piece(a, 100), (uintptr_t)b->memory + MEMORY - 99, b->mr->rkey);
     read_from(a, 2, 10, b);
@@ -294,6 +306,15 @@ CASE(an_atomic_that_is_not_aligned, "1 refused | | rts", "| | rts") { add_at(a, 
 CASE(a_send_with_a_wrong_key, "1 local protection, 2 flushed | | err", "| | rts") {
     send_from(a, 1, (struct ibv_sge){(uintptr_t)a->memory, 10, a->mr->lkey ^ 0x5500}, IBV_SEND_SIGNALED);
     send_of(a, 2, 10);
+}
+
+CASE(a_send_with_a_wrong_key_later, "1 local protection | | err", "| | rts") {
+    struct ibv_sge from[2] = {{(uintptr_t)a->memory, 10, a->mr->lkey},
+                              {(uintptr_t)a->memory, 10, a->mr->lkey ^ 0x5500}};
+    struct ibv_send_wr wr = {.wr_id = 1, .opcode = IBV_WR_SEND, .sg_list = from, .num_sge = 2};
+    wr.send_flags = IBV_SEND_SIGNALED;
+    recv_into(b, 101, 100);
+    post(a, &wr);
 }
 
 CASE(a_send_from_outside, "1 local protection | | err", "| | rts") {

@@ -346,7 +346,7 @@ static void tree_make(void) {
             tree_put(name, port == 1 && i == IPV4 ? "IB/RoCE v1\n" : "RoCE v2\n");
         }
     struct ibv_device **list = hr_verbs_sim.get_device_list(&n);
-    REQUIRE(list && n == 2);
+    REQUIRE(list && n >= 2);
     sim2 = list[1];
     hr_verbs_sim.free_device_list(list);
     snprintf(sim2->ibdev_path, sizeof sim2->ibdev_path, "%s", tree);

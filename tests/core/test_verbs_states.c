@@ -10,8 +10,12 @@
 const struct deviation deviations_of_soft_roce[] = {
     {"what_was_refused_is_not_sent", 'a', "1 refused, 1 send 10, 2 send 20 | | rts", STAYS},
     {"what_was_refused_is_not_sent", 'b', "| 101 recv 10, 102 recv 20 | rts", STAYS},
+    {"what_was_refused_in_reset_is_not_sent", 'a', "1 refused, 1 send 10, 2 send 20 | | rts", STAYS},
+    {"what_was_refused_in_reset_is_not_sent", 'b', "| 101 recv 10, 102 recv 20 | rts", STAYS},
+    {"what_was_refused_is_not_flushed", 'a', "1 refused, 1 flushed | | err", STAYS},
     {"a_shared_receive_that_is_too_short", 'a', "1 remote operation | | err", WHERE},
     {"a_shared_receive_that_is_too_short", 'b', "| 101 local operation | err", WHERE},
+    {"a_shared_receive_of_a_write_outside", 'b', "| 101 remote access | err", TAKEN},
     {NULL, 0, NULL, NULL},
 };
 
@@ -139,6 +143,37 @@ CASE(what_was_refused_is_not_sent, "1 refused, 2 send 20 | | rts", "| 101 recv 2
     send_of(a, 2, 20);
 }
 
+CASE(what_was_refused_in_reset_is_not_sent, "1 refused, 2 send 20 | | rts", "| 101 recv 20 | rts",
+     .a_stays = IN_RESET) {
+    recv_into(b, 101, 100);
+    recv_into(b, 102, 100);
+    send_of(a, 1, 10);
+    bring(a, b, IBV_QPS_RTS, &usual);
+    send_of(a, 2, 20);
+}
+
+CASE(what_was_refused_is_not_sent_by_a_step, "1 refused | | rts", "| | rts", .a_stays = IN_RTR) {
+    recv_into(b, 101, 100);
+    send_of(a, 1, 10);
+    CHECK_EQ(step(a, b, IBV_QPS_RTS, TO_RTS, &usual), 0);
+    usleep(50000);
+}
+
+CASE(what_was_refused_is_not_flushed, "1 refused | | err", "| | rts", .a_stays = IN_INIT) {
+    send_of(a, 1, 10);
+    turn(a, IBV_QPS_ERR);
+}
+
+CASE(what_was_refused_is_forgotten_by_reset, "1 refused, 2 send 20 | | rts", "| 101 recv 20 | rts",
+     .a_stays = IN_INIT) {
+    recv_into(b, 101, 100);
+    recv_into(b, 102, 100);
+    send_of(a, 1, 10);
+    turn(a, IBV_QPS_RESET);
+    bring(a, b, IBV_QPS_RTS, &usual);
+    send_of(a, 2, 20);
+}
+
 CASE(more_inline_than_there_is_room, "1 refused | | rts", "| | rts") {
     send_from(a, 1, piece(a, 4000), IBV_SEND_SIGNALED | IBV_SEND_INLINE);
 }
@@ -180,6 +215,11 @@ CASE(a_shared_receive_that_is_too_short, "1 remote invalid request | | err", "| 
     recv_into(b, 101, 10);
     recv_into(b, 102, 10); /* is for others */
     send_of(a, 1, 11);
+}
+
+CASE(a_shared_receive_of_a_write_outside, "1 remote access | | err", "| | err", .srq = 1) {
+    recv_into(b, 101, 10);
+    reach(a, 1, IBV_WR_RDMA_WRITE_WITH_IMM, piece(a, 10), (uintptr_t)b->memory - 1, b->mr->rkey);
 }
 
 CASE(no_shared_receive, "1 rnr retries | | err", "| | rts", .srq = 1, .rnr_retry = 1) { send_of(a, 1, 10); }

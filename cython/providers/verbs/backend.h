@@ -64,7 +64,8 @@ int hr_verbs_gid_choose(const struct hr_verbs_backend *verbs, struct ibv_context
 /* What a completion's status means, in words. */
 const char *hr_verbs_wc_text(enum ibv_wc_status status);
 
-/* The simulated device; see sim.h. */
+/* The simulated devices; see sim.h. */
 extern const struct hr_verbs_backend hr_verbs_sim;
+int hr_verbs_sim_named(const char *name);
 
 #endif

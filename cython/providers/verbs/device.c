@@ -3,7 +3,7 @@
 /*
  * A device is named "mlx5_0", "mlx5_0:2" with its port, by a pattern ("mlx5_*"), or several of these with commas
  * between, best first. Without a name software devices (soft-RoCE, soft-iWARP) are passed over: tcp is faster than they
- * are. "sim" and "sim2" are simulated, and never found by a pattern.
+ * are. Simulated ones ("sim", see sim.h) are never found by a pattern.
  *
  * All that will do are rails, RAILS at most: those that were named first; of those that one pattern, or none, finds the
  * nearest to the processor that asks, by NUMA distance, then those with the larger MTU; software beside real ones is
@@ -306,7 +306,7 @@ static void find_all(struct search *s, const struct name *name) {
 
 static hr_status find(struct search *s, const struct name *name) {
     const char *why = NULL;
-    s->is_sim = name->device && (strcmp(name->device, "sim") == 0 || strcmp(name->device, "sim2") == 0);
+    s->is_sim = name->device && hr_verbs_sim_named(name->device);
     s->verbs = s->is_sim ? &hr_verbs_sim : hr_verbs_lib(&why);
     s->wish.port = name->port;
     if (s->verbs && name->device && !name->is_pattern) return find_one(s, name);

@@ -9,17 +9,26 @@
 
 #include "providers/verbs/sim.h"
 
-static struct ibv_device devices[3] = {{.node_type = 1, .name = "sim", .dev_name = "sim"},
-                                       {.node_type = 1, .name = "sim2", .dev_name = "sim2"},
-                                       {.node_type = 1, .name = "tcp", .dev_name = "tcp"}};
+enum { SIM, SIM2, SIM_RXE, LISTED, TCP = LISTED, DEVICES };
+static struct ibv_device devices[DEVICES] = {
+    [SIM] = {.node_type = 1, .name = "sim", .dev_name = "sim"},
+    [SIM2] = {.node_type = 1, .name = "sim2", .dev_name = "sim2"},
+    [SIM_RXE] = {.node_type = 1, .name = "sim_rxe", .dev_name = "sim_rxe"},
+    [TCP] = {.node_type = 1, .name = "tcp", .dev_name = "tcp"},
+};
 
 static struct ibv_device **get_device_list(int *n_p) {
-    struct ibv_device **list = calloc(3, sizeof *list);
+    struct ibv_device **list = calloc(LISTED + 1, sizeof *list);
     if (!list) return NULL;
-    list[0] = &devices[0];
-    list[1] = &devices[1];
-    *n_p = 2;
+    for (int i = 0; i < LISTED; i++) list[i] = &devices[i];
+    *n_p = LISTED;
     return list;
+}
+
+int hr_verbs_sim_named(const char *name) {
+    int i = 0;
+    while (i < LISTED && strcmp(devices[i].name, name) != 0) i++;
+    return i < LISTED;
 }
 
 static void free_device_list(struct ibv_device **list) { free(list); }
@@ -204,7 +213,8 @@ static struct ibv_context *open_device(struct ibv_device *dev) {
     struct sim_context *ctx = calloc(1, sizeof *ctx);
     if (!ctx) return NULL;
     ctx->base.device = dev;
-    ctx->tcp = dev == &devices[2];
+    ctx->tcp = dev == &devices[TCP];
+    ctx->as_soft_roce = dev == &devices[SIM_RXE];
     ctx->base.num_comp_vectors = 1;
     ctx->base.ops.poll_cq = poll_cq;
     ctx->base.ops.req_notify_cq = req_notify_cq;
@@ -213,8 +223,8 @@ static struct ibv_context *open_device(struct ibv_device *dev) {
     ctx->base.ops.post_srq_recv = sim_post_srq_recv;
     ctx->base.cmd_fd = -1;
     ctx->base.async_fd = eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC);
-    ctx->ports = dev == &devices[1] ? SIM_PORTS : 1;
-    ctx->ngids = dev == &devices[1] ? SIM_GIDS : 1;
+    ctx->ports = dev == &devices[SIM2] ? SIM_PORTS : 1;
+    ctx->ngids = dev == &devices[SIM2] ? SIM_GIDS : 1;
     pthread_mutex_init(&ctx->lock, NULL);
     if (ctx->base.async_fd >= 0 && sim_port_open(ctx) == 0) return &ctx->base;
     if (ctx->base.async_fd >= 0) close(ctx->base.async_fd);
@@ -223,7 +233,7 @@ static struct ibv_context *open_device(struct ibv_device *dev) {
     return NULL;
 }
 
-struct ibv_context *hr_verbs_sim_tcp(void) { return open_device(&devices[2]); }
+struct ibv_context *hr_verbs_sim_tcp(void) { return open_device(&devices[TCP]); }
 
 static int close_device(struct ibv_context *base) {
     struct sim_context *ctx = sim_of(base);
@@ -238,6 +248,7 @@ static int close_device(struct ibv_context *base) {
 
 static int query_device(struct ibv_context *ctx, struct ibv_device_attr *attr) {
     *attr = (struct ibv_device_attr){.fw_ver = "simulated",
+                                     .vendor_id = sim_of(ctx)->as_soft_roce ? SIM_SOFT_ROCE : 0,
                                      .max_mr_size = UINT64_MAX >> 1,
                                      .max_qp = SIM_MAX_QP,
                                      .max_qp_wr = SIM_MAX_WR,

@@ -3,11 +3,12 @@
 #define HR_VERBS_SIM_H
 
 /*
- * Two devices on every machine: for tests, and to try a job against failing queue pairs without RDMA. "sim" has one
- * port with one GID; "sim2" has two ports, each with a link-local, an IPv4 and an IPv6 GID. Every opened context is a
- * node of its own, whose GIDs name a Unix socket in the abstract name space; packets of at most 4096 bytes go between
- * the nodes of one host, within a process and across, and are gone with the process. A third one, "tcp", is in no list
- * of devices: its packets go over sockets that its queue pairs are given. It is the spare rail of rails.md.
+ * Three devices on every machine: for tests, and to try a job against failing queue pairs without RDMA. "sim" has one
+ * port with one GID; "sim2" has two ports, each with a link-local, an IPv4 and an IPv6 GID; "sim_rxe" is "sim", but
+ * departs from the specification where soft-RoCE does. Every opened context is a node of its own, whose GIDs name a
+ * Unix socket in the abstract name space; packets of at most 4096 bytes go between the nodes of one host, within a
+ * process and across, and are gone with the process. A fourth one, "tcp", is in no list of devices: its packets go over
+ * sockets that its queue pairs are given. It is the spare rail of rails.md.
  *
  *   sim.c       contexts, completion queues: what has no protocol
  *   sim_mem.c   memory regions, copies
@@ -25,6 +26,17 @@
  *
  * The thread stands for the hardware: it acknowledges while the process that owns the queue pair is busy. While
  * somebody polls, the polls do the work and the thread keeps away. One lock per context guards all of it.
+ *
+ * How soft-RoCE departs (Linux 6.1, rdma-core 44), where `as_soft_roce` is asked:
+ *
+ *   sim_resp.c  one error for all that goes wrong where a message is put: its length, the key, the rights, the range
+ *   sim_resp.c  a write with immediate data takes its receive before its key is looked at, and the refusal ends that
+ *               receive, too, with a status that is for requesters
+ *   sim_mem.c   data from a key that is not there is no protection error, but one of the operation
+ *   sim_qp.c    receives are put into memory that the kernel reads when a packet comes: it does not hear of those that
+ *               are posted after the failure, and flushes none of them
+ *   sim_qp.c    requests are put there before the kernel is told, which refuses them where the queue pair may not send
+ *               yet: they stay, and go out with the next that is posted, or are flushed
  */
 
 #include <pthread.h>
@@ -43,6 +55,7 @@ enum {
     SIM_RD_ATOMIC = 16,
     SIM_MAX_MSG = 1 << 30,
     SIM_PSN = 0xffffff,
+    SIM_SOFT_ROCE = 0xffffff, /* the vendor that its driver reports */
     SIM_PORTS = 2,
     SIM_GIDS = 3
 };
@@ -125,6 +138,7 @@ struct sim_qp {
     int gone;           /* nobody answers any more */
     struct sim_wqe *sq;
     uint32_t sq_head, sq_tail, sq_at; /* counters: oldest, next free, next to be sent */
+    uint32_t untold;                  /* requests at sq_tail that the device does not know of */
     uint32_t at_off;                  /* bytes of sq_at that were sent */
     uint32_t psn;                     /* of the next new packet */
     int reads, rnr_left, retry_left;
@@ -159,7 +173,7 @@ struct sim_context {
     pthread_mutex_t lock;
     pthread_t thread;
     int stop;
-    int tcp;
+    int tcp, as_soft_roce;
     int ports, ngids;
     union ibv_gid gids[SIM_PORTS][SIM_GIDS]; /* of port + 1 */
     unsigned down;                           /* ports, as bits */
@@ -204,13 +218,17 @@ void hr_verbs_sim_remove(struct ibv_context *ctx);
 /* sim_mem.c */
 struct ibv_mr *sim_reg_mr(struct ibv_pd *pd, void *addr, size_t len, int access);
 int sim_dereg_mr(struct ibv_mr *mr);
-/* Whether a region of this protection domain covers the range and allows that access. */
+/* The region of this protection domain with that key, or NULL. */
+struct sim_mr *sim_mr_find(struct sim_context *ctx, struct ibv_pd *pd, uint32_t key);
+/* Whether there is one that covers the range and allows that access. */
 int sim_mr_allows(struct sim_context *ctx, struct ibv_pd *pd, uint32_t key, uint64_t addr, uint64_t len, int access);
 /* As hardware copies: while the owner of the memory may be looking. That is the nature of one-sided access and no race
  * of the program's, so the thread sanitizer is not shown it. 0: there is no such memory. */
 int sim_dma(struct sim_context *ctx, void *to, const void *from, size_t len);
-/* Copies n bytes at offset of a list of segments; 0 when a key or a length is wrong. */
-int sim_gather(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, void *to, size_t len);
+/* Copies n bytes at offset of a list of segments. */
+enum ibv_wc_status sim_gather(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, void *to,
+                              size_t len);
+/* The other way; 0 when a key or a length is wrong. */
 int sim_scatter(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, const void *from, size_t len);
 
 /* sim_qp.c */

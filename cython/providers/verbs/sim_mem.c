@@ -90,10 +90,15 @@ int sim_dereg_mr(struct ibv_mr *mr) {
     return 0;
 }
 
-int sim_mr_allows(struct sim_context *ctx, struct ibv_pd *pd, uint32_t key, uint64_t addr, uint64_t len, int access) {
+struct sim_mr *sim_mr_find(struct sim_context *ctx, struct ibv_pd *pd, uint32_t key) {
     uint32_t i = ctx->tcp ? mr_place(ctx, key) : (key >> 8) - 1;
     struct sim_mr *mr = i < ctx->nmrs ? ctx->mrs[i] : NULL;
-    if (!mr || mr->base.lkey != key || mr->base.pd != pd || (mr->access & access) != access) return 0;
+    return mr && mr->base.lkey == key && mr->base.pd == pd ? mr : NULL;
+}
+
+int sim_mr_allows(struct sim_context *ctx, struct ibv_pd *pd, uint32_t key, uint64_t addr, uint64_t len, int access) {
+    struct sim_mr *mr = sim_mr_find(ctx, pd, key);
+    if (!mr || (mr->access & access) != access) return 0;
     uint64_t offset = addr - (uintptr_t)mr->base.addr; /* wraps to something huge when addr lies before it */
     return offset <= mr->base.length && len <= mr->base.length - offset;
 }
@@ -115,8 +120,9 @@ int sim_dma(struct sim_context *ctx, void *to, const void *from, size_t len) {
 #endif
 
 /* Visits the pieces of [offset, offset+len) in a list of segments. */
-static int pieces(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, uint8_t *bytes, size_t len,
-                  int in) {
+static enum ibv_wc_status pieces(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, uint8_t *bytes,
+                                 size_t len, int in) {
+    struct sim_context *ctx = sim_of(qp->base.context);
     for (int i = 0; i < n && len; i++) {
         if (offset >= sge[i].length) {
             offset -= sge[i].length;
@@ -124,23 +130,22 @@ static int pieces(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t 
         }
         size_t part = sge[i].length - offset < len ? (size_t)(sge[i].length - offset) : len;
         uint64_t at = sge[i].addr + offset;
-        if (!sim_mr_allows(sim_of(qp->base.context), qp->base.pd, sge[i].lkey, at, part,
-                           in ? IBV_ACCESS_LOCAL_WRITE : 0))
-            return 0;
-        if (!sim_dma(sim_of(qp->base.context), in ? (void *)(uintptr_t)at : bytes,
-                     in ? bytes : (const void *)(uintptr_t)at, part))
-            return 0;
+        if (ctx->as_soft_roce && !sim_mr_find(ctx, qp->base.pd, sge[i].lkey)) return IBV_WC_LOC_QP_OP_ERR;
+        if (!sim_mr_allows(ctx, qp->base.pd, sge[i].lkey, at, part, in ? IBV_ACCESS_LOCAL_WRITE : 0) ||
+            !sim_dma(ctx, in ? (void *)(uintptr_t)at : bytes, in ? bytes : (const void *)(uintptr_t)at, part))
+            return IBV_WC_LOC_PROT_ERR;
         bytes += part;
         len -= part;
         offset = 0;
     }
-    return !len;
+    return len ? IBV_WC_LOC_PROT_ERR : IBV_WC_SUCCESS;
 }
 
-int sim_gather(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, void *to, size_t len) {
+enum ibv_wc_status sim_gather(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, void *to,
+                              size_t len) {
     return pieces(qp, sge, n, offset, to, len, 0);
 }
 
 int sim_scatter(struct sim_qp *qp, const struct ibv_sge *sge, int n, uint64_t offset, const void *from, size_t len) {
-    return pieces(qp, sge, n, offset, (uint8_t *)(uintptr_t)from, len, 1);
+    return pieces(qp, sge, n, offset, (uint8_t *)(uintptr_t)from, len, 1) == IBV_WC_SUCCESS;
 }

@@ -90,6 +90,10 @@ static enum ibv_wc_opcode wc_opcode(enum ibv_wr_opcode opcode) {
 
 static struct sim_wqe *wqe_at(struct sim_qp *qp, uint32_t i) { return &qp->sq[i % qp->cap.max_send_wr]; }
 
+static int is_atomic(enum ibv_wr_opcode opcode) {
+    return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+}
+
 static int has_imm(enum ibv_wr_opcode opcode) {
     return opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 }
@@ -123,15 +127,31 @@ void sim_complete_recv(struct sim_qp *qp, enum ibv_wc_status status, enum ibv_wc
     sim_cq_push((struct sim_cq *)qp->base.recv_cq, &wc);
 }
 
+/* What was posted goes to the device. */
+static void take_in(struct sim_qp *qp) {
+    for (; qp->untold; qp->untold--) {
+        struct sim_wqe *wqe = wqe_at(qp, qp->sq_tail++);
+        uint32_t packets = is_atomic(wqe->wr.opcode) ? 1 : sim_packets(wqe->len);
+        wqe->first = qp->psn;
+        wqe->last = (qp->psn + packets - 1) & SIM_PSN;
+        qp->psn = (wqe->last + 1) & SIM_PSN;
+    }
+}
+
+static void flush_sends(struct sim_qp *qp) {
+    while (qp->sq_head != qp->sq_tail) sim_complete(qp, IBV_WC_WR_FLUSH_ERR);
+    qp->sq_at = qp->sq_tail;
+}
+
 void sim_qp_error(struct sim_qp *qp) {
     if (qp->base.state == IBV_QPS_ERR) return;
     qp->base.state = IBV_QPS_ERR;
     sim_hang_up(qp);
-    while (qp->sq_head != qp->sq_tail) sim_complete(qp, IBV_WC_WR_FLUSH_ERR);
+    take_in(qp);
+    flush_sends(qp);
     if (qp->base.srq && ctx_of(qp)->keeps) qp->rq_head = qp->rq_tail;
     if (qp->base.srq) sim_srq_last(qp);
     while (qp->rq_head != qp->rq_tail) sim_complete_recv(qp, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV, 0, NULL);
-    qp->sq_at = qp->sq_tail;
 }
 
 /* ---- states ---- */
@@ -181,7 +201,7 @@ static void take(struct ibv_qp_attr *have, const struct ibv_qp_attr *attr, int m
 
 static void reset(struct sim_qp *qp) {
     sim_hang_up(qp);
-    qp->sq_head = qp->sq_tail = qp->sq_at = qp->at_off = 0;
+    qp->sq_head = qp->sq_tail = qp->sq_at = qp->at_off = qp->untold = 0;
     qp->rq_head = qp->rq_tail = 0;
     qp->gone = qp->reads = qp->nak_sent = 0;
     qp->offset = 0;
@@ -240,10 +260,6 @@ int sim_query_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask, struct
 
 /* ---- posting ---- */
 
-static int is_atomic(enum ibv_wr_opcode opcode) {
-    return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
-}
-
 /* Takes a copy: lists and inline data belong to the caller again when post_send returns. */
 static int wqe_fill(struct sim_qp *qp, struct sim_wqe *wqe, const struct ibv_send_wr *wr) {
     uint64_t len = 0;
@@ -273,29 +289,20 @@ static int wqe_fill(struct sim_qp *qp, struct sim_wqe *wqe, const struct ibv_sen
 int sim_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr **bad_wr) {
     struct sim_qp *qp = (struct sim_qp *)base;
     struct sim_context *ctx = ctx_of(qp);
+    struct ibv_send_wr *first = wr;
     int rc = 0;
     pthread_mutex_lock(&ctx->lock);
-    for (; wr; wr = wr->next) {
-        struct sim_wqe *wqe = wqe_at(qp, qp->sq_tail);
-        if (base->state != IBV_QPS_RTS && base->state != IBV_QPS_ERR)
-            rc = EINVAL;
-        else if (qp->sq_tail - qp->sq_head >= qp->cap.max_send_wr)
-            rc = ENOMEM;
-        else
-            rc = wqe_fill(qp, wqe, wr);
+    int ready = base->state == IBV_QPS_RTS || base->state == IBV_QPS_ERR;
+    for (; wr && (ready || ctx->as_soft_roce); wr = wr->next, qp->untold++) {
+        uint32_t at = qp->sq_tail + qp->untold;
+        rc = at - qp->sq_head < qp->cap.max_send_wr ? wqe_fill(qp, wqe_at(qp, at), wr) : ENOMEM;
         if (rc) break;
-        wqe->first = qp->psn;
-        uint32_t packets = is_atomic(wr->opcode) ? 1 : sim_packets(wqe->len);
-        wqe->last = (qp->psn + packets - 1) & SIM_PSN;
-        qp->psn = (wqe->last + 1) & SIM_PSN;
-        qp->sq_tail++;
-        if (base->state == IBV_QPS_ERR) {
-            sim_complete(qp, IBV_WC_WR_FLUSH_ERR);
-            qp->sq_at = qp->sq_tail;
-        }
     }
-    if (rc) *bad_wr = wr;
+    if (!ready) rc = EINVAL;
+    if (rc) *bad_wr = ready ? wr : first;
+    if (ready) take_in(qp);
     if (base->state == IBV_QPS_RTS) sim_transmit(qp);
+    if (base->state == IBV_QPS_ERR) flush_sends(qp);
     pthread_mutex_unlock(&ctx->lock);
     return rc;
 }
@@ -321,7 +328,8 @@ int sim_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_w
                                qp->cap.max_recv_wr);
         if (rc) break;
         qp->rq_tail++;
-        if (base->state == IBV_QPS_ERR) sim_complete_recv(qp, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV, 0, NULL);
+        if (base->state == IBV_QPS_ERR && !ctx_of(qp)->as_soft_roce)
+            sim_complete_recv(qp, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV, 0, NULL);
     }
     if (rc) *bad_wr = wr;
     pthread_mutex_unlock(&ctx_of(qp)->lock);

@@ -13,8 +13,8 @@ static int expects_data(const struct sim_wqe *wqe) { return wqe->wr.opcode >= IB
 /* ---- out ---- */
 
 /* The next packet of a send or write: where it stands in its message is at_off. */
-static int fill_data(struct sim_qp *qp, const struct sim_wqe *wqe, struct sim_packet *p, uint8_t *payload,
-                     size_t *len_p) {
+static enum ibv_wc_status fill_data(struct sim_qp *qp, const struct sim_wqe *wqe, struct sim_packet *p,
+                                    uint8_t *payload, size_t *len_p) {
     size_t left = wqe->len - qp->at_off, len = left < SIM_MTU ? left : SIM_MTU;
     int is_send = wqe->wr.opcode == IBV_WR_SEND || wqe->wr.opcode == IBV_WR_SEND_WITH_IMM;
     p->op = is_send ? SIM_SEND : SIM_WRITE;
@@ -33,10 +33,11 @@ static int fill_data(struct sim_qp *qp, const struct sim_wqe *wqe, struct sim_pa
     if (!(wqe->wr.send_flags & IBV_SEND_INLINE))
         return sim_gather(qp, wqe->sge, wqe->wr.num_sge, qp->at_off, payload, len);
     memcpy(payload, wqe->data + qp->at_off, len);
-    return 1;
+    return IBV_WC_SUCCESS;
 }
 
-static int fill(struct sim_qp *qp, const struct sim_wqe *wqe, struct sim_packet *p, uint8_t *payload, size_t *len_p) {
+static enum ibv_wc_status fill(struct sim_qp *qp, const struct sim_wqe *wqe, struct sim_packet *p, uint8_t *payload,
+                               size_t *len_p) {
     *p = (struct sim_packet){.psn = wqe->first, .flags = SIM_FIRST | SIM_LAST, .len = wqe->len};
     *len_p = 0;
     switch (wqe->wr.opcode) {
@@ -46,7 +47,7 @@ static int fill(struct sim_qp *qp, const struct sim_wqe *wqe, struct sim_packet 
         p->addr = wqe->wr.wr.rdma.remote_addr + wqe->have;
         p->len = wqe->len - wqe->have;
         p->rkey = wqe->wr.wr.rdma.rkey;
-        return 1;
+        return IBV_WC_SUCCESS;
     case IBV_WR_ATOMIC_CMP_AND_SWP:
     case IBV_WR_ATOMIC_FETCH_AND_ADD:
         p->op = wqe->wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP ? SIM_CAS : SIM_ADD;
@@ -54,7 +55,7 @@ static int fill(struct sim_qp *qp, const struct sim_wqe *wqe, struct sim_packet 
         p->rkey = wqe->wr.wr.atomic.rkey;
         p->operand = p->op == SIM_CAS ? wqe->wr.wr.atomic.swap : wqe->wr.wr.atomic.compare_add;
         p->compare = wqe->wr.wr.atomic.compare_add;
-        return 1;
+        return IBV_WC_SUCCESS;
     default: return fill_data(qp, wqe, p, payload, len_p);
     }
 }
@@ -72,9 +73,10 @@ void sim_transmit(struct sim_qp *qp) {
         }
         if (qp->out < 0) return; /* dialled again by the device's thread */
         if (expects_data(wqe) && qp->reads >= qp->attr.max_rd_atomic) return;
-        if (!fill(qp, wqe, &packet, payload, &len)) {
+        enum ibv_wc_status status = fill(qp, wqe, &packet, payload, &len);
+        if (status != IBV_WC_SUCCESS) {
             if (qp->sq_at != qp->sq_head) return; /* those before it end first */
-            sim_complete(qp, IBV_WC_LOC_PROT_ERR);
+            sim_complete(qp, status);
             sim_qp_error(qp);
             return;
         }

@@ -88,6 +88,13 @@ static struct sim_rwqe *posted(struct sim_qp *qp, uint32_t psn) {
     return NULL;
 }
 
+/* What arrives cannot be put there. soft-RoCE's copying fails in one way, whatever the reason. */
+static void refuse_send(struct sim_qp *qp, enum ibv_wc_status status, enum sim_nak nak, uint32_t psn) {
+    int same = sim_of(qp->base.context)->as_soft_roce;
+    sim_complete_recv(qp, same ? IBV_WC_LOC_QP_OP_ERR : status, IBV_WC_RECV, 0, NULL);
+    refuse_for_good(qp, same ? SIM_NAK_OPERATION : nak, psn);
+}
+
 static void on_send(struct sim_qp *qp, const struct sim_packet *p, const void *payload, size_t len) {
     const struct sim_rwqe *rwqe = posted(qp, p->psn);
     uint64_t room = 0;
@@ -95,13 +102,11 @@ static void on_send(struct sim_qp *qp, const struct sim_packet *p, const void *p
     if (p->flags & SIM_FIRST) qp->offset = 0;
     for (int i = 0; i < rwqe->num_sge; i++) room += rwqe->sge[i].length;
     if (len > room - qp->offset) {
-        sim_complete_recv(qp, IBV_WC_LOC_LEN_ERR, IBV_WC_RECV, 0, NULL);
-        refuse_for_good(qp, SIM_NAK_INVALID, p->psn);
+        refuse_send(qp, IBV_WC_LOC_LEN_ERR, SIM_NAK_INVALID, p->psn);
         return;
     }
     if (!sim_scatter(qp, rwqe->sge, rwqe->num_sge, qp->offset, payload, len)) {
-        sim_complete_recv(qp, IBV_WC_LOC_PROT_ERR, IBV_WC_RECV, 0, NULL);
-        refuse_for_good(qp, SIM_NAK_OPERATION, p->psn);
+        refuse_send(qp, IBV_WC_LOC_PROT_ERR, SIM_NAK_OPERATION, p->psn);
         return;
     }
     qp->offset += len;
@@ -111,10 +116,18 @@ static void on_send(struct sim_qp *qp, const struct sim_packet *p, const void *p
     acknowledge(qp, p->psn);
 }
 
+/* The requester may not write there. soft-RoCE has taken the receive of immediate data by then, and ends it so, too. */
+static void refuse_write(struct sim_qp *qp, const struct sim_packet *p) {
+    if (sim_of(qp->base.context)->as_soft_roce && p->flags & SIM_IMM)
+        sim_complete_recv(qp, IBV_WC_REM_ACCESS_ERR, IBV_WC_RECV_RDMA_WITH_IMM, 0, NULL);
+    refuse_for_good(qp, SIM_NAK_ACCESS, p->psn);
+}
+
 static void on_write(struct sim_qp *qp, const struct sim_packet *p, const void *payload, size_t len) {
+    if (sim_of(qp->base.context)->as_soft_roce && p->flags & SIM_IMM && !posted(qp, p->psn)) return;
     if (p->flags & SIM_FIRST) {
         if (p->len && !allowed(qp, p->rkey, p->addr, p->len, IBV_ACCESS_REMOTE_WRITE)) {
-            refuse_for_good(qp, SIM_NAK_ACCESS, p->psn);
+            refuse_write(qp, p);
             return;
         }
         qp->offset = 0;
@@ -125,7 +138,7 @@ static void on_write(struct sim_qp *qp, const struct sim_packet *p, const void *
     /* Every packet anew: the region may have been deregistered meanwhile. */
     if (len > qp->total - qp->offset ||
         (len && !allowed(qp, qp->rkey, qp->address + qp->offset, len, IBV_ACCESS_REMOTE_WRITE))) {
-        refuse_for_good(qp, SIM_NAK_ACCESS, p->psn);
+        refuse_write(qp, p);
         return;
     }
     if (p->flags & SIM_IMM && !posted(qp, p->psn)) return;
