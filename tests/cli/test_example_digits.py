@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -11,14 +13,17 @@ from commands import hrdma
 import harness
 
 pytestmark = pytest.mark.slow
+digits = pytest.mark.skipif(
+    find_spec("sklearn") is None, reason="scikit-learn is not installed: pip install hrdma[demo]"
+)
 MODULE = "hrdma.examples.train_digits"
 
 
 def train(n: int, *arguments: str, **environ: str):
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install hrdma[demo]")
     return hrdma("run", "-n", str(n), "-m", MODULE, *arguments, **environ)
 
 
+@digits
 @pytest.mark.parametrize("n, transport", [(2, "shm"), *((4, transport) for transport in harness.transports())])
 def test_train_digits(n, transport):
     done = train(n, HRDMA_TRANSPORT=transport, **harness.devices(transport))
@@ -37,17 +42,27 @@ def test_train_digits(n, transport):
     assert whole and 0 < float(whole[1]) <= float(whole[2]) < 20 and float(whole[3]) > 0
 
 
+def learn(rank, arguments):
+    from hrdma.examples import train_digits
+
+    sys.argv[1:] = arguments
+    return train_digits.main()
+
+
+@digits
 @pytest.mark.parametrize("n", [1, 3, 8])
 def test_other_numbers_of_ranks_learn_as_well(n):
-    done = train(n, "--epochs", "10")
-    assert done.returncode == 0 and "bit-identical" in done.stdout, done
+    done = harness.outcomes(learn, n, init=False, arguments=["--epochs", "10"])
+    assert all(one.value == 0 for one in done) and "bit-identical" in done[0].output, done
 
 
+@digits
 def test_too_little_training_is_a_failure():
-    done = train(1, "--epochs", "1", "--rate", "0.0001")
-    assert done.returncode == 1 and "bit-identical" in done.stdout
+    (done,) = harness.outcomes(learn, 1, init=False, arguments=["--epochs", "1", "--rate", "0.0001"])
+    assert done.value == 1 and "bit-identical" in done.output
 
 
+@digits
 def test_a_batch_that_cannot_be_shared_is_refused():
     done = train(2, "--batch", "1")
     assert done.returncode == 2 and "--batch 1: between 2, the ranks, and 1437, the samples" in done.stderr
