@@ -190,7 +190,7 @@ class Store:
         self.used = 0
         self.evicted = 0
         self.objects: dict[str, Segment] = {}
-        self.held: set[Segment] = set()  #: all that takes memory: sums, what is asked to be put, what goes with its last pin
+        self.held: set[Segment] = set()  #: all that takes memory: sums and what is deleted, too
 
     def reserve(self, nbytes: int) -> bool:
         """Counts bytes as taken where there is room."""
