@@ -32,6 +32,7 @@ from hrdma.objects.packets import pack, unpack
 __all__ = ["Cluster", "Member", "address_of", "address_towards"]
 
 REDIAL = 0.05  # seconds between calls to somebody who does not listen yet
+REJOIN = 10.0  # seconds, at least, in which a node that was counted as lost must find the others
 
 Card = dict[str, Any]
 
@@ -252,7 +253,7 @@ class Cluster:
         self._down.clear()
         self.me, self.epoch, self.nodes = secrets.randbits(62), 0, {}
         self._member.viewed(())
-        self._seeds, self._deadline = seeds, time.monotonic() + 4 * self._loop.heartbeat
+        self._seeds, self._deadline = seeds, time.monotonic() + max(REJOIN, 4 * self._loop.heartbeat)
         self._join()
 
     # who comes

@@ -11,7 +11,11 @@ from hrdma.errors import HrdmaError
 if TYPE_CHECKING:
     from hrdma.verbs import MemoryRegion, ProtectionDomain
 
-__all__ = ["Memory"]
+__all__ = ["Gone", "Memory"]
+
+
+class Gone(HrdmaError):
+    """The memory was let go of: nobody needs what should go there, or come from there."""
 
 
 class Memory:
@@ -30,7 +34,9 @@ class Memory:
         Raises
         ------
         HrdmaError
-            The device or the memlock limit refuses, or it was let go of.
+            The device or the memlock limit refuses.
+        Gone
+            It was let go of.
 
         Notes
         -----
@@ -40,7 +46,7 @@ class Memory:
 
         with self._registering:
             if self._regions is None:
-                raise HrdmaError("the memory is gone")
+                raise Gone("the memory is gone")
             if domain not in self._regions:
                 try:
                     made = MemoryRegion(domain, self.view, remote_read=True)

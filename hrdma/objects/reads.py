@@ -34,6 +34,7 @@ from hrdma.config import Config
 from hrdma.errors import HrdmaError
 from hrdma.log import logger
 from hrdma.objects.carriers import BLOCK, LOOK, Counts, Source, Target, hung_up
+from hrdma.objects.memory import Gone
 
 __all__ = ["Rail", "rails"]
 
@@ -117,6 +118,8 @@ class _Line:
                 return
         try:
             region = source.region(self.rail.domain)
+        except Gone:
+            return
         except HrdmaError as error:
             self.failed(str(error))
             sock.sendall(TOLD.pack(0, 0, 0))

@@ -29,6 +29,7 @@ from hrdma.control.wire import HEADER, FrameError, Kind, decode, encode, proof
 from hrdma.errors import HrdmaError
 from hrdma.log import logger
 from hrdma.objects.carriers import BLOCK, Carriers, Line, Source, Stream, Target
+from hrdma.objects.memory import Gone
 
 __all__ = ["Feeder", "block_of", "open_line", "open_stream"]
 
@@ -288,6 +289,8 @@ def open_stream(
             if how is not None:
                 line.meet(how)
             stream = line.pull(sock, target, request["offset"], block)
+        except Gone:
+            raise
         except HrdmaError as error:
             failed(str(error))
             raise

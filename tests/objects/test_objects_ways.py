@@ -14,7 +14,7 @@ from hrdma import verbs
 from hrdma.config import Config
 from hrdma.errors import DeviceError, HrdmaError, RequestError
 from hrdma.objects import ObjectLost, carriers, reads, streams
-from hrdma.objects.memory import Memory
+from hrdma.objects.memory import Gone, Memory
 from hrdma.objects.store import Segment
 
 SIM = {"devices": "sim"}
@@ -214,3 +214,15 @@ def test_a_node_that_is_gone_is_fed_no_longer(two):
         ways._left.clear()
         segment.advance(NBYTES)
     ways.close()
+
+
+def test_memory_that_is_gone_is_no_fault_of_the_way(two, said):
+    rig, one, _ = two(SIM, SIM)
+    ref = one.put(data())
+    a, b = rig.nodes["a"].node, rig.nodes["b"].node
+    source = a.store.objects[ref.id]
+    target = Segment(ref.id, source.meta, source.gen)
+    target.close()  # as when the object was deleted meanwhile
+    with pytest.raises(Gone):
+        b.stream(a.me, {"id": ref.id, "gen": source.gen, "offset": 0}, target)
+    assert not said("stands in") and b.carriers.offer(a.me).name == "verbs"
