@@ -177,6 +177,7 @@ struct sim_context {
     int ports, ngids;
     union ibv_gid gids[SIM_PORTS][SIM_GIDS]; /* of port + 1 */
     unsigned down;                           /* ports, as bits */
+    int mute;                                /* nothing gets in or out, and nobody is told */
     struct ibv_async_event async[SIM_ASYNC];
     unsigned async_head, async_tail;
     int epfd, listener, kick;
@@ -212,6 +213,8 @@ int hr_verbs_sim_attach(struct ibv_qp *qp, int fd);
 
 /* A cable that is pulled, or plugged in: an event, and what is under way on the port comes to nothing. */
 void hr_verbs_sim_port(struct ibv_context *ctx, int port, int up);
+/* Nothing gets through any more, either way, and nobody is told; or it goes on, with what has waited. */
+void hr_verbs_sim_mute(struct ibv_context *ctx, int mute);
 /* A card that is taken out: the event that says so. What is under way goes on, until the context is closed. */
 void hr_verbs_sim_remove(struct ibv_context *ctx);
 

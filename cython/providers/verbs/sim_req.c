@@ -65,6 +65,7 @@ void sim_transmit(struct sim_qp *qp) {
     uint8_t payload[SIM_MTU];
     struct sim_packet packet;
     size_t len;
+    if (sim_of(qp->base.context)->mute) return;
     while (qp->base.state == IBV_QPS_RTS && qp->sq_at != qp->sq_tail && !qp->resume && !qp->out_waits) {
         struct sim_wqe *wqe = wqe_at(qp, qp->sq_at);
         if (qp->gone) {

@@ -316,6 +316,7 @@ static void tick(struct sim_context *ctx) {
 
 void sim_run(struct sim_context *ctx) {
     struct epoll_event events[16];
+    if (ctx->mute) return;
     if (ctx->waiting) tick(ctx); /* first: what is found to wait from here on waits for the next */
     int n = epoll_wait(ctx->epfd, events, 16, 0);
     for (int i = 0; i < n; i++) {
@@ -335,6 +336,14 @@ void sim_run(struct sim_context *ctx) {
     }
 }
 
+void hr_verbs_sim_mute(struct ibv_context *base, int mute) {
+    struct sim_context *ctx = sim_of(base);
+    pthread_mutex_lock(&ctx->lock);
+    ctx->mute = mute;
+    sim_look_again(ctx);
+    pthread_mutex_unlock(&ctx->lock);
+}
+
 /* ---- the thread ---- */
 
 static void *run(void *arg) {
@@ -348,7 +357,7 @@ static void *run(void *arg) {
         if (fds[0].revents) eventfd_read(ctx->kick, &count);
         if (ctx->stop) break;
         /* Somebody polls and does the work: look again in a while, and at nothing but the kick until then. */
-        int keep_away = !ctx->armed && hr_now() - ctx->polled < polled_lately;
+        int keep_away = ctx->mute || (!ctx->armed && hr_now() - ctx->polled < polled_lately);
         if (!keep_away) sim_run(ctx);
         both = !keep_away;
         timeout = keep_away || ctx->waiting ? TICK_MS : -1;
