@@ -34,7 +34,7 @@ for provider in "$@"; do
         suite $threads "fault:$provider"
         if [ "$provider" = verbs ] && [ -z "${HR_TEST_DEVICE:-}" ]; then
             "$binary" --options receives=shared $threads --device sim verbs
-            "$binary" --device sim2,sim2 $threads verbs
+            "$binary" --device sim2,sim2 --options silence=5 $threads verbs
             "$binary" --device sim2 --options fallback=tcp $threads verbs
             "$binary" --device sim2 --options fallback=tcp,deaf=16 $threads verbs
         fi

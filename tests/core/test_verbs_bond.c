@@ -26,11 +26,11 @@ static int exercised(const struct bond_rig *rig) {
     return a->counts.resent + b->counts.resent > 0 && a->counts.redone > 0;
 }
 
-static void storm(const char *devices, uint64_t seed, int strikes) {
+static void storm(const char *devices, const char *options, uint64_t seed, int strikes) {
     struct bond_rig rig;
     uint64_t before = 0;
     int left = 0;
-    bond_open(&rig, devices, NULL);
+    bond_open(&rig, devices, options);
     rig.random = seed;
     hurry(&rig);
     for (int64_t until = hr_now() + 40000 * HR_VERBS_MS;
@@ -63,10 +63,13 @@ static void storm(const char *devices, uint64_t seed, int strikes) {
 }
 
 TEST(a_storm_on_two_rails) {
-    for (uint64_t seed = 1; seed <= 3; seed++) storm(two, seed, 8);
+    for (uint64_t seed = 1; seed <= 3; seed++) storm(two, NULL, seed, 8);
 }
 
-TEST(a_storm_on_three_rails) { storm(three, 11, 10); }
+TEST(a_storm_on_three_rails) { storm(three, NULL, 11, 10); }
+
+/* As jobs have them: a port that is down is found out by what does not come back. */
+TEST(a_storm_on_rails_that_are_watched) { storm(two, "silence=5", 21, 8); }
 
 /* ---- rails ---- */
 

@@ -49,14 +49,17 @@ const struct hr_verbs_backend *hr_verbs_lib(const char **why_p);
 int hr_verbs_fork_safe(const struct hr_verbs_backend *verbs);
 
 /* What queue pairs are brought up with. 4.096 us * 2^14 until the first retry, then 6 more: half a second of silence,
- * at least (qp.c). Soft-RoCE takes 7 for "without end". */
+ * at least (qp.c). */
 enum {
     HR_VERBS_ACK_TIMEOUT = 14,
     HR_VERBS_RETRIES = 6,
+    HR_VERBS_ENDLESS = 7, /* for soft-RoCE */
     HR_VERBS_RNR_TIMER = 12,
     HR_VERBS_HOPS = 64,
     HR_VERBS_READS = 16 /* reads under way at a time, in either direction */
 };
+/* So long retries last, at least, where others count a peer lost after that silence. */
+#define HR_VERBS_OUTLASTS(silence) ((silence) + (silence) * 2 / 5)
 
 /* Index of the wanted GID, or of the best where that is -1; -1: there is none. */
 int hr_verbs_gid_choose(const struct hr_verbs_backend *verbs, struct ibv_context *ctx, uint8_t port, int entries,

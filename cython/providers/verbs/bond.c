@@ -10,7 +10,6 @@
 
 #include "providers/verbs/bond.h"
 
-#define TICK (100 * HR_VERBS_MS)
 enum { LOOK_EVERY = 32 };
 
 /* Count, and per rail length, version, count, and addresses of family, port and 16 bytes: see address.c. */
@@ -75,7 +74,7 @@ static void tick_set(struct hr_bond *bond, int64_t every) {
 }
 
 void hr_bond_tick_start(struct hr_bond *bond) {
-    if (!bond->ticking) tick_set(bond, TICK);
+    if (!bond->ticking) tick_set(bond, HR_BOND_TICK);
 }
 
 static void tick(struct hr_bond *bond) {
@@ -242,7 +241,6 @@ static hr_status open_rails(struct hr_bond *bond, const struct hr_domain_params 
     char without[256] = "";
     hr_status worst = HR_ERR_NO_DEVICE;
     inner.sink = &rail_sink;
-    one.silence = 0; /* another rail takes over at once */
     inner.owner = bond;
     for (int i = 0; i < n; i++) {
         char name[61], why[256] = "";
@@ -259,6 +257,7 @@ static hr_status open_rails(struct hr_bond *bond, const struct hr_domain_params 
     }
     if (!bond->n || !options->fallback) return bond->n ? HR_OK : worst;
     one.inject = (struct hr_verbs_inject){.budget = 0};
+    one.silence = 0; /* that of TCP is its own */
     hr_status status = hr_verbs_device_spare(&options->wish, found, n, &spare, without);
     if (status == HR_OK) status = open_rail(bond, HR_BOND_SPARE, &inner, &one, &spare, without);
     if (status != HR_OK) hr_verbs_leave(bond->base.left, "tcp", without);
@@ -279,6 +278,7 @@ hr_status hr_bond_open(const struct hr_domain_params *params, const struct hr_ve
     memcpy(bond->base.left, left, HR_LEFT);
     hr_list_init(&bond->eps);
     hr_list_init(&bond->pending);
+    if (!options->ack_timeout) bond->silence = options->silence;
     bond->epfd = epoll_create1(EPOLL_CLOEXEC);
     bond->timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     hr_status status = open_rails(bond, params, options, found, n, detail);

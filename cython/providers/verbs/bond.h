@@ -11,6 +11,7 @@
  *   bond_send.c  messages, notices, what ends tell each other of lanes
  *   bond_rma.c   reads, writes, atomics, in stripes
  *   bond_cut.c   how these are cut
+ *   bond_watch.c lanes on which nothing comes back
  *   bond_mem.c   registrations, descriptors
  *
  * A rail is a domain of its own (verbs.h), a lane an endpoint of that, and the bond is the sink of their events. They
@@ -68,7 +69,11 @@ struct hr_bond_lane {
     uint64_t out;       /* bytes that are posted and have not ended */
     uint64_t moved;     /* that have ended since `since` */
     int64_t since, last;
-    double rate; /* bytes per ns while it was busy; 0: not known */
+    double rate;    /* bytes per ns while it was busy; 0: not known */
+    uint32_t ended; /* work requests, when it was looked at last */
+    int waits;      /* for the end of one, then; */
+    int silent;     /* looks in a row at which none had come; */
+    int missed;     /* of them those at which one had come on another lane */
 };
 
 /* A part of an operation, on one lane; the cookie by which that knows it. */
@@ -145,6 +150,7 @@ struct hr_bond {
     struct hr_domain base;
     struct hr_verbs_domain *rails[HR_BOND_RAILS]; /* NULL: it did not open */
     int n, nearest;                               /* n: numbers of rails */
+    int64_t silence;                              /* after which others count a peer lost; 0: lanes are not watched */
     int on_spare;                                 /* endpoints whose messages go by the spare lane */
     int opened;                                   /* devices */
     uint8_t address[HR_MAX_ADDR];
@@ -174,7 +180,8 @@ hr_status hr_bond_open(const struct hr_domain_params *params, const struct hr_ve
                        char detail[256]);
 /* Progress has something to do for this endpoint. */
 void hr_bond_pending(struct hr_bond_ep *ep);
-/* Lanes are to be called, or calls to be given up, in a while. */
+/* Lanes are to be called, calls to be given up, what is under way to be looked at, in a while. */
+#define HR_BOND_TICK (100 * HR_VERBS_MS)
 void hr_bond_tick_start(struct hr_bond *bond);
 /* The engine was refused, and may come again. */
 void hr_bond_room_again(struct hr_bond_ep *ep);
@@ -273,6 +280,16 @@ void hr_bond_cut(const struct hr_bond_ep *ep, struct hr_bond_op *op);
 /* So many bytes were posted on the lane; have ended. */
 void hr_bond_lane_busy(struct hr_bond_lane *lane, uint64_t len);
 void hr_bond_lane_moved(struct hr_bond_lane *lane, uint64_t len);
+
+/* bond_watch.c */
+/* From now on it is looked at as long as anything is under way. */
+void hr_bond_posted(struct hr_bond_ep *ep);
+/* The lane is up. */
+void hr_bond_watch_start(struct hr_bond_lane *lane);
+/* How long the lane's work requests may be. */
+void hr_bond_watch_rate(struct hr_bond_lane *lane);
+/* Looks at all lanes, at every tick; breaks those that are dead. Returns whether anything is under way. */
+int hr_bond_watch(struct hr_bond_ep *ep);
 
 /* bond_mem.c */
 hr_status hr_bond_mem_register(struct hr_domain *domain, void *addr, size_t len, uint32_t access, struct hr_mem *mem_p);

@@ -32,6 +32,7 @@ void hr_bond_lane_moved(struct hr_bond_lane *lane, uint64_t len) {
     lane->rate = lane->rate > 0 ? lane->rate + (rate - lane->rate) / 4 : rate;
     lane->moved = 0;
     lane->since = lane->last;
+    hr_bond_watch_rate(lane);
 }
 
 /* As it is now; what is not known is as the best of them. Returns 0 where none is. */

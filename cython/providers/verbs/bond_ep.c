@@ -139,6 +139,7 @@ static void came_up(struct hr_bond_lane *lane) {
     }
     lane->stage = HR_BOND_UP;
     lane->pause = REST_FIRST;
+    hr_bond_watch_start(lane);
     if (lane->life > 1 && lane->index != HR_BOND_SPARE) hr_bond_of(&ep->base)->counts.back++;
     if (ep->first < 0 || !ep->logged) hr_bond_choose_first(ep);
     hr_bond_pending(ep);
@@ -252,9 +253,10 @@ int hr_bond_run(struct hr_bond_ep *ep, int budget) {
 
 /* Who calls does so when its port is active; who waits is called. */
 int hr_bond_tick(struct hr_bond_ep *ep, int64_t now) {
-    int more = 0;
+    int more;
     if (ep->plain || ep->state != HR_BOND_OPEN) return ep->open_by && hr_bond_spare_is_late(ep, now);
     if (ep->leave_by && hr_bond_leave_is_late(ep, now)) lost(&ep->lanes[HR_BOND_SPARE]);
+    more = hr_bond_watch(ep);
     for (int i = 0; i < ep->n; i++) {
         struct hr_bond_lane *lane = &ep->lanes[i];
         struct hr_verbs_domain *rail = hr_bond_of(&ep->base)->rails[i];

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "providers/verbs/verbs.h"
+#include "providers/verbs/bond.h"
 
 enum { SIGNAL_EVERY = 16, ENTRIES = HR_VERBS_ENTRIES };
 _Static_assert(SIGNAL_EVERY * 2 <= HR_VERBS_SLOTS, "buffers run out only where the end of some is on its way");
@@ -62,6 +62,7 @@ int hr_verbs_post(struct hr_verbs_ep *ep, struct ibv_send_wr *wrs, const struct 
         ep->ctl += wqes[i].ctl;
         ep->unsent += wqes[i].bytes;
     }
+    if (taken && ep->bond) hr_bond_posted(ep->bond);
     if (taken < n && rc != ENOMEM && rc != EAGAIN)
         hr_verbs_ep_fail(ep, HR_ERR_PEER_LOST, "the queue pair does not take work requests", rc);
     else if (taken < n)
@@ -173,9 +174,12 @@ int hr_verbs_sent(struct hr_verbs_ep *ep, const struct ibv_wc *wc) {
 }
 
 /* A write of nothing asks for no key and no receive at the peer. */
-void hr_verbs_flush(struct hr_verbs_ep *ep) {
+void hr_verbs_probe(struct hr_verbs_ep *ep) {
     struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE};
     struct hr_verbs_wqe wqe = {.work = HR_VERBS_W_COPY, .ctl = 1};
-    if (ep->signaled == ep->tail || ep->ctl >= HR_VERBS_CTL || hr_verbs_under_way(ep) >= ENTRIES) return;
-    hr_verbs_post(ep, &wr, &wqe, 1);
+    if (ep->ctl < HR_VERBS_CTL && hr_verbs_under_way(ep) < ENTRIES) hr_verbs_post(ep, &wr, &wqe, 1);
+}
+
+void hr_verbs_flush(struct hr_verbs_ep *ep) {
+    if (ep->signaled != ep->tail) hr_verbs_probe(ep);
 }

@@ -148,8 +148,17 @@ static int took_class(struct hr_verbs_ep *ep, const struct ibv_ah_attr *given) {
  * matter. An exponent, of 4.096 us. */
 static uint8_t ack_timeout(int64_t silence) {
     uint8_t exponent = HR_VERBS_ACK_TIMEOUT;
-    while (exponent < 31 && (4096LL << exponent) * (HR_VERBS_RETRIES + 1) < silence + silence * 2 / 5) exponent++;
+    while (exponent < 31 && (4096LL << exponent) * (HR_VERBS_RETRIES + 1) < HR_VERBS_OUTLASTS(silence)) exponent++;
     return exponent;
+}
+
+/* A lane's end is told by bond_watch.c, so soft-RoCE, which counts no retries if asked, may repeat often: it loses
+ * packets. */
+static void set_retries(struct hr_verbs_ep *ep, struct ibv_qp_attr *attr) {
+    const struct hr_verbs_domain *d = hr_verbs_domain_of(&ep->base);
+    int endless = ep->bond && d->software && d->silence && !d->ack_timeout;
+    attr->retry_cnt = endless ? HR_VERBS_ENDLESS : HR_VERBS_RETRIES;
+    attr->timeout = d->ack_timeout ? (uint8_t)d->ack_timeout : ack_timeout(endless ? 0 : d->silence);
 }
 
 hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_path *path, const struct hr_verbs_open *peer,
@@ -175,8 +184,7 @@ hr_status hr_verbs_qp_up(struct hr_verbs_ep *ep, const struct hr_verbs_path *pat
     ep->classless = !took_class(ep, &attr.ah_attr);
     memset(&attr, 0, sizeof attr);
     attr.qp_state = IBV_QPS_RTS;
-    attr.timeout = d->ack_timeout ? (uint8_t)d->ack_timeout : ack_timeout(d->silence);
-    attr.retry_cnt = HR_VERBS_RETRIES;
+    set_retries(ep, &attr);
     attr.rnr_retry = HR_VERBS_RETRIES;
     attr.sq_psn = ep->psn;
     attr.max_rd_atomic = (uint8_t)(peer->rd_atomic < hr_verbs_rd_atomic(d) ? peer->rd_atomic : hr_verbs_rd_atomic(d));

@@ -74,20 +74,22 @@ static int with_imm(const struct hr_verbs_ep *ep, const struct hr_verbs_op *op) 
     return op->notify && op->value >> 32 == ep->upper_out && op->len && !(ep->hungry && ep->room);
 }
 
-/* The whole of it in one work request. Returns 0 where there is no room. */
+/* The whole of it in one work request, or as much as one may have. Returns 0 where there is no room. */
 static int post_direct(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
-    struct ibv_sge sge = {.addr = (uintptr_t)op->local, .length = (uint32_t)op->len, .lkey = op->lkey};
+    uint64_t len = op->len - op->posted;
+    if (ep->longest && len > ep->longest) len = ep->longest;
+    struct ibv_sge sge = {.addr = (uintptr_t)op->local + op->posted, .length = (uint32_t)len, .lkey = op->lkey};
     struct ibv_send_wr wr = {
         .sg_list = &sge, .num_sge = 1, .opcode = op->is_read ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE};
-    struct hr_verbs_wqe wqe = {.work = HR_VERBS_W_RMA, .op = op, .bytes = (uint32_t)op->len};
-    int imm = with_imm(ep, op);
+    struct hr_verbs_wqe wqe = {.work = HR_VERBS_W_RMA, .op = op, .bytes = (uint32_t)len};
+    int imm = with_imm(ep, op) && op->posted + len == op->len;
     ep->hungry |= imm && !ep->room;
     if (!hr_verbs_sends_left(ep) || (imm && !ep->room)) return 0;
     if (imm) {
         wr.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
         wr.imm_data = htonl((uint32_t)op->value);
     }
-    wr.wr.rdma.remote_addr = op->addr;
+    wr.wr.rdma.remote_addr = op->addr + op->posted;
     wr.wr.rdma.rkey = op->rkey;
     op->open++;
     if (hr_verbs_post(ep, &wr, &wqe, 1) < 1) {
@@ -95,8 +97,8 @@ static int post_direct(struct hr_verbs_ep *ep, struct hr_verbs_op *op) {
         return 0;
     }
     if (imm) ep->room--, op->notify = 0;
-    op->posted = op->len;
-    hr_verbs_domain_of(&ep->base)->counts.direct += op->len;
+    op->posted += len;
+    hr_verbs_domain_of(&ep->base)->counts.direct += len;
     return 1;
 }
 
@@ -287,6 +289,7 @@ hr_status hr_verbs_move(struct hr_verbs_ep *ep, void *cookie, void *copy) {
         if (!op->in_use || op->cookie != cookie) continue;
         if (op->lkey && ep->state != HR_VERBS_LOST && !wait_for_device(ep, op)) return HR_ERR_UNSUPPORTED;
         op->local = copy;
+        op->lkey = 0; /* of what is not posted yet */
         return HR_OK;
     }
     return HR_OK; /* it has ended: that is about to be told */

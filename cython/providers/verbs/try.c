@@ -15,7 +15,8 @@
  * peer's queue pair sends after its greetings is as good as the word GOOD, and may come before that does.
  *
  * Where another pair is left, packets have PATIENCE from when both ends are ready. The last pair, and a peer that says
- * nothing over the socket, which no other pair would mend, have the time that the engine gives.
+ * nothing over the socket, which no other pair would mend, have the time that the engine gives; but for the packets of
+ * a lane beside others, whose retries last longer than anybody waits.
  */
 
 #include <errno.h>
@@ -239,7 +240,7 @@ static void hear(struct hr_verbs_call *call) {
             say(call, HR_VERBS_READY);
     } else if (ours && word->kind == HR_VERBS_READY && call->ready == 1) {
         call->ready = 2;
-        if (call->turn + 1 < call->npairs) call->deadline = hr_now() + PATIENCE;
+        if (call->turn + 1 < call->npairs || ep->bond) call->deadline = hr_now() + PATIENCE;
         hr_verbs_try_greet(call);
     } else if (ours && word->kind == HR_VERBS_GOOD && call->ready == 2) {
         call->their_good = 1;
@@ -273,6 +274,10 @@ void hr_verbs_try_event(struct hr_verbs_call *call) {
 void hr_verbs_try_late(struct hr_verbs_call *call) {
     uint32_t why = !call->acked ? HR_VERBS_SILENT : call->acked < GREETINGS ? HR_VERBS_NARROW : HR_VERBS_ONE_WAY;
     char text[160];
+    if (call->acked == GREETINGS && call->turn + 1 == call->npairs) { /* the peer is busy */
+        call->deadline = 0;
+        return;
+    }
     cause(call, why, text);
     next(call, text, why);
 }

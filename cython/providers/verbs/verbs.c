@@ -142,6 +142,7 @@ hr_status hr_verbs_domain_open(const struct hr_provider *self, const struct hr_d
     d->paths = found->paths;
     d->is_sim = found->is_sim;
     d->is_tcp = found->is_tcp;
+    d->software = found->software && !found->is_sim;
     memcpy(d->behind, found->behind, sizeof d->behind);
     memcpy(d->reason, found->reason, sizeof d->reason);
     d->wish = found->wish;

@@ -187,7 +187,7 @@ struct hr_verbs_ep {
     char detail[200];
 
     struct ibv_qp *qp;
-    uint32_t psn, inline_max;
+    uint32_t psn, inline_max, longest; /* longest: bytes of a read or write in one work request; 0: any */
     uint64_t nonce, peer_nonce;
     struct hr_verbs_ep *next; /* in a list of domain.numbers */
     uint8_t *slab;            /* slots, and room for control messages; pinned */
@@ -247,7 +247,7 @@ struct hr_verbs_domain {
     char name[64];                /* of the device */
     char reason[HR_VERBS_REASON]; /* why this device */
     char fallback[200];           /* the last pair that did not do, and why; "": all did */
-    int is_sim, is_tcp;
+    int is_sim, is_tcp, software;
     char behind[HR_VERBS_BEHIND][IF_NAMESIZE]; /* is_tcp: interfaces to be called at when no other is left */
     int addresses;                             /* at most so many to be called at */
     uint32_t registrations;                    /* so far: names them to peers */
@@ -424,7 +424,8 @@ int hr_verbs_sent(struct hr_verbs_ep *ep, const struct ibv_wc *wc);
 /* The device has ended it and those before: their control messages leave place for others, before progress looks at
  * them. */
 void hr_verbs_ended_early(struct hr_verbs_ep *ep, const struct ibv_wc *wc);
-/* So that ep_unsent comes to nothing: a signaled work request behind unsignaled ones. */
+/* A signaled work request that moves nothing. Flush: behind unsignaled ones, if any, so that their end is told. */
+void hr_verbs_probe(struct hr_verbs_ep *ep);
 void hr_verbs_flush(struct hr_verbs_ep *ep);
 
 /* send.c */
