@@ -29,23 +29,8 @@ from hrdma.objects.broadcast import Copies, Copy
 
 __all__ = ["Directory", "Entry", "Owner"]
 
-QUESTIONS = frozenset(
-    [
-        "put",
-        "unput",
-        "have",
-        "have_piece",
-        "leave",
-        "drop",
-        "locate",
-        "peek",
-        "watch",
-        "delete",
-        "contributors",
-        "reduce",
-        "forget",
-    ]
-)
+QUESTIONS = frozenset(["put", "unput", "have", "have_piece", "leave", "drop", "locate", "peek", "watch"])
+QUESTIONS |= frozenset(["delete", "contributors", "reduce", "forget"])
 TOMBSTONES = 1 << 14  # deleted ids remembered
 CHANGES = 32  # bits of a version that count the changes of one view; those above are its epoch
 
@@ -245,6 +230,9 @@ class Directory:
         facts = body["facts"]
         entry = self._entry(body["id"])
         if facts["version"] > entry.version:
+            if entry.reducing is not None:  # begun while its keeper was away, which had got further
+                entry.reducing.stop()
+                entry.reducing = None
             for name in Entry.FACTS:
                 setattr(entry, name, facts[name])
             entry.inline = body["inline"]

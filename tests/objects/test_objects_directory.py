@@ -180,6 +180,31 @@ def test_a_sum_counts_when_the_backup_knows_of_what(everywhere):
     assert owner.verbs()[-3:] == ["unsum", "unsum", "answer"] if everywhere else ["counts", "unsum", "unsum"]
 
 
+def test_a_sum_that_was_made_where_its_keeper_was_away_is_not_made_again():
+    """What its backup began meanwhile ends: of two results one would be known to nobody, and stay when it is deleted."""
+    owner = Reducer()
+    name = next(f"x{i}" for i in range(99) if keepers(f"x{i}", (1, 2))[0] == 1)
+    owner.directory.view(1, (1,), 2)
+    owner.directory.synced(1)
+    entry = owner.directory._entry(name)
+    entry.spec = {"refs": ["p", "q"], "count": 2, "op": "sum", "node": 2, "everywhere": False}
+    making = entry.reducing = Reduction(entry, owner)
+    making._arrived("p", {"meta": META, "node": 1})
+    owner.directory.view(1, (1, 2), 3)
+    owner.sent.clear()
+    facts = {**FACTS, "version": (1 << 32) + 3, "gen": "old", "committed": True, "deleted": False, "meta": META}
+    facts |= {"spec": entry.spec, "parts": ["p", "q"]}
+    owner.directory.heard(2, {"verb": "facts", "id": name, "facts": facts, "inline": None})
+    owner.directory.heard(2, {**TOLD, "id": name})
+    for node in (1, 2):
+        owner.directory.synced(node)
+    making._arrived("q", {"meta": META, "node": 2})  # which it had been waiting for
+    assert "sum" not in owner.verbs()
+    assert entry.reducing is None and entry.gen == "old" and entry.copies.complete == [2]
+    owner.directory.heard(1, {"verb": "delete", "id": name, "n": 9})
+    assert (2, {"verb": "purge", "id": name, "gen": "old"}) in owner.sent
+
+
 @pytest.mark.parametrize("changed", (False, True), ids=["acknowledged", "another view"])
 @pytest.mark.parametrize("count", (2, 3))
 def test_a_small_sum_is_told_when_nobody_can_find_another(count, changed):
