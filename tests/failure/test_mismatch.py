@@ -109,6 +109,7 @@ def mismatched(me: Me, which: str, odd: int, count: int) -> None:
     me.tell("side", sum=float(side.allreduce(x)[0]))
     rest = comm.shrink(5.0)
     me.tell("rest", sum=float(rest.allreduce(np.ones(100_000))[-1]))
+    me.hear()  # the others have it, too: what a process that ends has under way goes with it
 
 
 WHICH = [
@@ -162,6 +163,8 @@ def test_every_rank_is_told_who_differs(start, which, odd, count, transport):
         assert rank.event("again")["error"] == "CollectiveMismatchError", job.shown()
         assert rank.event("side")["sum"] == 3.0, job.shown()
         assert rank.event("rest")["sum"] == 3.0, job.shown()
+    for rank in job:
+        rank.say("end")
 
 
 def through(me: Me, which: str) -> None:

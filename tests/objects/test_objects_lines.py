@@ -74,7 +74,7 @@ def test_after_some_small_objects_the_keeper_is_asked_itself(pair):
 def test_names_that_say_nothing_of_their_keeper(pair):
     """Whoever keeps it by its hash is asked, and that may be one's own node."""
     a, b = pair
-    for i in range(40):
+    for i in range(120):
         assert b.get(small(a, i, f"name {i}"))[0] == i
         assert a.get(b.ref(f"name {i}"))[0] == i
     assert asked(a) > 10 and asked(b) > 10
