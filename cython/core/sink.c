@@ -47,6 +47,30 @@ void hr_conn_cut(struct hr_conn *conn) {
     }
 }
 
+/* All of it is with the provider: the peer may have it, and say goodbye before the provider says so here. */
+static int has_left(const struct hr_request *req) {
+    const struct hr_xfer *x = req->xfer;
+    if (!x) return req->queued == HR_QUEUED_PROVIDER;
+    return x->mode < HR_XFER_PULL && x->outstanding && x->posted == x->len;
+}
+
+/* Nothing will come by this way. alone: from nobody at all. */
+static void end_waits(struct hr_comm *comm, struct hr_conn *conn, int rank, int alone) {
+    struct hr_request *req = comm->pending, *last = req ? req->prev : NULL;
+    while (req && comm->pending) {
+        struct hr_request *next = req->next;
+        int end = req == last;
+        if (req->conn == conn ? conn->state == HR_CONN_LOST || !has_left(req) : alone && !req->conn) {
+            hr_abort_request(comm->engine, req, HR_ERR_CLOSED, rank, HR_PHASE_MATCH, conn);
+            req = comm->pending; /* a run may have broken the communicator: begin again */
+            last = req ? req->prev : NULL;
+            continue;
+        }
+        if (end) break;
+        req = next;
+    }
+}
+
 static void conn_bury(struct hr_conn *conn) {
     struct hr_engine *engine = conn->engine;
     struct hr_link *l;
@@ -54,7 +78,9 @@ static void conn_bury(struct hr_conn *conn) {
     for (l = engine->comms.next; l != &engine->comms; l = l->next) {
         struct hr_comm *comm = hr_container(l, struct hr_comm, link);
         int rank = hr_comm_rank_of(comm, conn);
-        if (rank >= 0 && !conn->was_closed && !is_no_loss(conn))
+        if (rank >= 0 && conn->was_closed)
+            end_waits(comm, conn, rank, 0); /* for what had left by it */
+        else if (rank >= 0 && !is_no_loss(conn))
             hr_comm_break_locked(comm, conn->why, rank, HR_PHASE_TRANSFER, conn->provider->name, conn->detail, 1);
     }
     if (!conn->was_closed) hr_match_purge_conn(engine, conn);
@@ -81,23 +107,10 @@ static void conn_bye(struct hr_conn *conn) {
     snprintf(conn->detail, sizeof conn->detail, "the peer has closed its communicator or ended");
     for (struct hr_link *l = engine->comms.next; l != &engine->comms; l = l->next) {
         struct hr_comm *comm = hr_container(l, struct hr_comm, link);
-        struct hr_request *req = comm->pending, *last = req ? req->prev : NULL;
         int rank = hr_comm_rank_of(comm, conn);
         if (rank < 0) continue;
         /* no other source is left for a receive from any, and those take the first rail of its channel */
-        int alone = conn == comm->conns[rank] && ++comm->nclosed == comm->size - 1;
-        while (req && comm->pending) {
-            struct hr_request *next = req->next;
-            int end = req == last;
-            if (req->conn == conn || (alone && !req->conn)) {
-                hr_abort_request(engine, req, HR_ERR_CLOSED, rank, HR_PHASE_MATCH, conn);
-                req = comm->pending; /* a run may have broken the communicator: begin again */
-                last = req ? req->prev : NULL;
-                continue;
-            }
-            if (end) break;
-            req = next;
-        }
+        end_waits(comm, conn, rank, conn == comm->conns[rank] && ++comm->nclosed == comm->size - 1);
     }
 }
 

@@ -69,6 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.quiet_when_up:
         os.close(1)
     os.read(told, 1)
+    for number in (signal.SIGTERM, signal.SIGINT):  # more of them: the interpreter, when it ends, sets handlers back
+        signal.signal(number, signal.SIG_IGN)
     sessions.close()
     node.close()
     return 0

@@ -347,6 +347,52 @@ TEST(peer_that_leaves) {
     world_close(&w);
 }
 
+/* With its provider: an eager message, or all of a transfer. */
+static int has_left(struct rank *r, struct hr_request *send) {
+    hr_lock(r->engine);
+    int yes = send->done || (send->xfer ? send->xfer->posted == send->len : send->queued == HR_QUEUED_PROVIDER);
+    hr_unlock(r->engine);
+    return yes;
+}
+
+/* A peer may have all that it wanted, and leave, before the provider here says that it has. */
+TEST(a_farewell_that_overtakes_what_it_answers) {
+    static const size_t lens[] = {100, 300000};
+    struct hr_hdr bye = {.kind = HR_MSG_BYE};
+    uint8_t *big = calloc(1, lens[1]), *in = malloc(lens[1]);
+    for (int turn = 0; turn < 3; turn++) {
+        struct world w;
+        char late[80];
+        snprintf(late, sizeof late, "%s:delay=1:%s,ops=write+send", world_provider(), turn < 2 ? "200ms" : "60s");
+        world_open(&w, 2, late);
+        struct rank *r = w.ranks;
+        struct hr_request send = {.priority = HR_PRIORITY_DEFAULT}, recv = send;
+        size_t len = lens[turn % 2];
+        CHECK_EQ(hr_irecv(r[1].comm, in, len, 0, 1, &recv), HR_OK);
+        CHECK_EQ(hr_isend(r[0].comm, big, len, 1, 1, &send), HR_OK);
+        for (int64_t end = hr_now() + SECONDS(5); !has_left(&r[0], &send) && hr_now() < end;)
+            nanosleep(&(struct timespec){0, 1000000}, NULL);
+        hr_lock(r[0].engine);
+        struct hr_conn *conn = hr_conn_find(r[0].engine, 1, 0);
+        bye.credit = conn->heard_credit;
+        bye.ack = conn->heard_ack;
+        hr_engine_sink.recv(conn->lanes[0].ep, &bye, sizeof bye, NULL, 0);
+        CHECK_EQ(conn->state, HR_CONN_CLOSED);
+        hr_unlock(r[0].engine);
+        if (turn == 2) { /* it does not get there, or nobody will know */
+            hr_peer_lost(r[0].engine, 1, HR_ERR_PEER_LOST, "told so");
+            CHECK_EQ(finish(&r[0], &send, 10), HR_ERR_CLOSED);
+            CHECK_EQ(finish(&r[1], &recv, 10), HR_ERR_PEER_LOST);
+        } else {
+            CHECK_EQ(finish(&r[0], &send, 10), HR_OK);
+            CHECK_EQ(finish(&r[1], &recv, 10), HR_OK);
+        }
+        world_close(&w);
+    }
+    free(big);
+    free(in);
+}
+
 /* Frames of a communicator that is over are dropped, and their senders are told. */
 TEST(late_frames_of_a_closed_communicator) {
     struct world w;
