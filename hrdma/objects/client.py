@@ -23,12 +23,12 @@ from hrdma.objects import kernels
 from hrdma.objects.asker import Body
 from hrdma.objects.connection import Connection, nothing
 from hrdma.objects.ref import INLINE, ObjectRef, check_id, describe, rebuild
-from hrdma.objects.request import After, Request, Several
+from hrdma.objects.request import After, Request, Several, cancel
 
 __all__ = ["Client"]
 
 STEP = 1 << 21  # bytes of a put that are copied between two announcements
-SILENT = 1.0  # seconds after which a keeper that is asked what is there now counts as silent
+SILENT = 1.0  # seconds after which who is asked what is there now counts as silent
 
 
 class Client(Connection):
@@ -78,20 +78,25 @@ class Client(Connection):
 
         def work() -> None:
             try:
-                request.settle(self._put(ref, meta, data, self._seconds(timeout)))
+                request.settle(self._put(ref, meta, data, self._seconds(timeout), request))
             except BaseException as error:
                 request.settle(error=error)
 
         threading.Thread(target=work, name="hrdma-put", daemon=True).start()
         return request
 
-    def _put(self, ref: ObjectRef, meta: Body, data: memoryview, timeout: float) -> ObjectRef:
+    def _put(
+        self, ref: ObjectRef, meta: Body, data: memoryview, timeout: float, outer: Request | None = None
+    ) -> ObjectRef:
+        """`outer`: ends with this, which ends with it."""
         deadline = time.monotonic() + timeout
         body = {"id": ref.id, "meta": meta, "own": self._owner}
         if meta["nbytes"] <= INLINE:
             body["inline"] = bytes(data)
         begun: list[tuple[Body, int | None]] = []
+        outer = outer or Request(f"put {ref.id}", timeout)
         request = self._call("put", body, timeout, lambda *both: begun.append(both))
+        outer.then(request.cancel)
         try:
             request.wait()
             answer, descriptor = begun[0]
@@ -99,9 +104,11 @@ class Client(Connection):
                 if not self._same(ref, meta, data, deadline):
                     raise ValueError(f"object {ref.id!r} exists already, with other content")
             elif descriptor is not None:
-                self._write(answer["writing"], data, descriptor)
+                self._write(answer["writing"], data, descriptor, outer)
                 left = max(0.0, deadline - time.monotonic())
-                self._call("commit", {"writing": answer["writing"]}, left, nothing).wait()
+                request = self._call("commit", {"writing": answer["writing"]}, left, nothing)
+                outer.then(request.cancel)
+                request.wait()
         except BaseException:  # Ctrl-C too: what is half written goes, and the name is free again
             request.cancel()
             for answer, _ in begun:
@@ -118,9 +125,10 @@ class Client(Connection):
         there = describe(self.get(ref, timeout=max(0.0, deadline - time.monotonic())))
         return there == (meta, data)
 
-    def _write(self, writing: int, data: memoryview, descriptor: int) -> None:
+    def _write(self, writing: int, data: memoryview, descriptor: int, outer: Request) -> None:
         offset = 0
         while offset < data.nbytes:
+            outer.check()
             offset += os.pwrite(descriptor, data[offset : offset + STEP], offset)
             if offset < data.nbytes:
                 self._say({"verb": "progress", "writing": writing, "progress": offset})
@@ -138,6 +146,8 @@ class Client(Connection):
         ----------
         ref : ObjectRef, or list or tuple of ObjectRef
             Several are asked for at once, which takes less time than one after the other.
+        timeout : float, optional
+            Seconds. 0: what this host's node has now.
 
         Returns
         -------
@@ -160,7 +170,7 @@ class Client(Connection):
         refs = ref if isinstance(ref, (list, tuple)) else [ref]
         names, seconds = [self._id(each) for each in refs], self._seconds(timeout)
         if async_op:
-            found: list[Any] = self._gets(names, seconds)
+            found: list[Any] = self._gets(names, seconds, now=not seconds)
         else:
             found = self._got(names, seconds)
         return found if refs is ref else found[0]
@@ -171,22 +181,24 @@ class Client(Connection):
             found = self._shelved.take(names)
             if found is not None and not self._hung_up():
                 return [rebuild(meta, content) for meta, content in found]
-            small = self._shortcuts.ask(names, deadline)
+            small = self._shortcuts.ask(names, deadline) if seconds else {}
             if len(small) == len(names):
                 return [rebuild(small[name]["meta"], small[name]["inline"]) for name in names]
-        requests = self._gets(names, max(0.0, deadline - time.monotonic()))
+        requests = self._gets(names, max(0.0, deadline - time.monotonic()), now=not seconds)
         try:
             return [request.wait() for request in requests]
         except BaseException:
-            for request in requests:
-                request.cancel()
+            cancel(requests)
             raise
 
-    def _gets(self, names: list[str], seconds: float) -> list[Request]:
-        questions = [("get", {"id": name}, functools.partial(self._valued, name)) for name in names]
-        return self._ask(questions, seconds)
+    def _gets(self, names: list[str], seconds: float, *, now: bool) -> list[Request]:
+        more = {"now": True} if now else {}
+        questions = [("get", {"id": name, **more}, functools.partial(self._valued, name)) for name in names]
+        return self._ask(questions, SILENT if now else seconds)
 
     def _valued(self, name: str, answer: Body, descriptor: int | None) -> Any:
+        if "absent" in answer:
+            raise TimeoutError(f"object {name!r} is not on this host now")
         self._shortcuts.noted(name, "inline" in answer)
         return self._value(answer, descriptor)
 
@@ -213,7 +225,8 @@ class Client(Connection):
         count : int
             How many to wait for.
         timeout : float, optional
-            Seconds; when they have passed, fewer are returned. 0: those that exist now, which their keepers are asked.
+            Seconds; when they have passed, fewer are returned. 0: those that exist now, which their keepers are asked, and
+            have a second to say.
 
         Returns
         -------

@@ -3,7 +3,8 @@
 Every node calls every other (`hrdma.control` links: authenticated, with heartbeats), and speaks on the calls that it made.
 The oldest node of the view coordinates: it admits nodes, drops those whose connection ended, and publishes views. When it is
 gone the next oldest does so. There is no vote, so that two nodes can go on when one of them dies; the price is that a network
-that falls apart leaves a cluster on each side, which do not join again by themselves.
+that falls apart leaves a cluster on each side. The oldest of each looks for the nodes that were lost (`hrdma.objects.lookout`): when
+they find each other again, those of the smaller cluster, or of the one without the smallest number, join the other.
 
 A node that was frozen finds all its connections ended and would count all others as dead. Therefore, before it takes over or
 is left alone, a node calls those it misses once more: if one answers that it belongs to a view without this node, and not
@@ -18,6 +19,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from hrdma.control.link import listen, resolve, url
@@ -27,12 +29,14 @@ from hrdma.control.wire import Kind, ProtocolError
 from hrdma.errors import HrdmaError, PeerError
 from hrdma.log import logger
 from hrdma.objects.asker import Body
+from hrdma.objects.lookout import Address, Lookout
 from hrdma.objects.packets import pack, unpack
 
 __all__ = ["Cluster", "Member", "address_of", "address_towards"]
 
 REDIAL = 0.05  # seconds between calls to somebody who does not listen yet
-REJOIN = 10.0  # seconds, at least, in which a node that was counted as lost must find the others
+REJOIN = 10.0  # seconds, at least, after which a node that was counted as lost, and finds nobody, goes on alone
+LINGER = 0.2  # seconds that a last word has to leave
 
 Card = dict[str, Any]
 
@@ -71,16 +75,17 @@ class Cluster:
         self._unsent: dict[int, list[Body]] = {}
         self._later: list[tuple[int, int, Body]] = []
         self._down: set[int] = set()
-        self._seeds: list[tuple[str, int]] = []
+        self._seeds: list[Address] = []
         self._deadline = 0.0
         self._joining: Dialog | None = None
         self._probes: dict[Dialog, int] = {}
         self._asked: set[int] = set()
+        self._lookout = Lookout(loop, lambda host, port: self._dial(host, port, rank=0), self._coordinates)
         loop.phase = self
 
     # how it begins
 
-    def start(self, address: tuple[str, int], seeds: list[tuple[str, int]], timeout: float) -> None:
+    def start(self, address: tuple[str, int], seeds: list[Address], timeout: float) -> None:
         """Listens; founds a cluster, or joins that of the first seed that answers."""
         family, numeric = resolve(*address)
         sock = listen(family, numeric, address[1])
@@ -107,6 +112,10 @@ class Cluster:
         if self._joining is not None:
             self._loop.hang_up(self._joining)
             self._joining = None
+        if time.monotonic() > self._deadline and self.job:
+            logger.warning("objects: no other node was found: this one goes on alone")
+            self._install(1, {self.me: self._card()})
+            return
         if time.monotonic() > self._deadline:
             shown = ", ".join(f"{host}:{port}" for host, port in self._seeds)
             self._member.failed(TimeoutError(f"no node of the cluster answered in time at {shown}"))
@@ -129,7 +138,7 @@ class Cluster:
         if not nodes:  # it is joining itself
             self._loop.at("join", time.monotonic() + REDIAL, self._join)
             return
-        others = [(card["host"], card["port"]) for _, card in nodes]
+        others = _addresses(card for _, card in nodes)
         self._seeds = [*(seed for seed in self._seeds if seed not in others), *others]
         self._joining = self._dial(*others[0], rank=self.me, join=True)
         self._joining.rank = nodes[0][0]
@@ -204,13 +213,15 @@ class Cluster:
             return
         nodes = {int(node): card for node, card in body["nodes"]}
         if self.me not in nodes:
-            self._rejoin([(card["host"], card["port"]) for card in nodes.values()])
+            self._rejoin(_addresses(nodes.values()))
             return
         self.job = body["job"]
         self._install(body["epoch"], nodes)
 
     def _install(self, epoch: int, nodes: dict[int, Card]) -> None:
+        gone = [card for node, card in self.nodes.items() if node not in nodes]
         self.epoch, self.nodes = epoch, nodes
+        self._lookout.view(_addresses(gone), _addresses(nodes.values()))
         self._down &= set(nodes)
         for node, dialog in list(self._dialogs.items()):
             if node not in nodes:
@@ -232,22 +243,32 @@ class Cluster:
         for node, when, body in later:
             self._deliver(node, when, body)
 
-    def _publish(self, nodes: dict[int, Card]) -> None:
+    def _coordinates(self) -> bool:
+        return bool(self.nodes) and self.oldest == self.me
+
+    def _announce(self, nodes: dict[int, Card]) -> Body:
+        """Tells the nodes of this view who those of the next are."""
         body = {"verb": "view", "epoch": self.epoch + 1, "nodes": list(nodes.items()), "job": self.job}
         for node in self.nodes:
             dialog = self._dialogs.get(node)
             if node != self.me and dialog is not None and dialog.welcome:
                 self._say(dialog, [body])
+        return body
+
+    def _publish(self, nodes: dict[int, Card]) -> None:
+        body = self._announce(nodes)
         logger.info("objects: view %d has %d nodes", self.epoch + 1, len(nodes))
         self._install(self.epoch + 1, nodes)
         for node, dialog in self._dialogs.items():
             if not dialog.welcome:  # it has just come: this is the first that it hears
                 self._unsent.setdefault(node, []).insert(0, body)
 
-    def _rejoin(self, seeds: list[tuple[str, int]]) -> None:
+    def _rejoin(self, seeds: list[Address]) -> None:
         logger.warning("objects: this node was counted as lost; it joins again")
         for dialog in [*self._dialogs.values(), *self._probes]:
-            self._loop.hang_up(dialog)
+            self._loop.hang_up(dialog, LINGER)
+        self._lookout.hang_up()
+        self._lookout.view(seeds, [])
         self._dialogs.clear()
         self._probes.clear()
         self._down.clear()
@@ -274,7 +295,10 @@ class Cluster:
 
     def answered(self, dialog: Dialog, kind: Kind, body: Body) -> None:
         """Of `Phase`: somebody whom we called."""
-        if kind is Kind.ABORT:
+        if self._lookout.over(dialog, stranger=kind is Kind.ABORT):
+            if kind is Kind.WELCOME:
+                self._met(body["job"], {int(node): card for node, card in body["nodes"]})
+        elif kind is Kind.ABORT:
             self._member.failed(PeerError(str(body.get("text")), operation="connect", phase="connect"))
         elif kind is Kind.WELCOME and dialog is self._joining:
             if dialog.rank == 0:
@@ -288,6 +312,12 @@ class Cluster:
 
     def refused(self, dialog: Dialog, error: TokenError | ProtocolError) -> None:
         """Of `Phase`: it does not hold our token."""
+        if self._lookout.over(dialog, stranger=True):
+            return
+        if dialog in self._probes:  # somebody else has that address now
+            self._loop.hang_up(dialog)
+            self.ended(dialog)
+            return
         text = f"the node at this address does not hold our job token (HRDMA_TOKEN): {error}"
         self._member.failed(PeerError(text, operation="connect", phase="connect"))
 
@@ -295,6 +325,8 @@ class Cluster:
 
     def ended(self, dialog: Dialog) -> None:
         """Of `Phase`: a connection that we made ended, or never came up."""
+        if self._lookout.over(dialog):
+            return
         if dialog is self._joining:
             self._joining = None
             if not self.nodes:
@@ -344,11 +376,19 @@ class Cluster:
         up = len(self.nodes.keys() - self._down)
         if body["job"] == self.job and theirs and self.me not in theirs and len(theirs) >= up:
             self._loop.hang_up(dialog)
-            self._rejoin([(card["host"], card["port"]) for card in theirs.values()])
+            self._rejoin(_addresses(theirs.values()))
             return
         self._loop.hang_up(dialog)
         logger.info("objects: the connection with node %x broke though it lives", node)
         self._decide()
+
+    def _met(self, job: str, theirs: dict[int, Card]) -> None:
+        """Somebody who was counted as lost is there. If two clusters have come of one, both judge alike which of them goes on."""
+        apart = theirs and self._coordinates() and theirs.keys().isdisjoint(self.nodes)
+        if job == self.job and apart and (len(theirs), -min(theirs)) > (len(self.nodes), -min(self.nodes)):
+            logger.warning("objects: %d nodes had gone on without these %d", len(theirs), len(self.nodes))
+            self._announce(theirs)
+            self._rejoin(_addresses(theirs.values()))
 
     def _complain(self) -> None:
         """Nobody did anything about nodes that we miss: says so to the oldest that is left."""
@@ -371,6 +411,10 @@ class Cluster:
         order = list(self.nodes)
         victim = max(accuser, node, key=order.index)
         self._publish({other: card for other, card in self.nodes.items() if other != victim})
+
+
+def _addresses(cards: Iterable[Card]) -> list[Address]:
+    return [(card["host"], card["port"]) for card in cards]
 
 
 def address_towards(host: str, port: int) -> str:

@@ -12,7 +12,6 @@ when the list has the result. What a waiter leaves undone in that way the thread
 from __future__ import annotations
 
 import errno
-import functools
 import math
 import os
 import select
@@ -22,7 +21,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
@@ -168,8 +167,7 @@ class Connection:
         requests = []
         for verb, body, finish in questions:
             number = next(self._numbers)
-            withdraw = functools.partial(self._withdraw, number)
-            request = Request(f"{verb} {body.get('id', '')}".strip(), timeout, withdraw, self._drive)
+            request = Request(f"{verb} {body.get('id', '')}".strip(), timeout, self._withdraw, self._drive, number)
             self._pending[number] = (request, finish)
             if self._gone is not None:
                 self._pending.pop(number, None)
@@ -205,10 +203,11 @@ class Connection:
                 break
         return messages
 
-    def _withdraw(self, number: int) -> None:
-        if self._pending.pop(number, None) is not None and self._gone is None:
-            os.eventfd_write(self._nudge, 1)  # another thread may be waiting for it
-            self._say({"verb": "cancel", "question": number})
+    def _withdraw(self, requests: Sequence[Request]) -> None:
+        numbers = [request.number for request in requests if self._pending.pop(request.number, None) is not None]
+        if numbers and self._gone is None:
+            os.eventfd_write(self._nudge, 1)  # another thread may be waiting for one of them
+            self._say(*({"verb": "cancel", "question": number} for number in numbers))
 
     def _say(self, *messages: Body) -> None:
         try:

@@ -6,12 +6,14 @@ import asyncio
 import functools
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from hrdma import _core
 
-__all__ = ["After", "Request", "Several"]
+__all__ = ["After", "Request", "Several", "cancel"]
+
+Withdraw = Callable[[Sequence["Request"]], None]
 
 
 class Request:
@@ -21,20 +23,21 @@ class Request:
     """
 
     def __init__(
-        self, operation: str, timeout: float, withdraw: Callable[[], None] | None = None,
-        drive: Callable[[Request, float], None] | None = None,
+        self, operation: str, timeout: float, withdraw: Withdraw | None = None,
+        drive: Callable[[Request, float], None] | None = None, number: int = 0,
     ) -> None:  # fmt: skip
         self._operation = operation
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
-        self._withdraw = withdraw or (lambda: None)
+        self._withdraw = withdraw or (lambda _: None)  # told of all that end too early at one time
+        self.number = number  # of the question
         self._drive = drive  # receives in the thread that waits, for so many seconds at most
         self._settled = False
         self._ended: threading.Event | None = None  # for those who wait without receiving themselves
         self._lock = threading.Lock()
         self._value: Any = None
         self._error: BaseException | None = None
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], object]] = []
 
     def __repr__(self) -> str:
         state = "pending" if not self.done else "done" if self._error is None else "failed"
@@ -54,7 +57,14 @@ class Request:
             callback()
         return True
 
-    def then(self, call: Callable[[], None]) -> None:
+    def check(self) -> None:
+        """Raises where it was canceled, or its deadline has passed."""
+        if not self._settled and time.monotonic() > self._deadline:
+            self._expire()
+        if self._error is not None:
+            raise self._error
+
+    def then(self, call: Callable[[], object]) -> None:
         """Runs a call when it has ended, in the thread that ends it; at once when it has."""
         with self._lock:
             if not self._settled:
@@ -107,14 +117,11 @@ class Request:
 
     def cancel(self) -> bool:
         """Ends it now; False when it had ended before."""
-        if not self.settle(error=asyncio.CancelledError()):
-            return False
-        self._withdraw()
-        return True
+        return cancel([self]) == 1
 
     def _expire(self) -> None:
         if self.settle(error=TimeoutError(f"{self._operation} is not done after {self._timeout:g} s")):
-            self._withdraw()
+            self._withdraw([self])
 
     def __await__(self) -> Generator[Any, None, Any]:
         if not self.done:
@@ -143,10 +150,20 @@ class Request:
         return self.wait()
 
 
-def _cancel(requests: Iterable[Request]) -> None:
-    # No method of the requests below: one that held itself would keep its result until garbage is collected.
+def cancel(requests: Iterable[Request]) -> int:
+    """Ends those that have not ended, and tells each node once. Returns how many."""
+    ended: dict[Withdraw, list[Request]] = {}
     for request in requests:
-        request.cancel()
+        if request.settle(error=asyncio.CancelledError()):
+            ended.setdefault(request._withdraw, []).append(request)
+    for withdraw, several in ended.items():
+        withdraw(several)
+    return sum(map(len, ended.values()))
+
+
+def _cancel(requests: Sequence[Request], _: Sequence[Request]) -> None:
+    # No method of the requests below: one that held itself would keep its result until garbage is collected.
+    cancel(requests)
 
 
 class After(Request):
@@ -199,5 +216,5 @@ class Several(Request):
 
     def _expire(self) -> None:
         """What there is counts."""
-        _cancel(self._requests)
+        cancel(self._requests)
         self.settle(self._result([not request.canceled and request._value is not False for request in self._requests]))

@@ -346,6 +346,10 @@ class _Session:
             self._answer(n, found)
             return
 
+        if body.get("now") and not ((there := self._node.store.objects.get(name)) and there.complete):
+            self._answer(n, {"absent": True})
+            return
+
         def then(answer: Body) -> None:
             if self._over:
                 return  # nobody would give back what is pinned

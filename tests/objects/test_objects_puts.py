@@ -35,6 +35,44 @@ def test_an_interrupted_put_leaves_nothing_and_its_name_free(client, monkeypatch
     assert client.get(client.put(numbers(BIG), id="again", timeout=5))[3] == 3
 
 
+def test_a_canceled_put_stops_where_it_is(client, monkeypatch):
+    write, begun, go_on, steps = os.pwrite, threading.Event(), threading.Event(), []
+
+    def held(descriptor, data, offset):
+        steps.append(offset)
+        begun.set()
+        go_on.wait(10)
+        return write(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", held)
+    request = client.put(bytes(32 << 20), id="x", async_op=True)
+    assert begun.wait(10)
+    assert request.cancel() and request.canceled
+    go_on.set()
+    eventually(lambda: client.info()["used"] == 0)
+    assert steps == [0]
+    client.put(b"the name is free", id="x", timeout=5)
+
+
+def test_a_put_ends_by_its_deadline(client, monkeypatch):
+    write = os.pwrite
+
+    def slow(*arguments):
+        time.sleep(0.1)
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", slow)
+    begun = time.monotonic()
+    for async_op in (False, True):
+        with pytest.raises(TimeoutError, match="put x is not done after"):
+            found = client.put(bytes(1 << 28), id="x", timeout=0.3, async_op=async_op)
+            found.wait()
+    assert time.monotonic() - begun < 10, "and not 128 steps"
+    monkeypatch.undo()
+    eventually(lambda: client.info()["used"] == 0)
+    client.put(b"the name is free", id="x", timeout=5)
+
+
 def test_deleted_and_put_anew_in_the_middle_of_a_put(rig, client, monkeypatch):
     write, begun, go_on = os.pwrite, threading.Event(), threading.Event()
 

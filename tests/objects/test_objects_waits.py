@@ -29,6 +29,42 @@ def test_what_exists_now(rig, client):
     assert "never" not in rig.nodes["a"].node.directory.entries, "nothing is kept of what was only asked about"
 
 
+def test_what_is_here_now(rig):
+    rig.grow("a", "b")
+    rig.settle()
+    here, there = rig.client("a"), rig.client("b")
+    large, small = here.put(numbers(BIG)), here.put(b"small")
+    assert here.get(large, timeout=0)[3] == 3
+    assert [bytes(each)[:4] for each in here.get([small, large], timeout=0)] == [b"smal", bytes(4)]
+    for client, ref in ((there, large), (here, here.ref("never"))):
+        with pytest.raises(TimeoutError, match="is not on this host now"):
+            client.get(ref, timeout=0)
+        with pytest.raises(TimeoutError, match="is not on this host now"):
+            client.get([ref], timeout=0, async_op=True)[0].wait()
+    there.get(large)
+    assert there.get(large, timeout=0, async_op=True).wait()[3] == 3
+
+
+def test_what_is_given_up_together_is_withdrawn_together(client, monkeypatch):
+    said: list[int] = []
+    say = client._say
+
+    def counted(*messages):
+        if any(message["verb"] == "cancel" for message in messages):
+            said.append(len(messages))
+        say(*messages)
+
+    monkeypatch.setattr(client, "_say", counted)
+    refs = [client.ref(f"g{i}") for i in range(500)]
+    with pytest.raises(TimeoutError):
+        client.get(refs, timeout=0.05)
+    assert client.wait(refs, timeout=0.05) == ([], refs)
+    client.put(b"1", id="g7")
+    assert client.wait(refs) == ([refs[7]], refs[:7] + refs[8:])
+    assert sum(said) == 500 + 500 + 499 and len(said) <= 6, said
+    eventually(lambda: not client._pending)
+
+
 def test_all_of_it_without_blocking(client):
     async def body():
         refs = [client.ref(f"g{i}") for i in range(3)]

@@ -1,0 +1,120 @@
+"""Clusters that have come of one, as when a network falls apart: each goes on, and they become one again."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import threading
+
+import numpy as np
+import pytest
+from rig import TIMEOUT, Rig, eventually
+
+from hrdma.config import Config
+from hrdma.objects import cluster, lookout
+from hrdma.objects.cluster import Cluster
+from hrdma.objects.node import Node
+
+SIZES = (10, 100_000)  # int64: in the directory, and in memory
+
+
+def numbers(n: int, value: int) -> np.ndarray:
+    return np.full(n, value)
+
+
+@pytest.fixture
+def met(monkeypatch):
+    """Until it is set nobody looks for lost nodes."""
+    event = threading.Event()
+    look = lookout.Lookout._look
+    monkeypatch.setattr(lookout.Lookout, "_look", lambda self: look(self) if event.is_set() else self._again())
+    return event
+
+
+def divide(rig: Rig, *sides: str) -> None:
+    """No node of one side has a connection with, or counts, one of another; no control thread goes on before all are so."""
+    epoch = max(node.node.cluster.epoch for node in rig.nodes.values()) + 10
+    all_cut = threading.Barrier(1 + sum(map(len, sides)), timeout=10)
+
+    def cut(cluster: Cluster, there: list[int]) -> None:
+        for node in [node for node in cluster._dialogs if node not in there]:
+            cluster._loop.hang_up(cluster._dialogs.pop(node))
+        cluster._install(epoch, {node: card for node, card in cluster.nodes.items() if node in there})
+        all_cut.wait()
+
+    for side in sides:
+        there = [rig.nodes[name].node.cluster.me for name in side]
+        for name in side:
+            node = rig.nodes[name].node
+            node.post(functools.partial(cut, node.cluster, there))
+    all_cut.wait()
+
+
+@pytest.mark.parametrize("sides", [("ab", "c"), ("a", "bc"), ("ab", "cd")])
+def test_clusters_that_fell_apart_become_one(rig, met, sides):
+    names = "".join(sides)
+    rig.grow(*names)
+    rig.settle()
+    clients = {name: rig.client(name) for name in names}
+    first, last = clients[sides[0][0]], clients[sides[1][-1]]
+    before = [client.put(numbers(n, i)) for i, client in enumerate(clients.values()) for n in SIZES]
+    divide(rig, *sides)
+    assert len(first.info()["nodes"]) == len(sides[0])
+    during = [client.put(numbers(n, i)) for i, client in enumerate(clients.values()) for n in SIZES]
+    named = [client.put(numbers(n, i), id=f"{i}.{n}") for i, client in enumerate(clients.values()) for n in SIZES]
+    both = [client.put(numbers(n, i), id=f"both.{n}") for i, client in enumerate((first, last)) for n in SIZES]
+    waiting = [last.get(last.ref(f"0.{n}"), async_op=True) for n in SIZES]
+    sums = [
+        client.reduce([client.ref(f"{i}.{n}") for i in range(len(names))]) for client in (first, last) for n in SIZES
+    ]
+    assert not any(request.done for request in waiting)
+    met.set()
+    rig.settle()
+    for client in clients.values():
+        for refs in (before, during, named):
+            for i, ref in enumerate(refs):
+                assert np.array_equal(client.get(ref), numbers(SIZES[i % 2], i // 2))
+    assert [request.wait()[0] for request in waiting] == [0, 0]
+    for i, ref in enumerate(sums):
+        assert np.array_equal(last.get(ref), numbers(SIZES[i % 2], sum(range(len(names)))))
+    for ref in both[:2]:
+        found = [client.get(ref) for client in clients.values()]
+        assert found[0][0] in (0, 1) and all(np.array_equal(each, found[0]) for each in found), "one of the two stays"
+    for ref in {*before, *during, *named, *both, *sums}:
+        first.delete(ref)
+    del found, waiting
+    for client in clients.values():
+        eventually(lambda client=client: client.info()["used"] == 0, what="an empty store")
+
+
+def test_a_node_that_finds_nobody_goes_on_alone(rig_of, monkeypatch):
+    rig = rig_of(heartbeat=0.2)
+    monkeypatch.setattr(cluster, "REJOIN", 0.1)
+    rig.grow("a")
+    client = rig.client("a")
+    refs = [client.put(numbers(n, 3)) for n in SIZES]
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        node = rig.nodes["a"].node
+        node.post(lambda: node.cluster._rejoin([nobody.getsockname()]))
+        eventually(lambda: not client.info()["nodes"], what="the search")
+        assert [client.get(ref)[0] for ref in refs] == [3, 3]
+    rig.settle()
+
+
+def test_a_stranger_at_a_lost_nodes_address_is_left_in_peace(rig_of):
+    rig = rig_of(heartbeat=0.2)
+    rig.grow("a", "b")
+    rig.settle()
+    client = rig.client("a")
+    gone = rig.nodes.pop("b")
+    port = gone.port
+    gone.close()
+    there = Node(Config.load({}, token="another", timeout=TIMEOUT), ("127.0.0.1", port), [], 1 << 20)
+    there.start(TIMEOUT)
+    try:
+        eventually(lambda: len(client.info()["nodes"]) == 1, what="the view")
+        eventually(lambda: ("127.0.0.1", port) not in rig.nodes["a"].node.cluster._lookout._until, what="the stranger")
+        assert bytes(client.get(client.put(b"here"))) == b"here"
+    finally:
+        there.close()
