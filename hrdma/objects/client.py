@@ -8,6 +8,7 @@ copies nothing. How questions reach the node and answers come back: `connection.
 from __future__ import annotations
 
 import functools
+import io
 import mmap
 import operator
 import os
@@ -81,6 +82,7 @@ class Client(Connection):
                 request.settle(self._put(ref, meta, data, self._seconds(timeout), request))
             except BaseException as error:
                 request.settle(error=error)
+                error.__traceback__ = None  # which holds on to the value
 
         threading.Thread(target=work, name="hrdma-put", daemon=True).start()
         return request
@@ -93,31 +95,27 @@ class Client(Connection):
         body = {"id": ref.id, "meta": meta, "own": self._owner}
         if meta["nbytes"] <= INLINE:
             body["inline"] = bytes(data)
-        begun: list[tuple[Body, int | None]] = []
         outer = outer or Request(f"put {ref.id}", timeout)
-        request = self._call("put", body, timeout, lambda *both: begun.append(both))
+        request = self._call("put", body, timeout, _granted)
         outer.then(request.cancel)
         try:
-            request.wait()
-            answer, descriptor = begun[0]
+            answer, memory = request.wait()
             if "exists" in answer:
                 if not self._same(ref, meta, data, deadline):
                     raise ValueError(f"object {ref.id!r} exists already, with other content")
-            elif descriptor is not None:
-                self._write(answer["writing"], data, descriptor, outer)
+            elif memory is not None:
+                self._write(answer["writing"], data, memory.fileno(), outer)
                 left = max(0.0, deadline - time.monotonic())
-                request = self._call("commit", {"writing": answer["writing"]}, left, nothing)
-                outer.then(request.cancel)
-                request.wait()
+                commit = self._call("commit", {"writing": answer["writing"]}, left, nothing)
+                outer.then(commit.cancel)
+                commit.wait()
         except BaseException:  # Ctrl-C too: what is half written goes, and the name is free again
-            request.cancel()
-            for answer, _ in begun:
-                self._refuse(answer)
+            if not request.cancel() and (granted := request.value) is not None:
+                self._refuse(granted[0])
             raise
         finally:
-            for _, descriptor in begun:
-                if descriptor is not None:
-                    os.close(descriptor)
+            if request.value is not None and request.value[1] is not None:
+                request.value[1].close()
         return ref
 
     def _same(self, ref: ObjectRef, meta: Body, data: memoryview, deadline: float) -> bool:
@@ -132,6 +130,7 @@ class Client(Connection):
             offset += os.pwrite(descriptor, data[offset : offset + STEP], offset)
             if offset < data.nbytes:
                 self._say({"verb": "progress", "writing": writing, "progress": offset})
+        outer.check()
 
     def get(
         self,
@@ -189,6 +188,7 @@ class Client(Connection):
             return [request.wait() for request in requests]
         except BaseException:
             cancel(requests)
+            requests.clear()  # the error is one's, and its traceback would hold on to what others have brought
             raise
 
     def _gets(self, names: list[str], seconds: float, *, now: bool) -> list[Request]:
@@ -387,6 +387,11 @@ class Client(Connection):
         if ref.job != self.job:
             raise ValueError(f"{ref} is of another job: this is job {self.job}")
         return ref.id
+
+
+def _granted(answer: Body, descriptor: int | None) -> tuple[Body, io.FileIO | None]:
+    """The answer to a put, and the memory to write into, which is closed with the file."""
+    return answer, None if descriptor is None else io.FileIO(descriptor, "w")
 
 
 def _count(count: int, most: int) -> int:

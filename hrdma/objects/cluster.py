@@ -80,7 +80,7 @@ class Cluster:
         self._joining: Dialog | None = None
         self._probes: dict[Dialog, int] = {}
         self._asked: set[int] = set()
-        self._lookout = Lookout(loop, lambda host, port: self._dial(host, port, rank=0), self._coordinates)
+        self._lookout = Lookout(loop, self._call_lost, self._coordinates)
         loop.phase = self
 
     # how it begins
@@ -102,18 +102,25 @@ class Cluster:
     def _card(self) -> Card:
         return {"host": self.host, "port": self.port, "data": self._data_port}
 
-    def _dial(self, host: str, port: int, *, rank: int, join: bool = False) -> Dialog:
+    def _dial(self, host: str, port: int, *, rank: int, join: bool = False, **more: Any) -> Dialog:
         """Calls a node; under number 0 to ask who the nodes are, without standing for one."""
         hello = {"rank": rank, "purpose": "node", "join": join, "size": 1}
-        return self._loop.dial(0, url(host, port), hello, self._card())
+        return self._loop.dial(0, url(host, port), hello, {**self._card(), **more})
+
+    def _call_lost(self, host: str, port: int) -> Dialog:
+        """Asks a node that was lost who its nodes are, and says who are here."""
+        return self._dial(host, port, rank=0, job=self.job, nodes=list(self.nodes.items()))
 
     def _join(self) -> None:
         """Asks the next seed who the nodes are."""
+        if self.nodes:
+            return
         if self._joining is not None:
             self._loop.hang_up(self._joining)
             self._joining = None
         if time.monotonic() > self._deadline and self.job:
             logger.warning("objects: no other node was found: this one goes on alone")
+            self._lookout.failures += 1
             self._install(1, {self.me: self._card()})
             return
         if time.monotonic() > self._deadline:
@@ -201,6 +208,8 @@ class Cluster:
             self._view(body)
         elif verb == "suspect":
             self._suspect(body["accuser"], body["node"])
+        elif verb == "met":
+            self._met(body["job"], {int(node): card for node, card in body["nodes"]})
         elif epoch > self.epoch:
             self._later.append((node, epoch, body))
         elif epoch == self.epoch and node in self.nodes:
@@ -221,6 +230,8 @@ class Cluster:
     def _install(self, epoch: int, nodes: dict[int, Card]) -> None:
         gone = [card for node, card in self.nodes.items() if node not in nodes]
         self.epoch, self.nodes = epoch, nodes
+        if len(nodes) > 1:
+            self._lookout.failures = 0
         self._lookout.view(_addresses(gone), _addresses(nodes.values()))
         self._down &= set(nodes)
         for node, dialog in list(self._dialogs.items()):
@@ -230,10 +241,13 @@ class Cluster:
         self._out.clear()
         self._unsent.clear()
         self._asked.clear()
-        if self._joining is not None and self._joining.rank in nodes:
-            self._dialogs[self._joining.rank] = self._joining
+        if self._joining is not None:
+            if self._joining.rank in nodes:
+                self._dialogs[self._joining.rank] = self._joining
+            else:
+                self._loop.hang_up(self._joining)
             self._joining = None
-            self._loop.cancel("join")
+        self._loop.cancel("join")
         for node, card in nodes.items():
             if node != self.me and node not in self._dialogs:
                 self._dialogs[node] = self._dial(card["host"], card["port"], rank=self.me)
@@ -272,6 +286,7 @@ class Cluster:
         self._dialogs.clear()
         self._probes.clear()
         self._down.clear()
+        self._later.clear()
         self.me, self.epoch, self.nodes = secrets.randbits(62), 0, {}
         self._member.viewed(())
         self._seeds, self._deadline = seeds, time.monotonic() + max(REJOIN, 4 * self._loop.heartbeat)
@@ -287,6 +302,9 @@ class Cluster:
         answer: Body = {"epoch": self.epoch, "job": self.job}
         answer["nodes"] = list(self.nodes.items())
         listener.send(peer.identity, self._loop.frame(Kind.WELCOME, answer))
+        if "nodes" in peer.private:
+            self._deliver(peer.rank, self.epoch, {"verb": "met", **peer.private})
+            return
         if peer.hello.get("join") is True and self.oldest == self.me and self.nodes and peer.rank not in self.nodes:
             card = peer.private
             if not isinstance(card.get("host"), str) or any(type(card.get(key)) is not int for key in ("port", "data")):
@@ -298,10 +316,12 @@ class Cluster:
         if self._lookout.over(dialog, stranger=kind is Kind.ABORT):
             if kind is Kind.WELCOME:
                 self._met(body["job"], {int(node): card for node, card in body["nodes"]})
-        elif kind is Kind.ABORT:
+        elif kind is Kind.ABORT and not self._not_here(dialog):
             self._member.failed(PeerError(str(body.get("text")), operation="connect", phase="connect"))
         elif kind is Kind.WELCOME and dialog is self._joining:
-            if dialog.rank == 0:
+            if self.job and body["job"] not in ("", self.job):
+                self._not_here(dialog)
+            elif dialog.rank == 0:
                 self._told_of([(int(node), card) for node, card in body["nodes"]])
         elif kind is Kind.WELCOME and dialog in self._probes:
             self._probed(dialog, body)
@@ -312,14 +332,18 @@ class Cluster:
 
     def refused(self, dialog: Dialog, error: TokenError | ProtocolError) -> None:
         """Of `Phase`: it does not hold our token."""
-        if self._lookout.over(dialog, stranger=True):
-            return
-        if dialog in self._probes:  # somebody else has that address now
-            self._loop.hang_up(dialog)
-            self.ended(dialog)
+        if self._lookout.over(dialog, stranger=True) or self._not_here(dialog):
             return
         text = f"the node at this address does not hold our job token (HRDMA_TOKEN): {error}"
         self._member.failed(PeerError(text, operation="connect", phase="connect"))
+
+    def _not_here(self, dialog: Dialog) -> bool:
+        """Somebody else has the address where a node of this job was: as if nobody had answered there."""
+        if dialog not in self._probes and not (dialog is self._joining and self.job):
+            return False
+        self._loop.hang_up(dialog)
+        self.ended(dialog)
+        return True
 
     # who goes
 
@@ -384,8 +408,11 @@ class Cluster:
 
     def _met(self, job: str, theirs: dict[int, Card]) -> None:
         """Somebody who was counted as lost is there. If two clusters have come of one, both judge alike which of them goes on."""
-        apart = theirs and self._coordinates() and theirs.keys().isdisjoint(self.nodes)
-        if job == self.job and apart and (len(theirs), -min(theirs)) > (len(self.nodes), -min(self.nodes)):
+        if job != self.job or not theirs or not self.nodes or not theirs.keys().isdisjoint(self.nodes):
+            return
+        if not self._coordinates():
+            self.send(self.oldest, {"verb": "met", "job": job, "nodes": list(theirs.items())})
+        elif (len(theirs), -min(theirs)) > (len(self.nodes), -min(self.nodes)):
             logger.warning("objects: %d nodes had gone on without these %d", len(theirs), len(self.nodes))
             self._announce(theirs)
             self._rejoin(_addresses(theirs.values()))

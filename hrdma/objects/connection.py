@@ -329,7 +329,8 @@ class Connection:
             error = _error(*answer["error"]) if "error" in answer else None
             value = finish(answer, descriptor) if error is None else None
             finished = True
-            request.settle(value, error)
+            if not request.settle(value, error):  # it was withdrawn meanwhile
+                self._refuse(answer)
         except BaseException as raised:
             ordinary = isinstance(raised, Exception)
             if request.settle(error=raised if ordinary else RequestError(INTERRUPTED)):

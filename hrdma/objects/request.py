@@ -82,6 +82,11 @@ class Request:
         """Whether it has ended, well or not."""
         return self._settled
 
+    @property
+    def value(self) -> Any:
+        """The result, where it has ended well; else None."""
+        return self._value
+
     def wait(self, timeout: float | None = None) -> Any:
         """Blocks until it is done and returns the result.
 
@@ -120,7 +125,7 @@ class Request:
         return cancel([self]) == 1
 
     def _expire(self) -> None:
-        if self.settle(error=TimeoutError(f"{self._operation} is not done after {self._timeout:g} s")):
+        if self.settle(error=TimeoutError(f"{self._operation} is not done after {self._timeout:.3g} s")):
             self._withdraw([self])
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -153,11 +158,13 @@ class Request:
 def cancel(requests: Iterable[Request]) -> int:
     """Ends those that have not ended, and tells each node once. Returns how many."""
     ended: dict[Withdraw, list[Request]] = {}
-    for request in requests:
-        if request.settle(error=asyncio.CancelledError()):
-            ended.setdefault(request._withdraw, []).append(request)
-    for withdraw, several in ended.items():
-        withdraw(several)
+    try:
+        for request in requests:
+            if request.settle(error=asyncio.CancelledError()):
+                ended.setdefault(request._withdraw, []).append(request)
+    finally:
+        for withdraw, several in ended.items():
+            withdraw(several)
     return sum(map(len, ended.values()))
 
 

@@ -118,3 +118,27 @@ def test_a_stranger_at_a_lost_nodes_address_is_left_in_peace(rig_of):
         assert bytes(client.get(client.put(b"here"))) == b"here"
     finally:
         there.close()
+
+
+def test_who_learns_of_a_larger_cluster_from_a_stranger_joins_it(rig, met):
+    """The smaller has nobody left who knows where the larger is; the larger one's question says so."""
+    rig.grow("a", "b", "c")
+    rig.settle()
+    divide(rig, "ab", "c")
+    for name in "abc":
+        if name != "a":
+            rig.nodes[name].node.post(rig.nodes[name].node.cluster._lookout._until.clear)
+    met.set()
+    rig.settle()
+    assert rig.client("c").get(rig.client("b").put(numbers(10, 3)))[0] == 3
+
+
+@pytest.mark.parametrize("text", [{"nodes": 7}, {"nodes": [["x", {}]], "job": 1}, {"nodes": [[1, 2, 3]]}])
+def test_a_malformed_question_of_a_lost_node_harms_nobody(rig_of, caplog, text):
+    rig = rig_of()
+    rig.grow("a", "b")
+    rig.settle()
+    first, other = rig.nodes["a"].node.cluster, rig.nodes["b"].node
+    other.post(lambda: other.cluster._dial("127.0.0.1", first.port, rank=0, **text))
+    eventually(lambda: "malformed" in caplog.text, what="the warning")
+    assert bytes(rig.client("a").get(rig.client("b").put(b"x"))) == b"x"
