@@ -119,11 +119,12 @@ def bandwidth(comm: hrdma.Communicator, device: verbs.Device, kind: str, nbytes:
     """Bytes per second by queue pairs; 0 on rank 1."""
     pair = Pair(comm, device, nbytes)
     seconds = 0.0
-    if kind == "send" and comm.rank == 1:
+    if kind != "send":  # the other end has nothing to do, and sleeps, as perftest's does
+        seconds = alone(comm, lambda: pair.stream(kind, count)) or 0.0
+    elif comm.rank == 1:
         pair.receive(count)
-    elif comm.rank == 0:
-        if kind == "send":
-            comm.barrier()
+    else:
+        comm.barrier()
         seconds = pair.stream(kind, count)
     comm.barrier()
     target = 0 if kind == "read" else 1
