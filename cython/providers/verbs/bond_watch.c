@@ -68,13 +68,11 @@ static void judge(struct hr_bond_lane *lane, int others) {
     lane->silent++;
     lane->missed += others;
     if (lane->index == HR_BOND_SPARE) return; /* TCP has a time of its own */
-    if (lane->missed >= patience(lane)) {
-        snprintf(text, sizeof text, "nothing came back for %.1f s, while another rail carried: is its link up?",
-                 (double)(lane->silent * HR_BOND_TICK) * 1e-9);
-        hr_verbs_ep_fail(lane->ep, HR_ERR_PEER_LOST, text, 0);
-    } else if (lane->silent * HR_BOND_TICK >= HR_VERBS_OUTLASTS(hr_bond_of(&lane->bond->base)->silence)) {
-        snprintf(text, sizeof text, "nothing came back for %.1f s: is its link up?",
-                 (double)(lane->silent * HR_BOND_TICK) * 1e-9);
+    const int64_t silence = lane->silent * HR_BOND_TICK;
+    const int dead = lane->missed >= patience(lane);
+    if (dead || silence >= HR_VERBS_OUTLASTS(hr_bond_of(&lane->bond->base)->silence)) {
+        snprintf(text, sizeof text, "nothing came back for %.1f s%s: is its link up?", (double)silence * 1e-9,
+                 dead ? ", while another rail carried" : "");
         hr_verbs_ep_fail(lane->ep, HR_ERR_PEER_LOST, text, 0);
     } else if ((others || lane->silent == 1) && lane->ep->ctl < HR_VERBS_CTL - ROOM) {
         hr_verbs_probe(lane->ep);
