@@ -218,6 +218,14 @@ def test_what_cannot_be_had_is_named(env, error, text):
     assert any(word in one.text for word in text.split("|")), one.text
 
 
+@pytest.mark.skipif(set(hrdma.verbs.devices()) != {"sim"}, reason="this machine has an RDMA device")
+def test_who_requires_verbs_and_names_no_device_is_told_that_there_is_none():
+    (one,) = harness.outcomes(opened, 1, init=False, env={"HRDMA_REQUIRE": "verbs"}, timeout=20)
+    assert one.error == "DeviceError"
+    assert "there is no RDMA device here: `hrdma rxe up` makes one" in one.text or "libibverbs" in one.text, one.text
+    assert "called" not in one.text, one.text
+
+
 def pinned_by_bytes(comm):
     end = hrdma.Endpoint(comm, 1 - comm.rank)
     kept = end.expose(bytearray(3000))

@@ -276,7 +276,9 @@ static void find_all(struct search *s, const struct name *name) {
     struct ibv_device **list = s->verbs->get_device_list(&n);
     const char *pattern = name->device ? name->device : "*";
     snprintf(what, sizeof what, "%s", s->detail);
-    if (name->device)
+    if (name->device && strcmp(pattern, "*") == 0) /* as who requires verbs and names none */
+        snprintf(what, sizeof what, "there is no RDMA device here: `hrdma rxe up` makes one, where the kernel has that");
+    else if (name->device)
         snprintf(what, sizeof what, "no RDMA device is called %.100s here: `rdma link` lists them", pattern);
     for (int i = 0; list && i < n; i++) {
         if (fnmatch(pattern, list[i]->name, 0)) continue;
@@ -315,8 +317,9 @@ static hr_status find(struct search *s, const struct name *name) {
         return HR_OK;
     }
     char text[256];
-    snprintf(text, sizeof text, "%s%.60s%s%s", name->device ? "no RDMA device is called " : "",
-             name->device ? name->device : "", name->device ? ": " : "", why);
+    const char *called = name->device && strcmp(name->device, "*") ? name->device : NULL;
+    snprintf(text, sizeof text, "%s%.60s%s%s", called ? "no RDMA device is called " : "", called ? called : "",
+             called ? ": " : "", why);
     tell(name->device && !name->is_pattern ? ABSENT : UNFIT, text, &s->told, s->detail);
     if (name->device && !name->is_pattern) return HR_ERR_NO_DEVICE;
     if (name->device) hr_verbs_leave(s->left, name->device, why);
