@@ -277,7 +277,8 @@ static void find_all(struct search *s, const struct name *name) {
     const char *pattern = name->device ? name->device : "*";
     snprintf(what, sizeof what, "%s", s->detail);
     if (name->device && strcmp(pattern, "*") == 0) /* as who requires verbs and names none */
-        snprintf(what, sizeof what, "there is no RDMA device here: `hrdma rxe up` makes one, where the kernel has that");
+        snprintf(what, sizeof what,
+                 "there is no RDMA device here: `hrdma rxe up` makes one, where the kernel has that");
     else if (name->device)
         snprintf(what, sizeof what, "no RDMA device is called %.100s here: `rdma link` lists them", pattern);
     for (int i = 0; list && i < n; i++) {
