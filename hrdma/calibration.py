@@ -6,6 +6,7 @@ timed is what a collective's steps are made of and the interpreter has no part i
   step     a chain: send 8 bytes, receive 8, send again ...     alpha + latency
   burst    as many messages at once                             alpha
   move     the chain with long messages                         latency + as `Cost.message` + beta * nbytes
+  staged   the same through messages, where peers' memory can be read in place: the faster of the two counts
   shared   the first chain with both threads on one core        2 alpha + latency + switch
 
 and gamma by a reduction in memory that lies in the own core's cache, as what has just arrived does. What a thread sends it
@@ -36,11 +37,11 @@ import numpy as np
 from hrdma import _core
 from hrdma.log import logger
 from hrdma.topo.cost import DEFAULT_COST, Cost
-from hrdma.topo.program import BUF_OUT, INSTR, RECV, REF, SEND
+from hrdma.topo.program import BUF_OUT, INSTR, RECV, REF, SEND, STAGED
 
 __all__ = ["cache_file", "costs", "describe", "load", "machine", "measure", "save"]
 
-FORMAT = 3  # of the file and of what is measured
+FORMAT = 4  # of the file and of what is measured
 SECONDS = 0.045  # for one provider
 PASSES = 3  # at least
 CALLS = 3  # of each program in a pass
@@ -48,7 +49,8 @@ ALIKE = 1.2  # the second best time may be this much longer than the best
 RUN_SECONDS = 2e-4  # about, of one run
 MOST_STEPS = 128
 WARM_STEPS = 8  # of long messages, before anything is measured: windows grow with the rate that was seen
-LONG = 8  # eager limits that a long message has
+LONG = {"shm": 256 << 10}  # bytes of a long message; else 8 eager limits
+STAGED_MOST = 512 << 10  # up to so many bytes what holds for a long message holds for those that a program changes
 DEADLINE = 2.0
 FAR = 6  # a result this many times the default, or this part of it, is not believed
 UNMEASURED = ("loop",)
@@ -205,11 +207,11 @@ class _Probe(NamedTuple):
     nbytes: int
     chained: bool = True
     shared: bool = False  #: both ends on one core
+    staged: bool = False
 
 
-def _probes(default: Cost, eager: int) -> dict[str, _Probe]:
+def _probes(default: Cost, long: int, pull: bool) -> dict[str, _Probe]:
     """The probes of a provider, each with as many steps as the defaults let expect in the time of a run."""
-    long = LONG * eager
     quick, slow, shared = (
         max(2, min(MOST_STEPS, round(RUN_SECONDS / seconds)))
         for seconds in (
@@ -218,12 +220,15 @@ def _probes(default: Cost, eager: int) -> dict[str, _Probe]:
             2 * default.alpha + default.latency + default.switch,
         )
     )
-    return {
+    probes = {
         "step": _Probe(quick, 8),
         "burst": _Probe(quick, 8, chained=False),
         "move": _Probe(slow, long),
         "shared": _Probe(shared, 8, shared=True),
     }
+    if pull:
+        probes["staged"] = _Probe(slow, long, staged=True)
+    return probes
 
 
 def _program(peer: int, probe: _Probe) -> _core.Program:
@@ -235,6 +240,7 @@ def _program(peer: int, probe: _Probe) -> _core.Program:
     instrs["peer"], instrs["len"], instrs["src_buf"], instrs["dst_buf"] = peer, nbytes, BUF_OUT, BUF_OUT
     instrs["tag"] = np.arange(2 * steps) // 2
     send["op"], recv["op"] = SEND, RECV
+    send["flags"] = STAGED if probe.staged else 0
     send["src_off"], recv["dst_off"] = even * nbytes, (1 - even) * nbytes
     unlocks: np.ndarray = np.zeros(0, np.uint32)
     if probe.chained:
@@ -275,12 +281,13 @@ def measure(name: str, seconds: float = SECONDS) -> Cost:
         for engine in engines:
             engine.connect_wait(DEADLINE)
         eager, pull = domains[0]["eager_max"], "map" in domains[0]["caps"]
-        probes = _probes(DEFAULT_COST[name], eager)
+        long = LONG.get(name, 8 * eager)
+        probes = _probes(DEFAULT_COST[name], long, pull)
         best = _best_times(engines, probes, seconds)
     finally:
         for engine in engines:
             engine.close(0.0)
-    cost = _fit(name, best, eager, pull)
+    cost = _fit(name, best, long, eager, pull)
     doubts = _doubts(name, cost)
     if doubts:
         raise RuntimeError(f"{doubts}, which cannot be true")
@@ -347,20 +354,23 @@ def _side_by_side(pairs: list[list[_Pair]], cpus: list[int]) -> list[list[float]
     return [list(map(max, *both)) for both in zip(*taken)]
 
 
-def _fit(name: str, times: Mapping[str, float], eager: int, pull: bool) -> Cost:
+def _fit(name: str, times: Mapping[str, float], long: int, eager: int, pull: bool) -> Cost:
     """Parameters from seconds per step."""
     default = DEFAULT_COST[name]
-    long = LONG * eager
+    move = min(times["move"], times.get("staged", math.inf))
     if len(os.sched_getaffinity(0)) > 1:
         alpha = min(times["burst"], times["step"])
         latency = times["step"] - alpha
-        moving = times["move"]
+        moving = move
     else:  # one core does the work of both ends
         alpha, latency = times["burst"] / 2, default.latency
-        moving = times["move"] / 2
+        moving = move / 2
     switch = max(0.0, times["shared"] - 2 * alpha - latency)
     name = f"measured for {name}"
-    cost = replace(default, alpha=alpha, latency=latency, switch=switch, eager=eager, pull=pull, name=name)
+    staged = STAGED_MOST if move < times["move"] else 0
+    cost = replace(
+        default, alpha=alpha, latency=latency, switch=switch, eager=eager, pull=pull, staged=staged, name=name
+    )
     beta = max(moving - latency - cost.message(long), moving / 2) / long
     return replace(cost, beta=beta, gamma=_reduction())
 

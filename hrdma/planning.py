@@ -25,7 +25,7 @@ from hrdma.topo.layout import block_counts
 from hrdma.topo.lower import SCRATCH, lower
 from hrdma.topo.planner import ROOTED, FabricPlan
 from hrdma.topo.planner import plan as plan_on_fabric
-from hrdma.topo.program import INSTR, REF, ProgramSpec
+from hrdma.topo.program import INSTR, REF, ProgramSpec, stage
 from hrdma.topo.routing import chunk_bytes
 from hrdma.topo.schedule import DST, ROUND, Schedule
 from hrdma.types import COLLECTIVES, DTYPES, OPS
@@ -293,6 +293,8 @@ def plan(
     )  # fmt: skip
     schedule = ALGORITHMS[choice.algorithm].build(collective, size, parts=choice.parts, root=root, rank=rank)
     spec = lower(schedule, rank, counts, itemsize, in_place=in_place, landing=landing)
+    if mapped and cost is not None and cost.crowd(size) == 1:
+        stage(spec, cost.staged)
     return Plan(**vars(spec), choice=choice, reason=why and f"not planned for {on.fabric.name}: {why}" if on else "")
 
 

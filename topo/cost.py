@@ -43,6 +43,8 @@ class Cost:
         The same where ranks share cores and each has several peers at a time.
     pull : bool
         Peers' memory is read in place.
+    staged : int
+        Bytes up to which it is better copied through messages, where the program changes it.
     cores : int
         Cores that all ranks share; 0: each rank has its own.
     offload : bool
@@ -59,6 +61,7 @@ class Cost:
     eager: int = 1 << 62
     loose: int = 1 << 62
     pull: bool = False
+    staged: int = 0
     cores: int = 0
     offload: bool = False
     name: str = ""
@@ -68,7 +71,7 @@ class Cost:
             value = getattr(self, field)
             if not 0 <= value < 1:
                 raise ValueError(f"{field} must be seconds in [0, 1), not {value}")
-        for field in ("cores", "eager", "loose"):
+        for field in ("cores", "eager", "loose", "staged"):
             if getattr(self, field) < 0:
                 raise ValueError(f"{field} must not be negative, but is {getattr(self, field)}")
 
@@ -94,7 +97,7 @@ class Cost:
 # Orders of magnitude for a recent host; a job measures its own (hrdma/calibration.py).
 DEFAULT_COST: dict[str, Cost] = {
     "loop": Cost(2e-7, 1e-10, 2.5e-11, pull=True, name="default for loop"),
-    "shm": Cost(2.5e-7, 1.2e-10, 2.5e-11, 2e-7, 1e-6, 32 << 10, pull=True, name="default for shm"),
+    "shm": Cost(2.5e-7, 1.2e-10, 2.5e-11, 2e-7, 1e-6, 32 << 10, 32 << 10, pull=True, name="default for shm"),
     "tcp": Cost(7e-6, 3e-10, 2.5e-11, 5e-7, 1e-6, 128 << 10, 64 << 10, name="default for tcp"),
     "verbs": Cost(1e-6, 8e-11, 2.5e-11, 2e-6, 5e-6, 4 << 10, offload=True, name="default for verbs"),
 }

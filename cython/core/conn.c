@@ -199,7 +199,9 @@ static int conn_eager(struct hr_conn *conn, const struct hr_request *req) {
     uint64_t len = req->len;
     if (len > caps->eager_max || !hr_window_fits(conn, len)) return 0;
     if (conn->engine->yield && caps->eager_loose && len > caps->eager_loose && !(req->flags & HR_REQ_PACED)) return 0;
-    if (caps->flags & HR_CAP_MAP && len > caps->eager_mapped && hr_arena_find(req->buf, len, &info)) return 0;
+    if (caps->flags & HR_CAP_MAP && len > caps->eager_mapped && !(req->flags & HR_REQ_STAGED) &&
+        hr_arena_find(req->buf, len, &info))
+        return 0;
     return len <= HR_EAGER_COST || conn->credit >= HR_EAGER_COST + (int64_t)(len + hr_credit_max(conn->engine) / 4);
 }
 

@@ -61,7 +61,7 @@ void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_
 /* Pieces of a segment: whole elements, whole cache lines. What is confirmed costs the peer nothing, and each piece this
  * side a system call: so they are long, and less than twice the window is on its way. */
 static uint64_t segment_size(struct hr_conn *conn, int message, int confirmed) {
-    uint64_t n = conn->caps->segment;
+    uint64_t n = message && conn->caps->piece ? conn->caps->piece : conn->caps->segment;
     if (conn->caps->window) {
         uint64_t share = confirmed && conn->rate > 0 ? conn->window : conn->window / 4;
         if (n > share) n = share;
@@ -89,7 +89,7 @@ hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_
     if (!x) return HR_ERR_NOMEM;
     rts->h.sreq = x->id;
     if (confirms(conn)) rts->h.flags = HR_HDR_SURE;
-    if (!conn_pulls(conn)) return HR_OK;
+    if (!conn_pulls(conn) || req->flags & HR_REQ_STAGED) return HR_OK;
     hr_status status = conn->caps->flags & HR_CAP_MAP ? hr_ledger_enter(conn, x->id) : HR_OK;
     if (status == HR_AGAIN || conn->state == HR_CONN_LOST) {
         hr_xfer_free(conn->engine, x);

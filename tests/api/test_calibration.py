@@ -190,7 +190,7 @@ def test_nonsense_is_not_believed_and_not_kept(folder, monkeypatch, said, second
 def test_the_fit_finds_what_it_was_made_from():
     for name, cost in (("shm", SHM), ("tcp", TCP)):
         cost = replace(cost, latency=6e-7, switch=2e-6)
-        long = calibration.LONG * cost.eager
+        long = 8 * cost.eager
         double = 2 if len(os.sched_getaffinity(0)) == 1 else 1
         made = {
             "step": cost.alpha + cost.latency,
@@ -198,9 +198,13 @@ def test_the_fit_finds_what_it_was_made_from():
             "move": (cost.message(long) + cost.latency + cost.beta * long) * double,
             "shared": 2 * cost.alpha + cost.latency + cost.switch,
         }
-        found = calibration._fit(name, made, cost.eager, cost.pull)
+        found = calibration._fit(name, made, long, cost.eager, cost.pull)
+        assert found.staged == 0
         for field in ("alpha", "latency", "switch", "beta") if double == 1 else ("alpha",):
             assert getattr(found, field) == pytest.approx(getattr(cost, field)), (name, field)
+        slow = made | {"move": 3 * made["move"], "staged": made["move"]}  # in place, and through messages
+        again = calibration._fit(name, slow, long, cost.eager, cost.pull)
+        assert (again.staged, again.beta) == (calibration.STAGED_MOST, found.beta)
 
 
 # -- all ranks plan alike --
@@ -291,3 +295,30 @@ def test_the_log_says_which_and_why(tmp_path):
         chosen, forced = (line for line in lines if line.startswith("allreduce"))
         assert "allreduce of 7.805 KiB on 3 ranks: " in chosen and "else" in chosen and "(measured for shm)" in chosen
         assert "ring in 3 parts" in forced and "no other" in forced
+
+
+def through_messages(rank, folder, staged):
+    """How the halves of an allreduce of registered memory went: unasked, in pieces, read in place."""
+    os.environ["HRDMA_CACHE_DIR"] = folder
+    calibration.measure = lambda name: replace(DEFAULT_COST[name], staged=staged)
+    os.sched_getaffinity = lambda _: {0, 1}  # however many there are: as if each rank had its own
+    found = []
+    with hrdma.init() as comm:
+        for elements in (1 << 16, 1 << 18, 1 << 20):
+            x, before = hrdma.empty(elements, "float32"), comm.stats()["counters"]
+            x[:] = np.arange(elements) + comm.rank
+            comm.allreduce(x)
+            after = comm.stats()["counters"]
+            assert (x == 2 * np.arange(elements) + 1).all()
+            found.append(
+                [after[what] - before[what] for what in ("messages_eager", "transfers_segments", "transfers_pulled")]
+            )
+    return found
+
+
+@pytest.mark.parametrize("staged", (0, 512 << 10))
+def test_what_is_changed_goes_in_messages_where_that_was_faster(tmp_path, staged):
+    env = {"HRDMA_TRANSPORT": "shm"}
+    for found in harness.ranks(through_messages, 2, init=False, env=env, folder=str(tmp_path), staged=staged):
+        assert [pulled for *_, pulled in found] == ([0, 0, 2] if staged else [2, 2, 2])
+        assert [unasked + pieces for unasked, pieces, _ in found] == ([2, 2, 0] if staged else [0, 0, 0])

@@ -113,7 +113,7 @@ static inline void pair_open(struct side *a, struct side *b, const char *options
 }
 
 static hr_status send_pattern(struct side *s, uint64_t seq, size_t len) {
-    static __thread uint8_t payload[SHM_MAX_SEND];
+    static __thread uint8_t payload[SHM_LONG];
     uint64_t hdr[8] = {seq};
     struct hr_msg msg = {.hdr = hdr, .hdr_len = 8 + 8 * (seq % 8), .payload = payload, .len = len};
     fill(payload, len, seq);

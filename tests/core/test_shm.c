@@ -20,7 +20,7 @@ TEST(records_wrap_and_fill_the_ring) {
     b.check_pattern = 1;
     while (sent <
            60000) { /* from the middle on records of one or two lines only: the ring is filled to its last line */
-        size_t len = sent > 30000 ? rnd() % 32 : rnd() % 4 ? rnd() % 200 : rnd() % (SHM_MAX_SEND + 1);
+        size_t len = sent > 30000 ? rnd() % 32 : rnd() % 4 ? rnd() % 200 : rnd() % (SHM_SHORT + 1);
         hr_status status = send_pattern(&a, sent, len);
         sent += status == HR_OK;
         if (status == HR_AGAIN) {
@@ -48,7 +48,7 @@ TEST(damaged_rings) {
             uint64_t word = rnd() | 1;
             if (round % 2)
                 word = ring_word((enum ring_kind)(1 + rnd() % 5), rnd() % 128,
-                                 round % 4 == 1 ? rnd() % (2 * SHM_MAX_SEND) : (uint32_t)rnd());
+                                 round % 4 == 1 ? rnd() % (2 * SHM_LONG) : (uint32_t)rnd());
             atomic_store(ring_slot(e->rx.data, e->rx.mask, e->rx.pos), word);
         } else if (round % 3 == 1) { /* anything */
             for (int i = 0; i < 300; i++) e->rx.data[rnd() % 8192] = (uint8_t)rnd();
@@ -88,6 +88,19 @@ TEST(damaged_control_frames) {
         close(fd);
         side_close(&a), side_close(&b);
     }
+}
+
+/* A message that fits the rings of one would never fit those of the other. */
+TEST(rings_of_other_settings_are_refused) {
+    struct side a, b;
+    side_open(&a, 1, 2, "ring=131072");
+    side_open(&b, 2, 1, NULL);
+    CHECK_EQ(ops->ep_connect(a.ep, b.addr, b.addr_len, 1), HR_OK);
+    CHECK_EQ(ops->ep_connect(b.ep, a.addr, a.addr_len, 0), HR_OK);
+    UNTIL(5, b.lost, BOTH(&a, &b));
+    CHECK_EQ(b.lost, HR_ERR_PROTOCOL);
+    CHECK(strstr(b.detail, "offered a ring of 131072 bytes; refused because of its size: HRDMA_SHM=ring="));
+    side_close(&a), side_close(&b);
 }
 
 TEST(strangers_at_the_socket) {

@@ -63,7 +63,7 @@ TEST(what_is_done_without_is_said) {
     static const struct {
         const char *device, *left;
     } cases[] = {
-        {"no_such_*,sim", "no_such_* is not used: no RDMA device is called no_such_*"},
+        {"no_such_*,sim", "no_such_* is not used: "}, /* none is called so, or there is no library to ask */
         {"sim,sim,sim2,sim2", "sim2 is not used: 3 devices are the most"},
         {"sim2,sim,sim", "sim is not used: verbs option gid=2: sim has no such GID; it has 1 entries; sim is"}};
     struct bond_rig rig = {0};

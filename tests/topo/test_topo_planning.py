@@ -195,3 +195,26 @@ def test_the_mirror_has_the_compilers_offsets(tmp_path: Path) -> None:
     printed = subprocess.run([str(tmp_path / "offsets")], check=True, capture_output=True, text=True, timeout=10).stdout
     mirror = [(INSTR if s == "hr_instr" else REF).fields[f][1] for s, f in fields]
     assert [int(line) for line in printed.split()] == [*mirror, INSTR.itemsize, REF.itemsize]
+
+
+def staged(collective: str, size: int, elements: int, **options) -> list[list[bool]]:
+    """Of each rank's sends, whether they go in messages though they could be read in place."""
+    cost = Cost(2e-7, 1e-10, 2e-11, 2e-7, eager=32 << 10, pull=True, staged=128 << 10)
+    plans = [
+        plan(collective, size=size, rank=rank, counts=elements, itemsize=4, dtype="float32", mapped=True, cost=cost, **options)
+        for rank in range(size)
+    ]  # fmt: skip
+    return [[bool(i["flags"] & isa.STAGED) for i in p.instrs if i["op"] == isa.SEND] for p in plans]
+
+
+def test_what_a_program_changes_goes_in_messages_where_they_are_faster() -> None:
+    half = 32 << 10  # elements: its bytes are as many as may be
+    assert staged("allreduce", 2, 2 * half, in_place=True, algorithm="direct") == [[True, True]] * 2
+    assert staged("allreduce", 2, 2 * half, algorithm="direct") == [[False, True]] * 2, "nobody writes the input"
+    assert staged("allreduce", 2, 4 * half, in_place=True, algorithm="direct") == [[False, False]] * 2, "too long"
+    assert staged("allreduce", 4, half, in_place=True, algorithm="direct") == [[False] * 6] * 4, "they are borrowed"
+    assert all(map(all, staged("allreduce", 4, half, in_place=True, algorithm="ring")))
+    assert not any(map(any, staged("broadcast", 2, half, algorithm="direct")))
+    assert staged("allgather", 2, half, in_place=True, algorithm="direct") == [[False]] * 2, (
+        "each changes the other's block"
+    )

@@ -75,8 +75,9 @@ struct hr_request {
 };
 
 enum {
-    HR_REQ_ASYNC = 1, /* nobody may be waiting: the background thread serves it, completion goes to the done list */
-    HR_REQ_PACED = 2, /* of a program that sends to one peer at most before something has come */
+    HR_REQ_ASYNC = 1,  /* nobody may be waiting: the background thread serves it, completion goes to the done list */
+    HR_REQ_PACED = 2,  /* of a program that sends to one peer at most before something has come */
+    HR_REQ_STAGED = 4, /* as HR_INSTR_STAGED */
 };
 
 struct hr_config {

@@ -73,6 +73,7 @@ struct hr_caps {
     uint32_t eager_mapped; /* HR_CAP_MAP: the same for memory in arenas; no more than eager_max */
     uint32_t eager_loose;  /* the same where ranks share cores and nothing paces the sender; 0: eager_max */
     uint32_t segment;      /* a good size for one read or write of a long transfer */
+    uint32_t piece;        /* the same for one message of it; 0: segment */
     uint64_t window;       /* bulk bytes that may be in flight before a rate was measured; 0: no need of a bound */
 };
 

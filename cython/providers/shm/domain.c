@@ -16,8 +16,9 @@
 #include "providers/shm/shm.h"
 
 #define STAGE_BELOW ((uint64_t)4 << 20)
-#define EAGER (32u << 10)
+#define EAGER (32u << 10)        /* of arenas, and of all memory where ranks share cores or rings are small */
 #define EAGER_CROWDED (4u << 10) /* of arenas where ranks share cores: what is read in place is not copied twice */
+#define PIECE (64u << 10)        /* of what was asked for: one is read while the next is written */
 
 int hr_shm_grow(void *array_p, uint32_t n, uint32_t *cap_p, size_t element) {
     void *array;
@@ -101,9 +102,12 @@ static hr_status options_parse(struct options *o, const char *text, char detail[
     return HR_OK;
 }
 
-/* Two rings for each pair of local peers: their sum has to stay small beside the caches and the memory. */
+/* Two rings for each pair of local peers: their sum has to stay small beside the memory. Between two cores a ring is
+ * best where it is longer than their second-level caches: a line that comes round again has left them, and to write
+ * one that another core still holds takes several times as long. */
 static uint64_t ring_for(int local_peers) {
-    return local_peers <= 3 ? 1 << 20 : local_peers <= 8 ? 512 << 10 : local_peers <= 32 ? 256 << 10 : SHM_MIN_RING;
+    if (local_peers <= 3) return local_peers <= 1 ? 4 << 20 : 2 << 20;
+    return local_peers <= 8 ? 512 << 10 : local_peers <= 32 ? 256 << 10 : SHM_MIN_RING;
 }
 
 /* Of this process: as many ranks can run at once, where each has one. */
@@ -135,6 +139,7 @@ static hr_status open_events(struct shm_domain *dom, char detail[256]) {
 static hr_status domain_open(const struct hr_provider *self, const struct hr_domain_params *params,
                              struct hr_domain **domain_p, char detail[256]) {
     struct shm_domain *dom = calloc(1, sizeof *dom);
+    int crowded = params->local_peers >= cores();
     struct options o = {.ring = ring_for(params->local_peers), .cma = 1};
     hr_status status;
 
@@ -144,9 +149,9 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
         .sink = params->sink,
         .owner = params->owner,
         .caps = {.flags = HR_CAP_READ | HR_CAP_WRITE | HR_CAP_ATOMIC | HR_CAP_MAP | HR_CAP_ANYMEM | HR_CAP_LOCAL,
-                 .max_send = SHM_MAX_SEND,
-                 .eager_max = EAGER,
+                 .eager_mapped = crowded ? EAGER_CROWDED : EAGER,
                  .segment = 512 << 10,
+                 .piece = PIECE,
                  .window = 0},
     };
     dom->epfd = dom->wakefd = dom->listenfd = -1;
@@ -155,8 +160,11 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     status = options_parse(&o, params->options, detail);
     dom->ring_size = o.ring;
     dom->cma_allowed = o.cma;
-    dom->stage_below = params->local_peers < cores() ? STAGE_BELOW : 0;
-    dom->base.caps.eager_mapped = params->local_peers < cores() ? EAGER : EAGER_CROWDED;
+    dom->base.caps.max_send = o.ring / 16 < SHM_SHORT  ? SHM_SHORT
+                              : o.ring / 16 > SHM_LONG ? SHM_LONG
+                                                       : (uint32_t)(o.ring / 16);
+    dom->base.caps.eager_max = crowded || o.ring < 1 << 20 ? EAGER : dom->base.caps.max_send;
+    dom->stage_below = crowded ? 0 : STAGE_BELOW;
     if (status == HR_OK) status = find_host(dom, o.host[0] ? o.host : NULL, detail);
     if (status == HR_OK && (getrandom(dom->name, sizeof dom->name, 0) != sizeof dom->name ||
                             getrandom(&dom->probe, sizeof dom->probe, 0) != sizeof dom->probe)) {

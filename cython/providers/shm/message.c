@@ -76,7 +76,7 @@ hr_status hr_shm_post_send(struct hr_ep *ep, const struct hr_msg *msg) {
     uint64_t n = ring_record(hdr_len, len);
     uint8_t *at;
 
-    if (hdr_len < 8 || hdr_len > HR_MAX_HDR || hdr_len % 8 || len > SHM_MAX_SEND) return HR_ERR_INVALID;
+    if (hdr_len < 8 || hdr_len > HR_MAX_HDR || hdr_len % 8 || len > SHM_LONG) return HR_ERR_INVALID;
     if (__builtin_expect(e->state != SHM_UP || e->special || !ring_tx_fits(&e->tx, n + SHM_RESERVE), 0)) {
         hr_status status = may_send(e, n);
         if (status != HR_OK) return status;
@@ -96,7 +96,7 @@ static inline int deliver(struct shm_ep *e, uint64_t word) {
     size_t hdr_len = ring_word_hdr_len(word), len = ring_word_len(word);
     const uint8_t *at = ring_rx_at(&e->rx), *payload;
 
-    if (!ring_word_marked(word) || hdr_len < 8 || hdr_len > HR_MAX_HDR || hdr_len % 8 || len > SHM_MAX_SEND) return 0;
+    if (!ring_word_marked(word) || hdr_len < 8 || hdr_len > HR_MAX_HDR || hdr_len % 8 || len > e->longest) return 0;
     payload = at + ring_payload(hdr_len, len);
     ring_rx_fetch(at, hdr_len + len);
     if (ring_word_kind(word) == RING_MSG)

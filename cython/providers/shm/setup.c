@@ -48,6 +48,7 @@ static int map_rings(struct shm_ep *e, int fd, uint64_t size, int caller) {
     if (base == MAP_FAILED) return 0;
     e->segment = base;
     e->ring_size = size;
+    e->longest = size / 2 < SHM_LONG ? (uint32_t)(size / 2) : SHM_LONG;
     ctl = (struct ring_ctl *)(void *)base;
     data[0] = base + page;
     data[1] = data[0] + 2 * size;
@@ -127,10 +128,11 @@ void hr_shm_offer(struct shm_ep *e) {
     if (send_setup(e, &frame, fds, 2)) e->state = SHM_OFFERED;
 }
 
-static const char *wrong_segment(int fd, uint64_t ring_size) {
+static const char *wrong_segment(const struct shm_domain *dom, int fd, uint64_t ring_size) {
     struct stat st;
     int seals = fcntl(fd, F_GET_SEALS);
     if (ring_size < SHM_MIN_RING || ring_size > SHM_MAX_RING || ring_size & (ring_size - 1)) return "its size";
+    if (ring_size / 2 < dom->base.caps.max_send) return "its size: HRDMA_SHM=ring= has to be the same in both";
     if (fstat(fd, &st) < 0 || (uint64_t)st.st_size != page_size() + 2 * ring_size) return "the length of its file";
     if (seals < 0 || !(seals & F_SEAL_SHRINK)) return "its file, which could shrink";
     return NULL;
@@ -138,7 +140,7 @@ static const char *wrong_segment(int fd, uint64_t ring_size) {
 
 static void on_offer(struct shm_ep *e, const struct shm_frame *frame, int *fds) {
     struct shm_frame reply = probe_frame(e, SHM_ANSWER);
-    const char *wrong = wrong_segment(fds[0], frame->size);
+    const char *wrong = wrong_segment(shm_ep_domain(e), fds[0], frame->size);
 
     if (wrong) {
         hr_shm_lose(e, HR_ERR_PROTOCOL, "process %d offered a ring of %llu bytes; refused because of %s", (int)e->pid,

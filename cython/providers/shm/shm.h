@@ -12,12 +12,13 @@
 #include "providers/shm/ring.h"
 
 enum {
-    SHM_MAX_SEND = 64 << 10,
     SHM_MIN_RING = 128 << 10, /* of which a largest message, its zero word and the reserve take less than 3/4 */
     SHM_MAX_RING = 16 << 20,
     SHM_OPS = 32,                     /* atomics of one endpoint that wait for their answer */
     SHM_RESERVE = SHM_OPS * SHM_LINE, /* room that only answers may take, so that they always find some */
     SHM_WRITE_PIECE = 32 << 10,
+    SHM_LONG = 256 << 10, /* the longest message, of long rings */
+    SHM_SHORT = 64 << 10, /* of short ones */
     SHM_TEXT = 160,
 };
 
@@ -137,7 +138,8 @@ struct shm_ep {
     int ringfd; /* between offer and answer */
     uint8_t *segment;
     uint64_t ring_size;
-    int counted; /* among domain->connecting */
+    uint32_t longest; /* message that may come */
+    int counted;      /* among domain->connecting */
     hr_status lost;
     char text[SHM_TEXT];
 
