@@ -106,7 +106,7 @@ static hr_status options_parse(struct options *o, const char *text, char detail[
  * best where it is longer than their second-level caches: a line that comes round again has left them, and to write
  * one that another core still holds takes several times as long. */
 static uint64_t ring_for(int local_peers) {
-    if (local_peers <= 3) return local_peers <= 1 ? 4 << 20 : 2 << 20;
+    if (local_peers <= 3) return 2 << 20;
     return local_peers <= 8 ? 512 << 10 : local_peers <= 32 ? 256 << 10 : SHM_MIN_RING;
 }
 
@@ -160,9 +160,9 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     status = options_parse(&o, params->options, detail);
     dom->ring_size = o.ring;
     dom->cma_allowed = o.cma;
-    dom->base.caps.max_send = o.ring / 16 < SHM_SHORT  ? SHM_SHORT
-                              : o.ring / 16 > SHM_LONG ? SHM_LONG
-                                                       : (uint32_t)(o.ring / 16);
+    dom->base.caps.max_send = o.ring / 8 < SHM_SHORT  ? SHM_SHORT
+                              : o.ring / 8 > SHM_LONG ? SHM_LONG
+                                                       : (uint32_t)(o.ring / 8);
     dom->base.caps.eager_max = crowded || o.ring < 1 << 20 ? EAGER : dom->base.caps.max_send;
     dom->stage_below = crowded ? 0 : STAGE_BELOW;
     if (status == HR_OK) status = find_host(dom, o.host[0] ? o.host : NULL, detail);
