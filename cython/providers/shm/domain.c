@@ -110,6 +110,12 @@ static uint64_t ring_for(int local_peers) {
     return local_peers <= 8 ? 512 << 10 : local_peers <= 32 ? 256 << 10 : SHM_MIN_RING;
 }
 
+/* So that several are on their way. */
+static uint32_t message_for(uint64_t ring) {
+    uint64_t n = ring / 8;
+    return n < SHM_SHORT ? SHM_SHORT : n > SHM_LONG ? SHM_LONG : (uint32_t)n;
+}
+
 /* Of this process: as many ranks can run at once, where each has one. */
 static int cores(void) {
     cpu_set_t own;
@@ -160,9 +166,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     status = options_parse(&o, params->options, detail);
     dom->ring_size = o.ring;
     dom->cma_allowed = o.cma;
-    dom->base.caps.max_send = o.ring / 8 < SHM_SHORT  ? SHM_SHORT
-                              : o.ring / 8 > SHM_LONG ? SHM_LONG
-                                                       : (uint32_t)(o.ring / 8);
+    dom->base.caps.max_send = message_for(o.ring);
     dom->base.caps.eager_max = crowded || o.ring < 1 << 20 ? EAGER : dom->base.caps.max_send;
     dom->stage_below = crowded ? 0 : STAGE_BELOW;
     if (status == HR_OK) status = find_host(dom, o.host[0] ? o.host : NULL, detail);
