@@ -23,9 +23,6 @@ CLONE_NEWNET = 0x40000000
 PORT = 29700
 SECONDS = 60.0
 CYCLE = 1024  # values repeat after so many elements: sums of them are exact in float32
-QUIET = (
-    0.05  # seconds after its end for which a host does nothing: they share processors, and others may still be at it
-)
 
 
 def enter(namespace: str) -> None:
@@ -41,6 +38,11 @@ def value(n: int, rank: int, size: int) -> np.ndarray:
 
 def total(n: int, size: int) -> np.ndarray:
     return (np.arange(n, dtype="float32") % CYCLE) * (size * size) + size * (size - 1) // 2
+
+
+def rest(n: int) -> None:
+    """After its end a host does nothing for a while: they share processors, and others may still be at it."""
+    time.sleep(min(5.0, 0.05 + n * 1e-7 * 4))  # about as long as the elements take over a link of 100 Mbit/s
 
 
 def until(moment: float) -> None:
@@ -197,7 +199,7 @@ def main() -> None:
             start = json.loads(lines.readline())["start"]
             found = [peer.run(operation, each, mine, start, start + rank * stagger) for each in keys]
             end = time.monotonic()
-            time.sleep(QUIET)
+            rest(n)
             good = all(right(operation, each, n, size) for each in found)
             print(json.dumps({"end": end, "right": good}), file=lines, flush=True)
             lines.readline()  # all are done

@@ -96,6 +96,11 @@ class Segment(Memory):
         with self.changed:
             self.aborted = True
             self.changed.notify_all()
+        self._wake_parts()
+
+    def _wake_parts(self) -> None:
+        for part in self.parts:
+            part.wake()
 
     def wait_for(self, nbytes: int, timeout: float | None = None) -> int:
         """Waits until more than `nbytes` bytes are there; returns how many, or -1 when there will be no more."""
@@ -132,6 +137,7 @@ class Segment(Memory):
                 return False
             self._closed = self.aborted = True
             self.changed.notify_all()
+        self._wake_parts()
         self.deregister()
         for descriptor in (self.reader, self.writer):
             os.close(descriptor)
@@ -149,6 +155,7 @@ class Part:
         self.progress = self.nbytes if segment.progress == segment.nbytes else 0
         self.producing = False
         self.via: int | None = None
+        self._changed = threading.Condition()  # its own: who waits for one piece is not woken for every other
 
     @property
     def aborted(self) -> bool:
@@ -159,9 +166,14 @@ class Part:
         return self.progress == self.nbytes
 
     def advance(self, progress: int) -> None:
-        with self.segment.changed:
+        with self._changed:
             self.progress = progress
-            self.segment.changed.notify_all()
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Its segment was aborted."""
+        with self._changed:
+            self._changed.notify_all()
 
     def abort(self) -> None:
         """A segment of which a piece will not come is of no use."""
@@ -169,8 +181,8 @@ class Part:
 
     def wait_for(self, nbytes: int, timeout: float | None = None) -> int:
         """As of a segment."""
-        with self.segment.changed:
-            self.segment.changed.wait_for(lambda: self.progress > nbytes or self.aborted, timeout)
+        with self._changed:
+            self._changed.wait_for(lambda: self.progress > nbytes or self.aborted, timeout)
             return -1 if self.aborted else self.progress
 
     def wait_fixed(self, timeout: float) -> bool:

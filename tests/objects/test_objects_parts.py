@@ -18,7 +18,7 @@ from hrdma.objects.asker import Asker, keepers
 from hrdma.objects.packets import MOST, pack, unpack
 from hrdma.objects.ref import INLINE
 from hrdma.objects.sessions import LIMIT, local_name
-from hrdma.objects.store import Segment, Store
+from hrdma.objects.store import Part, Segment, Store
 
 META = {"kind": "bytes", "dtype": "uint8", "shape": [1 << 20], "nbytes": 1 << 20}
 KEY = job_key("secret")
@@ -50,6 +50,20 @@ def test_whoever_waits_for_bytes_gets_them_or_hears_that_none_come(segment):
     threads[1].join(5)
     assert found == [100, -1]
     assert segment.wait_for(1 << 30, timeout=0.01) == -1
+
+
+def test_who_waits_for_a_piece_hears_that_its_segment_will_not_come(segment):
+    segment.parts = [Part(segment, 0, 1 << 19), Part(segment, 1 << 19, 1 << 20)]
+    found = []
+    threads = [threading.Thread(target=lambda part=part: found.append(part.wait_for(99))) for part in segment.parts]
+    for thread in threads:
+        thread.start()
+    segment.parts[1].advance(100)
+    threads[1].join(5)
+    assert found == [100] and threads[0].is_alive()
+    segment.abort()
+    threads[0].join(5)
+    assert found == [100, -1]
 
 
 def test_a_pinned_segment_stays(segment):
