@@ -105,8 +105,8 @@ static hr_status options_parse(struct options *o, const char *text, char detail[
 /* Two rings for each pair of local peers: their sum has to stay small beside the memory. Between two cores a ring is
  * best where it is longer than their second-level caches: a line that comes round again has left them, and to write
  * one that another core still holds takes several times as long. */
-static uint64_t ring_for(int local_peers) {
-    if (local_peers <= 3) return 2 << 20;
+static uint64_t ring_for(int local_peers, int crowded) {
+    if (local_peers <= 3) return crowded ? 1 << 20 : 2 << 20;
     return local_peers <= 8 ? 512 << 10 : local_peers <= 32 ? 256 << 10 : SHM_MIN_RING;
 }
 
@@ -146,7 +146,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
                              struct hr_domain **domain_p, char detail[256]) {
     struct shm_domain *dom = calloc(1, sizeof *dom);
     int crowded = params->local_peers >= cores();
-    struct options o = {.ring = ring_for(params->local_peers), .cma = 1};
+    struct options o = {.ring = ring_for(params->local_peers, crowded), .cma = 1};
     hr_status status;
 
     if (!dom) return HR_ERR_NOMEM;

@@ -76,7 +76,8 @@ hr_status hr_shm_post_send(struct hr_ep *ep, const struct hr_msg *msg) {
     uint64_t n = ring_record(hdr_len, len);
     uint8_t *at;
 
-    if (hdr_len < 8 || hdr_len > HR_MAX_HDR || hdr_len % 8 || len > SHM_LONG) return HR_ERR_INVALID;
+    if (hdr_len < 8 || hdr_len > HR_MAX_HDR || hdr_len % 8 || len > shm_ep_domain(e)->base.caps.max_send)
+        return HR_ERR_INVALID;
     if (__builtin_expect(e->state != SHM_UP || e->special || !ring_tx_fits(&e->tx, n + SHM_RESERVE), 0)) {
         hr_status status = may_send(e, n);
         if (status != HR_OK) return status;
