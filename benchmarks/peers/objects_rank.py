@@ -42,7 +42,7 @@ def total(n: int, size: int) -> np.ndarray:
 
 def rest(n: int) -> None:
     """After its end a host does nothing for a while: they share processors, and others may still be at it."""
-    time.sleep(min(5.0, 0.05 + n * 1e-7 * 4))  # about as long as the elements take over a link of 100 Mbit/s
+    time.sleep(min(5.0, 0.05 + 4 * n / 1e7))  # about as long as its bytes take over a link of 100 Mbit/s
 
 
 def until(moment: float) -> None:

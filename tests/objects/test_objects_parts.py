@@ -55,7 +55,7 @@ def test_whoever_waits_for_bytes_gets_them_or_hears_that_none_come(segment):
 def test_who_waits_for_a_piece_hears_that_its_segment_will_not_come(segment):
     segment.parts = [Part(segment, 0, 1 << 19), Part(segment, 1 << 19, 1 << 20)]
     found = []
-    threads = [threading.Thread(target=lambda part=part: found.append(part.wait_for(99))) for part in segment.parts]
+    threads = [threading.Thread(target=lambda part=part: found.append(part.wait_for(99, 10))) for part in segment.parts]
     for thread in threads:
         thread.start()
     segment.parts[1].advance(100)

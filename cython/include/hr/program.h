@@ -45,7 +45,7 @@ enum {
     HR_INSTR_SCALE = 1, /* avg: multiply by 1/size of the communicator; set on each element's last reduction */
     HR_INSTR_NT = 2,    /* the result is not read again soon: bypass the cache */
     HR_INSTR_SWAP = 4,  /* RECV_REDUCE: the peer's operand is the left one */
-    HR_INSTR_STAGED = 8 /* SEND: in messages, though the peer could read it in place */
+    HR_INSTR_STAGED = 8 /* SEND: in messages, though the peer could read it in place: the program changes it */
 };
 
 struct hr_ref {
