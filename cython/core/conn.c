@@ -20,8 +20,9 @@
 #define EAGER_CREDIT_DEFAULT (1u << 20)
 #define EAGER_CREDIT_LEAST 1024
 #define EAGER_CREDIT_MOST (1u << 30)
-#define CTL_MAX (64u << 10) /* answers that wait for a peer who asks and does not read */
-#define ACK_EVERY (16u << 10)
+#define CTL_MAX (64u << 10)   /* answers that wait for a peer who asks and does not read */
+#define ACK_EVERY (16u << 10) /* bulk; more where the peer says so */
+#define ACK_MOST (1u << 20)
 
 uint64_t hr_credit_max(struct hr_engine *engine) {
     uint64_t credit = engine->config.eager_credit ? engine->config.eager_credit : EAGER_CREDIT_DEFAULT;
@@ -49,7 +50,9 @@ struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id, uint32_t
     conn->peer_id = peer_id;
     conn->channel = channel;
     conn->credit = (int64_t)hr_credit_max(engine);
+    conn->ack_every = conn->asked_every = ACK_EVERY;
     hr_list_init(&conn->active);
+    hr_list_init(&conn->owing);
     hr_list_init(&conn->ctl);
     for (int b = 0; b < HR_BUCKETS; b++) hr_list_init(&conn->early[b]);
     for (int p = 0; p < HR_PRIORITIES; p++) hr_list_init(&conn->bulk[p]);
@@ -69,6 +72,7 @@ void hr_conn_free(struct hr_conn *conn) {
     while ((l = hr_list_pop(&conn->ctl))) free(hr_container(l, struct hr_ctl, link));
     hr_match_forget(conn);
     hr_list_remove(&conn->active);
+    hr_list_remove(&conn->owing);
     hr_list_remove(&conn->link);
     free(conn);
 }
@@ -172,6 +176,14 @@ int hr_conn_charge(struct hr_conn *conn, uint64_t cost) {
     return 1;
 }
 
+static void conn_tell(struct hr_conn *conn) {
+    struct hr_hdr h = {.kind = HR_MSG_CREDIT};
+    if (hr_list_empty(&conn->ctl))
+        hr_conn_send_ctl(conn, &h, sizeof h);
+    else
+        hr_conn_activate(conn); /* something else will carry it */
+}
+
 void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack) {
     conn->owed_credit += credit;
     if (conn->caps->window && ack >= HR_BULK_MIN) {
@@ -179,13 +191,34 @@ void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack) {
         conn->rx_bulk += ack;
     }
     if (conn->state != HR_CONN_UP) return;
-    if (conn_credit_due(conn) || conn->owed_ack >= ACK_EVERY) {
-        struct hr_hdr h = {.kind = HR_MSG_CREDIT};
-        if (hr_list_empty(&conn->ctl))
-            hr_conn_send_ctl(conn, &h, sizeof h);
-        else
-            hr_conn_activate(conn); /* something else will carry it */
+    if (conn_credit_due(conn) || conn->owed_ack >= conn->ack_every)
+        conn_tell(conn);
+    else if (conn->owed_ack >= ACK_EVERY && hr_list_empty(&conn->owing))
+        hr_list_push(&conn->engine->owing, &conn->owing);
+}
+
+/* Before going to sleep: what has come is then known to have come, and the peer's clocks stop. */
+void hr_conns_acknowledge(struct hr_engine *engine) {
+    struct hr_link *l;
+    while ((l = hr_list_pop(&engine->owing))) {
+        struct hr_conn *conn = hr_container(l, struct hr_conn, owing);
+        if (conn->state == HR_CONN_UP && conn->owed_ack >= ACK_EVERY) conn_tell(conn);
     }
+}
+
+/* A quarter of the window: a sender that fills it has heard of the rest before it has to stop, and to one that sends
+ * less nothing is said but by messages that go there anyway. */
+static uint32_t conn_ack_share(struct hr_conn *conn) {
+    uint64_t share = conn->window / 4;
+    if (!conn->caps->window) return 0;
+    return share < ACK_EVERY ? ACK_EVERY : share > ACK_MOST ? ACK_MOST : (uint32_t)share;
+}
+
+void hr_conn_ask_sooner(struct hr_conn *conn) {
+    struct hr_hdr h = {.kind = HR_MSG_CREDIT};
+    if (conn->asked_every <= conn->window) return;
+    h.rreq = conn->asked_every = conn_ack_share(conn);
+    hr_conn_send_ctl(conn, &h, sizeof h);
 }
 
 /* --- headers of messages --------------------------------------------------------------------------------------------
@@ -210,6 +243,8 @@ static hr_status send_header(struct hr_conn *conn, struct hr_request *req) {
     uint32_t *order = &conn->order_tx[req->rflags];
     struct hr_hdr_long m = {
         .h = {.bucket = req->rflags, .order = *order, .comm = req->comm->id, .tag = req->tag, .aux = req->sig}};
+    m.h.rreq = conn_ack_share(conn);
+    if (m.h.rreq > conn->asked_every) conn->asked_every = m.h.rreq; /* less may be withdrawn with its message */
     if (conn_eager(conn, req)) {
         m.h.kind = HR_MSG_EAGER;
         status = hr_conn_post(conn, &m.h, sizeof m.h, req->buf, req->len, req);

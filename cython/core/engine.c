@@ -141,7 +141,7 @@ hr_status hr_engine_open(const struct hr_config *config, struct hr_engine **engi
     engine->config = *config;
     engine->auth = config->auth;
     pthread_mutex_init(&engine->mutex, NULL);
-    struct hr_link *heads[] = {&engine->conns, &engine->active,  &engine->dead,
+    struct hr_link *heads[] = {&engine->conns, &engine->active,  &engine->owing, &engine->dead,
                                &engine->comms, &engine->waiters, &engine->ready};
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) hr_list_init(heads[i]);
     for (int i = 0; i < HR_PRIORITIES; i++) hr_list_init(&engine->work[i]);

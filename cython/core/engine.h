@@ -82,7 +82,8 @@ struct hr_hdr {
     uint64_t comm;
     uint64_t tag; /* BREAK: rank to blame */
     uint64_t aux; /* EAGER, RTS: signature. SEG: offset. SKIP: length. PROBE, ECHO: bytes of bulk. BREAK: sequence */
-    uint32_t sreq, rreq;
+    uint32_t sreq,
+        rreq; /* rreq of EAGER, RTS, CREDIT: how much bulk the sender wants acknowledged at a time; 0: says nothing */
     /* Totals modulo 2^32, so that a header which is withdrawn with its message takes nothing with it. They count where
      * the header came by the first stream. */
     uint32_t credit; /* eager bytes that the peer got back */
@@ -170,6 +171,7 @@ struct hr_ctl { /* a control message that found no room */
 struct hr_conn {
     struct hr_engine *engine;
     struct hr_link link;   /* engine->conns */
+    struct hr_link owing;  /* engine->owing when bulk that came has not been acknowledged */
     struct hr_link active; /* engine->active when something is queued, engine->dead when lost */
     uint64_t peer_id;
     uint32_t channel;                            /* 0; or of a traffic class of its own, by its DSCP + 1 */
@@ -201,6 +203,7 @@ struct hr_conn {
     struct hr_link early[HR_BUCKETS]; /* struct hr_umsg before their turn, in order */
     uint64_t held;                    /* credit that the peer has used and not got back */
     uint32_t owed_credit, owed_ack;   /* not told yet */
+    uint32_t ack_every, asked_every;  /* bulk that is acknowledged at a time: what the peer, what we have asked for */
     uint32_t told_credit, told_ack, heard_credit, heard_ack;
     uint32_t nbreaks;
     uint64_t rx_bulk;
@@ -282,7 +285,7 @@ struct hr_engine {
     uint32_t pass;
     int epfd, kickfd, bgfd, donefd, remarkfd;
     int spin_ns, spin_now, yield;
-    struct hr_link conns, active, dead, comms, waiters;
+    struct hr_link conns, active, owing, dead, comms, waiters;
     struct hr_link work[HR_PRIORITIES];
     uint32_t nwork;
     struct hr_request *posted[HR_MATCH_CHAINS];
@@ -366,6 +369,8 @@ hr_status hr_conn_post(struct hr_conn *conn, struct hr_hdr *h, size_t hdr_len, c
 hr_status hr_conn_post_segment(struct hr_conn *conn, struct hr_hdr *h, uint32_t id, const void *payload, size_t len,
                                void *cookie);
 void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack);
+void hr_conn_ask_sooner(struct hr_conn *conn); /* where the window has become too small for what was asked */
+void hr_conns_acknowledge(struct hr_engine *engine);
 int hr_conn_charge(struct hr_conn *conn, uint64_t cost); /* 0: over the peer's credit, the connection is lost */
 void hr_conn_activate(struct hr_conn *conn);
 hr_status hr_conn_send(struct hr_conn *conn, struct hr_request *req);

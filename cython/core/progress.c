@@ -117,6 +117,7 @@ static void disarm(struct hr_engine *engine) {
 
 /* 1: nothing to do, and whatever comes will wake us. */
 static int arm(struct hr_engine *engine) {
+    hr_conns_acknowledge(engine);
     if (engine->nwork || !hr_list_empty(&engine->ready) || !hr_list_empty(&engine->dead)) return 0;
     engine->armed = 1;
     for (int d = 0; d < engine->ndomains; d++)

@@ -148,6 +148,8 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
         conn->heard_ack = h->ack;
         hr_window_acked(conn, (uint64_t)ack);
     }
+    if (h->rreq && (h->kind == HR_MSG_EAGER || h->kind == HR_MSG_RTS || h->kind == HR_MSG_CREDIT))
+        conn->ack_every = h->rreq;
     switch (h->kind) {
     case HR_MSG_EAGER: hr_match_arrived(conn, h, payload, len); break;
     case HR_MSG_RTS:
@@ -169,7 +171,9 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
     case HR_MSG_FIN: hr_xfer_on_fin(conn, h); break;
     case HR_MSG_CANCEL: hr_xfer_on_cancel(conn, h); break;
     case HR_MSG_SKIP: hr_match_skip(conn, h); break;
-    case HR_MSG_CREDIT: break;
+    case HR_MSG_CREDIT:
+        if (h->rreq) hr_conn_owe(conn, 0, 0); /* it may be waiting for just that */
+        break;
     case HR_MSG_BREAK: {
         struct hr_comm *comm = hr_comm_find(conn->engine, h->comm);
         if (comm)

@@ -84,6 +84,7 @@ static void conn_measure(struct hr_conn *conn, int64_t now) {
     uint64_t came = conn->rx_bulk - conn->round_rx;
     conn->window = window > (double)HR_WINDOW_MIN ? (uint64_t)window : HR_WINDOW_MIN;
     conn->window += came < conn->window ? came : conn->window;
+    hr_conn_ask_sooner(conn);
     conn_round(conn, now);
 }
 
