@@ -153,6 +153,76 @@ TEST(sums_count_by_the_first_stream_alone) {
     world_close(&w);
 }
 
+/* --- how often bulk is acknowledged
+ * ------------------------------------------------------------------------------------------ */
+
+static void hears(struct hr_conn *conn, uint32_t every) {
+    struct hr_hdr h = {.kind = HR_MSG_CREDIT, .rreq = every, .credit = conn->heard_credit, .ack = conn->heard_ack};
+    hr_engine_sink.recv(conn->lanes[0].ep, &h, sizeof h, NULL, 0);
+}
+
+/* As much at a time as the sender asks for; the rest before this side sleeps. */
+TEST(bulk_is_acknowledged_as_its_sender_asks) {
+    struct world w;
+    world_open(&w, 2, NULL);
+    struct rank *r = &w.ranks[0];
+    hr_lock(r->engine); /* no pass of the background thread */
+    struct hr_conn *conn = conn_of(r, 1);
+    int counts = conn->caps->window != 0; /* else nothing is ever under way, and nothing is acknowledged */
+    uint64_t said = conn->tx_msgs;
+    hr_conn_owe(conn, 0, 20 << 10);
+    CHECK_EQ(conn->tx_msgs, said + counts); /* as long as nothing has been asked */
+    hears(conn, 100 << 10);
+    said = conn->tx_msgs;
+    for (int i = 0; i < 3; i++) hr_conn_owe(conn, 0, 30 << 10);
+    CHECK_EQ(conn->tx_msgs, said);
+    CHECK_EQ(conn->owed_ack, counts ? 90 << 10 : 0);
+    hr_conn_owe(conn, 0, 30 << 10);
+    CHECK_EQ(conn->tx_msgs, said + counts);
+    CHECK_EQ(conn->owed_ack, 0);
+    hr_conn_owe(conn, 0, 90 << 10);
+    hears(conn, 50 << 10); /* the peer's window has become smaller: it may be waiting already */
+    CHECK_EQ(conn->tx_msgs, said + 2 * counts);
+    hr_conn_owe(conn, 0, 40 << 10);
+    CHECK_EQ(conn->tx_msgs, said + 2 * counts);
+    hr_conns_acknowledge(r->engine);
+    CHECK_EQ(conn->tx_msgs, said + 3 * counts);
+    CHECK_EQ(conn->owed_ack, 0);
+    hr_conns_acknowledge(r->engine);
+    CHECK_EQ(conn->tx_msgs, said + 3 * counts);
+    conn->told_ack -= 230 << 10; /* nothing of it had come: the peer would count it as never sent */
+    hr_unlock(r->engine);
+    world_close(&w);
+}
+
+/* A sender whose window becomes smaller than what it has asked for would wait for what the peer does not say. */
+TEST(a_smaller_window_asks_for_more_acknowledgements) {
+    struct world w;
+    world_open(&w, 2, NULL);
+    struct rank *r = &w.ranks[0];
+    hr_lock(r->engine);
+    struct hr_conn *conn = conn_of(r, 1);
+    uint64_t window = conn->window;
+    uint32_t every = conn->asked_every;
+    uint64_t said = conn->tx_msgs;
+    if (conn->caps->window) {
+        conn->window = 4 << 20;
+        conn->asked_every = 1 << 20;
+        hr_conn_ask_sooner(conn);
+        CHECK_EQ(conn->tx_msgs, said);
+        conn->window = 256 << 10;
+        hr_conn_ask_sooner(conn);
+        CHECK_EQ(conn->tx_msgs, said + 1);
+        CHECK_EQ(conn->asked_every, 64 << 10);
+        hr_conn_ask_sooner(conn);
+        CHECK_EQ(conn->tx_msgs, said + 1);
+    }
+    conn->window = window;
+    conn->asked_every = every;
+    hr_unlock(r->engine);
+    world_close(&w);
+}
+
 static void nap_us(long us) {
     struct timespec nap = {0, us * 1000};
     nanosleep(&nap, NULL);

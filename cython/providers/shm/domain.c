@@ -2,7 +2,6 @@
 
 #define _GNU_SOURCE
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "hr/cores.h"
 #include "providers/shm/address.h"
 #include "providers/shm/shm.h"
 
@@ -116,12 +116,6 @@ static uint32_t message_for(uint64_t ring) {
     return n < SHM_SHORT ? SHM_SHORT : n > SHM_LONG ? SHM_LONG : (uint32_t)n;
 }
 
-/* Of this process: as many ranks can run at once, where each has one. */
-static int cores(void) {
-    cpu_set_t own;
-    return sched_getaffinity(0, sizeof own, &own) == 0 ? CPU_COUNT(&own) : 1;
-}
-
 static void domain_close(struct hr_domain *domain) {
     struct shm_domain *dom = shm_domain(domain);
     while (dom->calls) hr_shm_call_drop(dom, dom->calls);
@@ -145,7 +139,7 @@ static hr_status open_events(struct shm_domain *dom, char detail[256]) {
 static hr_status domain_open(const struct hr_provider *self, const struct hr_domain_params *params,
                              struct hr_domain **domain_p, char detail[256]) {
     struct shm_domain *dom = calloc(1, sizeof *dom);
-    int crowded = params->local_peers >= cores();
+    int crowded = params->local_peers >= hr_cores();
     struct options o = {.ring = ring_for(params->local_peers, crowded), .cma = 1};
     hr_status status;
 

@@ -55,11 +55,13 @@ static size_t segment_of(const struct hr_tcp_ep *ep) {
     return getsockopt(ep->source.fd, IPPROTO_TCP, TCP_MAXSEG, &mss, &len) == 0 && mss > 0 ? (size_t)mss : 0;
 }
 
-void hr_tcp_tx_ready(struct hr_tcp_ep *ep) { ep->tx_long = segment_of(ep) >= LONG_SEGMENT; }
+void hr_tcp_tx_ready(struct hr_tcp_ep *ep) {
+    ep->tx_long = hr_tcp_domain_of(&ep->base)->crowded && segment_of(ep) >= LONG_SEGMENT;
+}
 
 /* The kernel sends a segment when it is full, and on a host that wakes the receiver at once. For a few bytes behind it
- * the receiver is woken again, and where ranks share cores it had the sender's until then. So a frame that would end in
- * a short segment goes in segments of one length. */
+ * the receiver is woken again, and where ranks share cores it had the sender's until then. So there a frame that would
+ * end in a short segment goes in segments of one length. */
 static ssize_t send_now(struct hr_tcp_ep *ep, const uint8_t *head, size_t head_len, const uint8_t *payload,
                         size_t len) {
     size_t total = head_len + len, segment = ep->tx_long && total > LONG_SEGMENT ? segment_of(ep) : 0;

@@ -1,5 +1,6 @@
 /* tcp.c - the tcp provider: its vtable, its options, opening and closing of a domain. */
 
+#define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +9,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
+#include "hr/cores.h"
 #include "providers/tcp/tcp.h"
 
 #define EAGER_MAX (128u << 10) /* one more copy costs less than the round trip of a rendezvous up to here */
@@ -140,6 +142,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
         .window = FIRST_WINDOW,
     };
     d->auth = params->auth;
+    d->crowded = params->local_peers >= hr_cores();
     d->self_id = params->self_id;
     d->poll.fd = -1;
     d->timer = (struct hr_source){.kind = HR_TCP_TIMER, .fd = -1};

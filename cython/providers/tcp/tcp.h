@@ -48,6 +48,7 @@ enum { HR_TCP_SCRATCH = 64 << 10 };
 struct hr_tcp_domain {
     struct hr_domain base;
     struct hr_tcp_options opt;
+    int crowded;                      /* ranks of this host share processors */
     char cc_local[16], cc_remote[16]; /* congestion control to ask for; "": leave the system's */
     const struct hr_auth *auth;
     uint64_t self_id;
@@ -146,7 +147,7 @@ struct hr_tcp_ep {
     struct hr_tcp_op *ring; /* HR_TCP_RING, allocated when first needed, as are the two below */
     uint32_t tx_head, tx_count, tx_chunks;
     uint64_t tx_bytes; /* in the ring and not in the kernel */
-    int tx_long;       /* segments are as long as a message, as they are over loopback */
+    int tx_long;       /* frames are cut into segments of one length: see send.c */
     int tx_errno;      /* sending failed: the rest is received, then the peer is lost */
 
     struct hr_tcp_pending *pending; /* HR_TCP_READS */
