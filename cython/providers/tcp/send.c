@@ -19,7 +19,7 @@
 #define SMALL 1024 /* up to this payload copying behind the header beats a second iovec */
 #define MAX_IOV 16
 #define ROUNDS 8 /* writes to one socket in a row */
-enum { CUT_MOST = 8 /* segments of a frame that is cut evenly */, LONG_SEGMENT = 16 << 10 };
+enum { CUT_MOST = 8 /* segments of a frame that is cut */, LONG_SEGMENT = 16 << 10 };
 
 static struct hr_tcp_op *ring_at(struct hr_tcp_ep *ep, uint32_t i) {
     return &ep->ring[(ep->tx_head + i) % HR_TCP_RING];
@@ -60,23 +60,20 @@ void hr_tcp_tx_ready(struct hr_tcp_ep *ep) {
 }
 
 /* The kernel sends a segment when it is full, and on a host that wakes the receiver at once. For a few bytes behind it
- * the receiver is woken again, and where ranks share cores it had the sender's until then. So there a frame that would
- * end in a short segment goes in segments of one length. */
+ * the receiver is woken again, and where ranks share cores it had the sender's until then. So there the last segment of
+ * a frame that would be short has half of the one before it. */
 static ssize_t send_now(struct hr_tcp_ep *ep, const uint8_t *head, size_t head_len, const uint8_t *payload,
                         size_t len) {
     size_t total = head_len + len, segment = ep->tx_long && total > LONG_SEGMENT ? segment_of(ep) : 0;
     size_t tail = segment ? total % segment : 0;
     if (total <= segment || !tail || tail > segment / 4 || total > CUT_MOST * segment)
         return send_once(ep, head, head_len, payload, len);
-    size_t parts = total / segment + 1, share = (total + parts - 1) / parts, want = share - head_len;
+    size_t last = (segment + tail) / 2, want = len - last;
     ssize_t n = send_once(ep, head, head_len, payload, want), sent = n;
-    for (size_t at = want; n > 0 && (size_t)sent == head_len + at && at < len; at += want) {
-        want = len - at < share ? len - at : share;
-        n = send_once(ep, NULL, 0, payload + at, want);
-        if (n < 0 && errno != EAGAIN) hr_tcp_tx_fail(ep, errno); /* the kernel says why only once */
-        if (n > 0) sent += n;
-    }
-    return sent;
+    if (n < (ssize_t)(head_len + want)) return sent;
+    n = send_once(ep, NULL, 0, payload + want, last);
+    if (n < 0 && errno != EAGAIN) hr_tcp_tx_fail(ep, errno); /* the kernel says why only once */
+    return n > 0 ? sent + n : sent;
 }
 
 static struct hr_tcp_op *ring_add(struct hr_tcp_ep *ep) {

@@ -16,6 +16,7 @@
 #define EAGER_LOOSE \
     (64u << 10)            /* ranks that share cores run ahead of one another, and what they send must be put aside */
 #define SEGMENT (1u << 20) /* larger ones gain nothing */
+#define PIECE 130816       /* with its headers two segments of loopback, which are 65483 bytes */
 #define FIRST_WINDOW (64u << 10) /* the bound that the slowest links get as well */
 #define MAX_STREAMS 4            /* lanes of a connection in the engine */
 
@@ -139,6 +140,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
         .eager_max = EAGER_MAX,
         .eager_loose = EAGER_LOOSE,
         .segment = SEGMENT,
+        .piece = PIECE,
         .window = FIRST_WINDOW,
     };
     d->auth = params->auth;

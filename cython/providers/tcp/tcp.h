@@ -147,7 +147,7 @@ struct hr_tcp_ep {
     struct hr_tcp_op *ring; /* HR_TCP_RING, allocated when first needed, as are the two below */
     uint32_t tx_head, tx_count, tx_chunks;
     uint64_t tx_bytes; /* in the ring and not in the kernel */
-    int tx_long;       /* frames are cut into segments of one length: see send.c */
+    int tx_long;       /* frames are cut where their last segment would be short: see send.c */
     int tx_errno;      /* sending failed: the rest is received, then the peer is lost */
 
     struct hr_tcp_pending *pending; /* HR_TCP_READS */
