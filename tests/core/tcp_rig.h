@@ -88,10 +88,16 @@ static inline double rig_seconds(void) {
     return (double)ts.tv_sec + (double)ts.tv_nsec * 1e-9;
 }
 
+static int rig_local_peers; /* of domains that are opened from now on */
+
 static inline hr_status node_try(struct node *n, uint64_t id, const char *ifname, const char *options,
                                  char detail[256]) {
-    struct hr_domain_params params = {
-        .self_id = id, .ifname = ifname, .options = options, .auth = &n->auth, .sink = &rig_sink};
+    struct hr_domain_params params = {.self_id = id,
+                                      .ifname = ifname,
+                                      .options = options,
+                                      .auth = &n->auth,
+                                      .sink = &rig_sink,
+                                      .local_peers = rig_local_peers};
     n->id = id;
     hr_status status = tcp->domain_open(tcp, &params, &n->domain, detail);
     if (status == HR_OK) n->addr_len = tcp->domain_address(n->domain, n->addr);
