@@ -285,7 +285,7 @@ class Communicator(_core.CommunicatorBase):
         -------
         dict
             ``peers``: by rank ``provider`` (what stands in for it while one does), ``fallbacks`` (how often), ``tx_bytes``, ``rx_bytes``, ``tx_msgs``, ``rx_msgs``, ``busy`` (seconds with bulk in
-            flight), ``rate`` (bytes per second, measured by the engine), ``rails`` (connections side by side) and ``busbw``
+            flight, as far as this side has heard), ``rate`` (bytes per second, measured by the engine), ``rails`` (connections side by side) and ``busbw``
             (bytes per busy second);
             ``tx_bytes``, ``rx_bytes``: sums; ``counters`` of the engine; ``memory``: registered memory of the process; ``faults`` that were injected into it.
         """

@@ -2,10 +2,14 @@
 
 /*
  * Bulk (segments, writes, eager payloads) is on its way until the peer's engine has acknowledged it, kernel buffers and
- * network included. What may be is max(64 KiB, (0.5 ms + round trip) x measured rate), so an urgent message has less
- * than a millisecond of bulk ahead of it on its connection, on a path that is no slower than it was measured to be. The
- * bound promised is 2 ms: where processes share a core, the path is two to four times slower for a while. After a
- * burst that met an idle shaper's bucket that is not so for one round, which then takes the burst's place.
+ * network included. Headers say how much is to be acknowledged at a time, a quarter of the window: one who fills it is
+ * told before it is full, and one who sends less is told by whatever goes there anyway, or when the peer goes to sleep.
+ * (An acknowledgement for each message took a quarter of the time of four ranks on two cores.)
+ *
+ * What may be is max(64 KiB, (0.5 ms + round trip) x measured rate), so an urgent message has less than a millisecond
+ * of bulk ahead of it on its connection, on a path that is no slower than it was measured to be. The bound promised is
+ * 2 ms: where processes share a core, the path is two to four times slower for a while. After a burst that met an idle
+ * shaper's bucket that is not so for one round, which then takes the burst's place.
  *
  * Writes of which the device says that they have arrived (HR_CAP_CONFIRMS) are on their way until it does: neither
  * end's engine has a part in that, so a peer that is busy holds nothing up.

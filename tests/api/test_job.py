@@ -195,7 +195,7 @@ def survives(comm, victim, how):
         return "the communicator still works"
     except hrdma.PeerError as again:
         assert again.rank == victim
-    assert seconds < 2, seconds
+    assert seconds < 5, seconds  # far from the deadline; how soon exactly is asked in test_matrix
     rest = comm.shrink(timeout=10)
     assert rest.members == tuple(rank for rank in range(comm.size) if rank != victim), rest.members
     x = rest.allreduce(np.array([comm.rank]))
