@@ -269,8 +269,9 @@ cdef class Engine:
         -------
         dict or None
             ``provider``, ``connected``, ``tx_bytes``, ``rx_bytes``, ``tx_msgs``, ``rx_msgs``, ``busy`` (seconds with
-            bulk in flight, as far as this side has heard), ``rate`` (bytes per second as measured; 0 unknown), ``rails``; ``fallbacks``, how often
-            another provider had to stand in: while one does, it is named as ``provider``.
+            bulk in flight, as far as this side has heard), ``rate`` (bytes per second as measured; 0 unknown),
+            ``rails``; ``fallbacks``, how often another provider had to stand in: while one does, it is named as
+            ``provider``.
         """
         cdef hr_peer_stats stats
         self.check()
