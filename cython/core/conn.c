@@ -206,17 +206,21 @@ void hr_conns_acknowledge(struct hr_engine *engine) {
     }
 }
 
+static uint32_t ack_bounds(uint64_t every) {
+    return every < ACK_EVERY ? ACK_EVERY : every > ACK_MOST ? ACK_MOST : (uint32_t)every;
+}
+
 /* A quarter of the window: a sender that fills it has heard of the rest before it has to stop, and to one that sends
  * less nothing is said but by messages that go there anyway. */
-static uint32_t conn_ack_share(struct hr_conn *conn) {
-    uint64_t share = conn->window / 4;
-    if (!conn->caps->window) return 0;
-    return share < ACK_EVERY ? ACK_EVERY : share > ACK_MOST ? ACK_MOST : (uint32_t)share;
+static uint32_t conn_ack_share(struct hr_conn *conn) { return conn->caps->window ? ack_bounds(conn->window / 4) : 0; }
+
+void hr_conn_asked(struct hr_conn *conn, uint32_t every) {
+    if (every) conn->ack_every = ack_bounds(every);
 }
 
 void hr_conn_ask_sooner(struct hr_conn *conn) {
     struct hr_hdr h = {.kind = HR_MSG_CREDIT};
-    if (conn->asked_every <= conn->window) return;
+    if (!conn->caps->window || conn->asked_every <= conn->window) return;
     h.rreq = conn->asked_every = conn_ack_share(conn);
     hr_conn_send_ctl(conn, &h, sizeof h);
 }

@@ -82,8 +82,8 @@ struct hr_hdr {
     uint64_t comm;
     uint64_t tag; /* BREAK: rank to blame */
     uint64_t aux; /* EAGER, RTS: signature. SEG: offset. SKIP: length. PROBE, ECHO: bytes of bulk. BREAK: sequence */
-    uint32_t sreq,
-        rreq; /* rreq of EAGER, RTS, CREDIT: how much bulk the sender wants acknowledged at a time; 0: says nothing */
+    uint32_t sreq;
+    uint32_t rreq; /* EAGER, RTS, CREDIT: how much bulk is to be acknowledged at a time; 0: as before */
     /* Totals modulo 2^32, so that a header which is withdrawn with its message takes nothing with it. They count where
      * the header came by the first stream. */
     uint32_t credit; /* eager bytes that the peer got back */
@@ -370,6 +370,7 @@ hr_status hr_conn_post_segment(struct hr_conn *conn, struct hr_hdr *h, uint32_t 
                                void *cookie);
 void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack);
 void hr_conn_ask_sooner(struct hr_conn *conn); /* where the window has become too small for what was asked */
+void hr_conn_asked(struct hr_conn *conn, uint32_t every);
 void hr_conns_acknowledge(struct hr_engine *engine);
 int hr_conn_charge(struct hr_conn *conn, uint64_t cost); /* 0: over the peer's credit, the connection is lost */
 void hr_conn_activate(struct hr_conn *conn);

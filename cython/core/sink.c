@@ -148,8 +148,7 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
         conn->heard_ack = h->ack;
         hr_window_acked(conn, (uint64_t)ack);
     }
-    if (h->rreq && (h->kind == HR_MSG_EAGER || h->kind == HR_MSG_RTS || h->kind == HR_MSG_CREDIT))
-        conn->ack_every = h->rreq;
+    if (h->kind == HR_MSG_EAGER || h->kind == HR_MSG_RTS || h->kind == HR_MSG_CREDIT) hr_conn_asked(conn, h->rreq);
     switch (h->kind) {
     case HR_MSG_EAGER: hr_match_arrived(conn, h, payload, len); break;
     case HR_MSG_RTS:

@@ -190,6 +190,10 @@ TEST(bulk_is_acknowledged_as_its_sender_asks) {
     CHECK_EQ(conn->owed_ack, 0);
     hr_conns_acknowledge(r->engine);
     CHECK_EQ(conn->tx_msgs, said + 3 * counts);
+    hears(conn, UINT32_MAX); /* whatever it says, it hears of each MiB */
+    CHECK_EQ(conn->ack_every, 1 << 20);
+    hears(conn, 1);
+    CHECK_EQ(conn->ack_every, 16 << 10);
     conn->told_ack -= 230 << 10; /* nothing of it had come: the peer would count it as never sent */
     hr_unlock(r->engine);
     world_close(&w);
@@ -204,19 +208,17 @@ TEST(a_smaller_window_asks_for_more_acknowledgements) {
     struct hr_conn *conn = conn_of(r, 1);
     uint64_t window = conn->window;
     uint32_t every = conn->asked_every;
-    uint64_t said = conn->tx_msgs;
-    if (conn->caps->window) {
-        conn->window = 4 << 20;
-        conn->asked_every = 1 << 20;
-        hr_conn_ask_sooner(conn);
-        CHECK_EQ(conn->tx_msgs, said);
-        conn->window = 256 << 10;
-        hr_conn_ask_sooner(conn);
-        CHECK_EQ(conn->tx_msgs, said + 1);
-        CHECK_EQ(conn->asked_every, 64 << 10);
-        hr_conn_ask_sooner(conn);
-        CHECK_EQ(conn->tx_msgs, said + 1);
-    }
+    uint64_t said = conn->tx_msgs, counts = conn->caps->window != 0;
+    conn->window = 4 << 20;
+    conn->asked_every = 1 << 20;
+    hr_conn_ask_sooner(conn);
+    CHECK_EQ(conn->tx_msgs, said);
+    conn->window = 256 << 10;
+    hr_conn_ask_sooner(conn);
+    CHECK_EQ(conn->tx_msgs, said + counts);
+    CHECK_EQ(conn->asked_every, counts ? 64 << 10 : 1 << 20);
+    hr_conn_ask_sooner(conn);
+    CHECK_EQ(conn->tx_msgs, said + counts);
     conn->window = window;
     conn->asked_every = every;
     hr_unlock(r->engine);

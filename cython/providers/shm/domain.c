@@ -139,7 +139,7 @@ static hr_status open_events(struct shm_domain *dom, char detail[256]) {
 static hr_status domain_open(const struct hr_provider *self, const struct hr_domain_params *params,
                              struct hr_domain **domain_p, char detail[256]) {
     struct shm_domain *dom = calloc(1, sizeof *dom);
-    int crowded = params->local_peers >= hr_cores();
+    int crowded = hr_crowded(params->local_peers);
     struct options o = {.ring = ring_for(params->local_peers, crowded), .cma = 1};
     hr_status status;
 

@@ -144,7 +144,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
         .window = FIRST_WINDOW,
     };
     d->auth = params->auth;
-    d->crowded = params->local_peers >= hr_cores();
+    d->crowded = hr_crowded(params->local_peers);
     d->self_id = params->self_id;
     d->poll.fd = -1;
     d->timer = (struct hr_source){.kind = HR_TCP_TIMER, .fd = -1};
