@@ -85,7 +85,7 @@ check-layers: $(STAMPS)/test.pip
 	$(PY) -m pytest -q tests/test_layers.py
 
 san: $(STAMPS)/test.pip ## the C tests under the address, undefined and thread sanitizers
-	$(PY) -m pytest $(WORKERS) tests/test_core.py --flavour asan --flavour tsan
+	$(PY) -m pytest -n 3 --dist worksteal tests/test_core.py --flavour asan --flavour tsan
 
 BENCHMARKS := $(patsubst benchmarks/core/%.c,build/c/plain/%,$(wildcard benchmarks/core/bench_*.c))
 FOUND = build/bench/$@

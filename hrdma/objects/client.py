@@ -215,7 +215,7 @@ class Client(Connection):
         return rebuild(meta, view)
 
     def wait(
-        self, refs: Iterable[ObjectRef], count: int = 1, *, timeout: float | None = None, async_op: bool = False
+        self, refs: Iterable[ObjectRef], count: int = 1, timeout: float | None = None, *, async_op: bool = False
     ) -> Any:
         """Waits until some objects exist; fetches none of them.
 
