@@ -39,6 +39,9 @@ def divide(rig: Rig, *sides: str) -> None:
     def cut(cluster: Cluster, there: list[int]) -> None:
         for node in [node for node in cluster._dialogs if node not in there]:
             cluster._loop.hang_up(cluster._dialogs.pop(node))
+        # One that missed the others before it came to this has asked them, and would hear that they are without it.
+        while cluster._probes:
+            cluster._loop.hang_up(cluster._probes.popitem()[0])
         cluster._install(epoch, {node: card for node, card in cluster.nodes.items() if node in there})
         all_cut.wait()
 
