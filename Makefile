@@ -84,8 +84,9 @@ check-c:
 check-layers: $(STAMPS)/test.pip
 	$(PY) -m pytest -q tests/test_layers.py
 
+san: WORKERS := -n 3 --dist worksteal# a quarter of it is waiting
 san: $(STAMPS)/test.pip ## the C tests under the address, undefined and thread sanitizers
-	$(PY) -m pytest -n 3 --dist worksteal tests/test_core.py --flavour asan --flavour tsan
+	$(PY) -m pytest $(WORKERS) tests/test_core.py --flavour asan --flavour tsan
 
 BENCHMARKS := $(patsubst benchmarks/core/%.c,build/c/plain/%,$(wildcard benchmarks/core/bench_*.c))
 FOUND = build/bench/$@
