@@ -136,6 +136,8 @@ def _connect(job: str, host: str, capacity: int | None, config: Config, deadline
         try:
             up = ray.get(actor.up.remote(), timeout=left)
         except GetTimeoutError:
+            if up:
+                continue  # it was a moment ago: what keeps us from it is told
             raise TimeoutError(f"the node of this host did not come up within {config.timeout:g} s") from None
         except RayActorError as error:
             up = False
