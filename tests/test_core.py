@@ -31,8 +31,12 @@ SANITIZER = {
 }
 # The thread sanitizer is slow, and has nothing to see where there is one thread: the name of the part that has several.
 TSAN_PART = {"test_reduce": "threads"}
-# Random load lasts longest where most is seen of it, under the address sanitizer; everywhere with --nightly.
-SHORTER = {"plain": {"WILD_ROUNDS": "4", "STRESS_SECONDS": "0.3"}, "asan": {}, "tsan": {"WILD_ROUNDS": "4"}}
+# Random load lasts longest where most is seen of it, under the sanitizers; everywhere longer with --nightly.
+SHORTER = {
+    "plain": {"WILD_ROUNDS": "4", "STRESS_SECONDS": "0.3"},
+    "asan": {"STRESS_SECONDS": "0.5"},
+    "tsan": {"WILD_ROUNDS": "4", "STRESS_SECONDS": "0.5"},
+}
 SKIPPED = re.compile(r"^(\w+):? +skipped: (.*)$", re.MULTILINE)
 # What a provider's capabilities exclude is no gap: the conformance suite checks instead that such slots say so, and an
 # attack by what a provider cannot do is none. The suite runs with one thread and with two: a check for two is not lost.

@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "hr/reduce.h"
+#include "watched.h"
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
@@ -16,7 +17,7 @@ static const char *const isas[] = {"avx512", "avx2", "neon", "scalar"};
 
 static uint64_t seed = 1;
 
-static uint64_t random64(void) {
+ORACLE static uint64_t random64(void) {
     seed ^= seed << 13;
     seed ^= seed >> 7;
     seed ^= seed << 17;
@@ -30,18 +31,18 @@ static size_t below(size_t n) { return random64() % n; }
 static int is_float(hr_dtype t) { return t >= HR_FLOAT16; }
 static int is_signed(hr_dtype t) { return t <= HR_INT64; }
 
-static uint64_t get_bits(hr_dtype t, const void *p) {
+ORACLE static uint64_t get_bits(hr_dtype t, const void *p) {
     uint64_t bits = 0;
     for (size_t i = 0, size = hr_dtype_size(t); i < size; i++) bits |= (uint64_t)((const uint8_t *)p)[i] << (8 * i);
     return bits;
 }
 
-static void put_bits(hr_dtype t, void *p, uint64_t bits) {
+ORACLE static void put_bits(hr_dtype t, void *p, uint64_t bits) {
     for (size_t i = 0, size = hr_dtype_size(t); i < size; i++) ((uint8_t *)p)[i] = (uint8_t)(bits >> (8 * i));
 }
 
 /* exponent and mantissa widths: 5 and 10, 8 and 7 */
-static double half_value(unsigned bits, int mantissa_bits) {
+ORACLE static double half_value(unsigned bits, int mantissa_bits) {
     const int exponents = 1 << (15 - mantissa_bits), bias = exponents / 2 - 1;
     const int exponent = (bits >> mantissa_bits) & (exponents - 1);
     const int mantissa = bits & ((1 << mantissa_bits) - 1);
@@ -51,7 +52,7 @@ static double half_value(unsigned bits, int mantissa_bits) {
     return sign * ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
 }
 
-static unsigned half_bits(double x, int mantissa_bits) {
+ORACLE static unsigned half_bits(double x, int mantissa_bits) {
     const int exponents = 1 << (15 - mantissa_bits), bias = exponents / 2 - 1;
     const unsigned sign = signbit(x) ? 0x8000 : 0, infinity = (unsigned)(exponents - 1) << mantissa_bits;
     int exponent;
@@ -65,7 +66,7 @@ static unsigned half_bits(double x, int mantissa_bits) {
     return sign | (bits < infinity ? bits : infinity);
 }
 
-static float get_float(hr_dtype t, const void *p) {
+ORACLE static float get_float(hr_dtype t, const void *p) {
     float x;
     if (t == HR_FLOAT16) return (float)half_value((unsigned)get_bits(t, p), 10);
     if (t == HR_BFLOAT16) return (float)half_value((unsigned)get_bits(t, p), 7);
@@ -73,7 +74,7 @@ static float get_float(hr_dtype t, const void *p) {
     return x;
 }
 
-static void put_float(hr_dtype t, void *p, float x) {
+ORACLE static void put_float(hr_dtype t, void *p, float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     if (isnan(x)) bits = 0x7fc00000;
@@ -93,7 +94,7 @@ static void put_float(hr_dtype t, void *p, float x) {
 FLOAT_REFERENCE(float, combine_float)
 FLOAT_REFERENCE(double, combine_double)
 
-static uint64_t combine_integer(hr_redop op, hr_dtype t, uint64_t a, uint64_t b) {
+ORACLE static uint64_t combine_integer(hr_redop op, hr_dtype t, uint64_t a, uint64_t b) {
     const int less = is_signed(t) ? (int64_t)a < (int64_t)b : a < b;
     switch (op) {
     case HR_PROD: return a * b;
@@ -106,14 +107,14 @@ static uint64_t combine_integer(hr_redop op, hr_dtype t, uint64_t a, uint64_t b)
     }
 }
 
-static uint64_t get_integer(hr_dtype t, const void *p) {
+ORACLE static uint64_t get_integer(hr_dtype t, const void *p) {
     const int unused = 64 - 8 * (int)hr_dtype_size(t);
     const uint64_t bits = get_bits(t, p) << unused;
     return is_signed(t) ? (uint64_t)((int64_t)bits >> unused) : bits >> unused;
 }
 
-static void reference(hr_redop op, hr_dtype t, char *dst, const void *const *src, int nsrc, size_t count,
-                      double scale) {
+ORACLE static void reference(hr_redop op, hr_dtype t, char *dst, const void *const *src, int nsrc, size_t count,
+                             double scale) {
     const size_t size = hr_dtype_size(t);
     for (size_t at = 0; at < count * size; at += size) {
         const char *first = (const char *)src[0] + at;
@@ -164,7 +165,7 @@ static const uint64_t specials[4][16] = {
 enum { TAME, SPICED, WILD };
 
 /* TAME: floats of a few binades, so that sums of many stay finite. SPICED: some specials among them. WILD: any bits. */
-static void fill(hr_dtype t, char *p, size_t count, int kind) {
+ORACLE static void fill(hr_dtype t, char *p, size_t count, int kind) {
     const size_t size = hr_dtype_size(t);
     for (size_t i = 0; i < count; i++) {
         uint64_t bits = random64();
@@ -202,14 +203,14 @@ static void free_rooms(void) {
 }
 
 /* The first wrong byte, or nbytes; canaries count. */
-static size_t first_wrong(const char *dst, const char *want, size_t nbytes) {
+ORACLE static size_t first_wrong(const char *dst, const char *want, size_t nbytes) {
     if (!memcmp(dst, want, nbytes)) return nbytes;
     for (size_t i = 0; i < nbytes; i++)
         if (dst[i] != want[i]) return i;
     return nbytes;
 }
 
-static int all_canaries(const char *p, const char *end) {
+ORACLE static int all_canaries(const char *p, const char *end) {
     return p == end || ((unsigned char)*p == CANARY && !memcmp(p, p + 1, (size_t)(end - p) - 1));
 }
 
@@ -332,11 +333,9 @@ TEST(many_sources_in_blocks) {
 
 TEST(nontemporal) {
     make_rooms((1 << 20) + (1 << 17));
-    FOR_EACH_ISA for (int t = 0; t < HR_DTYPES; t += 5) {
-        for (int nsrc = 1; nsrc <= 2; nsrc++) {
-            one_case(HR_SUM, t, nsrc, ((1 << 20) + below(1 << 17)) / hr_dtype_size(t), -1, 1, TAME);
-            one_case(HR_SUM, t, nsrc, ((1 << 20) + below(1 << 17)) / hr_dtype_size(t), nsrc - 1, 1, TAME);
-        }
+    FOR_EACH_ISA for (int t = 0; t < HR_DTYPES; t += 5) for (int nsrc = 1; nsrc <= 2; nsrc++) {
+        one_case(HR_SUM, t, nsrc, ((1 << 20) + below(1 << 17)) / hr_dtype_size(t), -1, 1, TAME);
+        one_case(HR_SUM, t, nsrc, ((1 << 20) + below(1 << 17)) / hr_dtype_size(t), nsrc - 1, 1, TAME);
     }
     free_rooms();
 }

@@ -6,6 +6,7 @@
  */
 
 #include "stress_rig.h"
+#include "watched.h"
 
 /* --- everything at once
  * ------------------------------------------------------------------------------------------------------------------------
@@ -59,7 +60,18 @@ static void give_memory(void *p, int arena) {
     else
         free(p);
 }
-static uint8_t body(uint32_t seq, uint32_t tag, size_t i) { return (uint8_t)(seq * 31 + tag + i * 7 + (i >> 9)); }
+/* What follows the mark. */
+UNWATCHED static uint8_t body(const struct mark *m, size_t i) {
+    return (uint8_t)(m->seq * 31 + m->tag + i * 7 + (i >> 9));
+}
+UNWATCHED static void write_bytes(uint8_t *buf, size_t len, struct mark m) {
+    for (size_t i = sizeof m; i < len; i++) buf[i] = body(&m, i);
+}
+UNWATCHED static size_t wrong_bytes(const uint8_t *buf, size_t len, struct mark m) {
+    size_t wrong = 0;
+    for (size_t i = sizeof m; i < len; i++) wrong += buf[i] != body(&m, i);
+    return wrong;
+}
 
 /* Waits as the binding does: a few polls, then for good; now and then somebody else is meant to drive. */
 static hr_status wait_for(struct actor *a, struct hr_request *req, double seconds) {
@@ -95,8 +107,10 @@ static hr_status slot_send(struct actor *a, struct slot *s, uint32_t seq, int la
     s->buf = some_memory(s->len, &a->random, &s->arena);
     memset(&s->req, 0, sizeof s->req);
     s->req.priority = (int)(rnd(&a->random) % HR_PRIORITIES);
-    *(struct mark *)s->buf = (struct mark){(uint32_t)a->r->rank, a->tag, seq, (uint32_t)s->len, (uint32_t)last};
-    for (size_t i = sizeof(struct mark); i < s->len; i++) s->buf[i] = body(seq, a->tag, i);
+    struct mark m = {(uint32_t)a->r->rank, a->tag, seq, (uint32_t)s->len, (uint32_t)last};
+    *(struct mark *)s->buf = m;
+    write_bytes(s->buf, s->len, m);
+    watched_write(s->buf, s->len);
     return hr_isend(a->comm, s->buf, s->len, a->peer, a->tag, &s->req);
 }
 static void slot_end(struct slot *s) {
@@ -145,7 +159,7 @@ static void send_hastily(struct actor *a) {
 /* What has come; 1 when it was the last. */
 static int check_message(struct actor *a, const struct slot *s, uint32_t *next, int gaps) {
     const struct mark *m = (const struct mark *)s->buf;
-    size_t wrong = 0;
+    size_t len = m->len < s->len ? m->len : s->len;
     CHECK_EQ(m->src, s->req.peer);
     CHECK_EQ(m->tag, a->tag);
     CHECK_EQ(m->len, s->req.nbytes);
@@ -154,8 +168,8 @@ static int check_message(struct actor *a, const struct slot *s, uint32_t *next, 
     else if (a->stage->clean) /* where a transfer failed, its receive takes what comes next */
         CHECK_EQ(m->seq, next[s->req.peer]);
     next[s->req.peer] = m->seq + 1;
-    for (size_t i = sizeof *m; i < m->len && i < s->len; i++) wrong += s->buf[i] != body(m->seq, m->tag, i);
-    CHECK_EQ(wrong, 0);
+    watched_read(s->buf, len);
+    CHECK_EQ(wrong_bytes(s->buf, len, *m), 0);
     atomic_fetch_add(&a->stage->received, 1);
     return m->last != 0;
 }

@@ -100,7 +100,7 @@ def repeated(comm):
     return found
 
 
-LARGE = 96 << 20
+LARGE = 72 << 20
 PINNED = 64 << 20
 
 
