@@ -121,6 +121,7 @@ cdef extern from "hr/provider.h" nogil:
         HR_CAP_REVOKE
         HR_CAP_LOCAL
         HR_CAP_PINS
+        HR_CAP_RELAYS
         HR_CAP_CONFIRMS
 
     struct hr_caps:

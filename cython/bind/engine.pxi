@@ -396,7 +396,7 @@ from time import sleep as _sleep
 cdef tuple CAPS = (
     (HR_CAP_READ, "read"), (HR_CAP_WRITE, "write"), (HR_CAP_ATOMIC, "atomic"), (HR_CAP_MAP, "map"),
     (HR_CAP_ANYMEM, "anymem"), (HR_CAP_REVOKE, "revoke"), (HR_CAP_LOCAL, "local"),
-    (HR_CAP_CONFIRMS, "confirms"), (HR_CAP_PINS, "pins"),
+    (HR_CAP_CONFIRMS, "confirms"), (HR_CAP_PINS, "pins"), (HR_CAP_RELAYS, "relays"),
 )
 
 

@@ -22,7 +22,7 @@
 #include "core/engine.h"
 #include "hr/memory.h"
 
-#define UNREAD_MIN (32u << 20) /* so long a message pushes its own beginning out of the caches */
+#define UNREAD_MIN (16u << 20) /* so long a message, and what it is copied from, fill the caches */
 
 static struct hr_xfer *xfer_find(struct hr_conn *conn, uint32_t id) {
     struct hr_engine *engine = conn->engine;
@@ -280,6 +280,17 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     return 0;
 }
 
+/* Whether it is read by a call of the provider: not where both sides are faster together, unless both send. */
+static int is_read(const struct hr_conn *conn) {
+    const struct hr_engine *engine = conn->engine;
+    int both = !(conn->caps->flags & HR_CAP_RELAYS);
+    for (uint32_t i = 0; i < engine->nxfers && !both; i++) {
+        const struct hr_xfer *x = engine->xfers[i];
+        both = x->conn == conn && x->mode >= HR_XFER_SEND && x->mode <= HR_XFER_SEND_SEG && x->len >= UNREAD_MIN / 4;
+    }
+    return both;
+}
+
 static void ask(struct hr_conn *conn, struct hr_xfer *x, struct hr_hdr_long *cts) {
     cts->h.kind = HR_MSG_CTS;
     cts->h.comm = x->req->comm->id;
@@ -323,7 +334,7 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
             hr_finish(engine, req, HR_OK);
             return;
         }
-        if (x->rmem.ptr || !(req->rflags & HR_RECV_REDUCE)) {
+        if (x->rmem.ptr || (!(req->rflags & HR_RECV_REDUCE) && is_read(conn))) {
             x->mode = HR_XFER_PULL;
             x->work.step = pull_step;
             HR_COUNT(engine, pull);

@@ -1,12 +1,15 @@
 """Registered memory as numpy arrays, and the reduction kernels by hand."""
 
 import gc
+import os
 
 import numpy as np
 import pytest
 
+import harness
 import hrdma
 from hrdma import _core
+from hrdma.cli.probe import siblings_may_read
 from hrdma.types import DTYPES, OPS
 
 
@@ -148,3 +151,28 @@ def test_dtypes_and_ops_have_the_order_of_the_core():
         with pytest.raises(ValueError, match="bytes"):
             _core.reduce("max", name, out, [bytes(size), bytes(size + 1)])
     assert len(OPS) == 8
+
+
+def long_and_plain(comm):
+    """How messages of numpy arrays went: one that goes alone, and two that cross, each received when both were on their way."""
+    other, counters = 1 - comm.rank, lambda: comm.stats()["counters"]
+    x, y = np.arange(8 << 20, dtype="uint8"), np.zeros(8 << 20, "uint8")
+    before = counters()
+    comm.send(x, 1) if comm.rank == 0 else comm.recv(y, 0)
+    alone = counters()
+    sending = comm.isend(x, other)
+    comm.barrier()
+    comm.recv(y, other)
+    sending.wait()
+    crossed = counters()
+    assert (x == y).all()
+    kinds = ("transfers_pulled", "transfers_segments")
+    return [[after[kind] - start[kind] for kind in kinds] for start, after in ((before, alone), (alone, crossed))]
+
+
+def test_both_ranks_copy_a_plain_array_that_goes_alone():
+    """Through the ring, one behind the other, where each has a core; where both send, or share cores, the kernel reads."""
+    found = harness.ranks(long_and_plain, 2, env={"HRDMA_TRANSPORT": "shm"})
+    read = int(siblings_may_read()[0])
+    crowded = read * (len(os.sched_getaffinity(0)) < 2)
+    assert found == [[[0, 1 - crowded], [read, 1 - read]], [[crowded, 0], [read, 1 - read]]]

@@ -63,7 +63,8 @@ enum {
     HR_CAP_LOCAL = 1 << 6,  /* peers are on this host */
     HR_CAP_CONFIRMS = 1 << 7, /* writes arrive in the order of posting, and the end of one says that it has; one from
                                  memory that was not registered may be in buffers of the provider's own by then */
-    HR_CAP_PINS = 1 << 8      /* mem_register pins pages: registrations of kept memory (hr/memory.h) are kept, too */
+    HR_CAP_PINS = 1 << 8,     /* mem_register pins pages: registrations of kept memory (hr/memory.h) are kept, too */
+    HR_CAP_RELAYS = 1 << 9    /* messages, which both sides copy at once, are faster than reads of what is not mapped */
 };
 
 struct hr_caps {

@@ -160,6 +160,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     status = options_parse(&o, params->options, detail);
     dom->ring_size = o.ring;
     dom->cma_allowed = o.cma;
+    if (!crowded) dom->base.caps.flags |= HR_CAP_RELAYS;
     dom->base.caps.max_send = message_for(o.ring);
     dom->base.caps.eager_max = crowded || o.ring < 1 << 20 ? EAGER : dom->base.caps.max_send;
     dom->stage_below = crowded ? 0 : STAGE_BELOW;

@@ -3,9 +3,10 @@
 /*
  * Memory in an arena is mapped by the peer, once per endpoint and arena, read-only: that is where HR_CAP_MAP comes
  * from. Other memory is read by process_vm_readv if the kernel permitted it when the endpoint was connected. What can
- * be reached in neither way is not exported, and the engine sends it in messages. So it does with what is shorter than
- * stage_below while every rank has a core: two copies that run at once, one behind the other through a ring in the
- * cache, are faster than one of the kernel, which looks up every page (measured, 1 MiB: 25 instead of 10 GB/s). Reads
+ * be reached in neither way is not exported, and the engine sends it in messages. So it does while every rank has a
+ * core (HR_CAP_RELAYS): two copies that run at once, one behind the other through a ring in the cache, are faster than
+ * one of the kernel, which looks up every page (measured, 1 MiB: 25 instead of 10 GB/s; 16 MiB 16 and 10, 256 MiB 12.5
+ * and 10). Where as much comes as goes the engine reads, from stage_below on: both cores have copies to make. Reads
  * cannot be taken back (hence no HR_CAP_REVOKE); late ones see bytes that nobody needs any more.
  */
 
@@ -20,7 +21,7 @@
 #include "providers/shm/shm.h"
 
 /* Reads of memory whose export is at least so long bypass the cache: the result would push out its own beginning. */
-#define NONTEMPORAL_MIN ((uint64_t)32 << 20)
+#define NONTEMPORAL_MIN ((uint64_t)16 << 20)
 #define REMOTE_CHANGE (HR_ACCESS_REMOTE_WRITE | HR_ACCESS_REMOTE_ATOMIC)
 
 struct shm_desc {
