@@ -23,6 +23,7 @@
 #include "hr/memory.h"
 
 #define UNREAD_MIN (16u << 20) /* so long a message, and what it is copied from, fill the caches */
+#define BUSY_MIN (4u << 20)    /* a send that keeps this side's processor busy */
 
 static struct hr_xfer *xfer_find(struct hr_conn *conn, uint32_t id) {
     struct hr_engine *engine = conn->engine;
@@ -283,12 +284,12 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
 /* Whether it is read by a call of the provider: not where both sides are faster together, unless both send. */
 static int is_read(const struct hr_conn *conn) {
     const struct hr_engine *engine = conn->engine;
-    int both = !(conn->caps->flags & HR_CAP_RELAYS);
-    for (uint32_t i = 0; i < engine->nxfers && !both; i++) {
+    int read = !(conn->caps->flags & HR_CAP_RELAYS);
+    for (uint32_t i = 0; i < engine->nxfers && !read; i++) {
         const struct hr_xfer *x = engine->xfers[i];
-        both = x->conn == conn && x->mode >= HR_XFER_SEND && x->mode <= HR_XFER_SEND_SEG && x->len >= UNREAD_MIN / 4;
+        read = x->conn == conn && x->mode >= HR_XFER_SEND && x->mode <= HR_XFER_SEND_SEG && x->len >= BUSY_MIN;
     }
-    return both;
+    return read;
 }
 
 static void ask(struct hr_conn *conn, struct hr_xfer *x, struct hr_hdr_long *cts) {

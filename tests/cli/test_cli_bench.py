@@ -249,22 +249,8 @@ def test_memory_that_cannot_be_had_is_a_failure():
 @pytest.mark.slow
 def test_timeout_and_progress_on_stderr():
     start = time.monotonic()
-    done = hrdma(
-        "bench",
-        "allreduce",
-        "-n",
-        "1",
-        "-b",
-        "4M",
-        "-e",
-        "4M",
-        "-i",
-        "5000000",
-        "--timeout",
-        "5",
-        "--json",
-        "--progress",
-    )
+    sizes = ("-b", "4M", "-e", "4M", "-i", "5000000")
+    done = hrdma("bench", "allreduce", "-n", "1", *sizes, "--timeout", "5", "--json", "--progress")
     assert done.returncode == 124 and "timed out after 5 s" in done.stderr and time.monotonic() - start < 23, done
     assert done.stdout == "" and "# allreduce float32 4 MiB: " in done.stderr, done
 
@@ -358,7 +344,6 @@ def test_progress():
     assert 2 <= len(lines) <= 6 and lines[0] == "# allreduce float32 64 MiB: round 1 of 5, 0 s so far"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "terminal", "shown"), [([], False, False), ([], True, True), (["--no-progress"], True, False)]
 )

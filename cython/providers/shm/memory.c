@@ -20,7 +20,7 @@
 #include "hr/reduce.h"
 #include "providers/shm/shm.h"
 
-/* Reads of memory whose export is at least so long bypass the cache: the result would push out its own beginning. */
+/* Reads of memory whose export is at least so long bypass the cache: the result and its source would fill it. */
 #define NONTEMPORAL_MIN ((uint64_t)16 << 20)
 #define REMOTE_CHANGE (HR_ACCESS_REMOTE_WRITE | HR_ACCESS_REMOTE_ATOMIC)
 
