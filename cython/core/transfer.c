@@ -60,15 +60,19 @@ void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_
 }
 
 /* Pieces of a segment: whole elements, whole cache lines. What is confirmed costs the peer nothing, and each piece this
- * side a system call: so they are long, and less than twice the window is on its way. */
-static uint64_t segment_size(struct hr_conn *conn, int message, int confirmed) {
-    uint64_t n = message && conn->caps->piece ? conn->caps->piece : conn->caps->segment;
-    if (conn->caps->window) {
-        uint64_t share = confirmed && conn->rate > 0 ? conn->window : conn->window / 4;
+ * side a system call: so they are long, and less than twice the window is on its way. Of what both sides copy at once,
+ * short pieces let the peer begin early, which is nothing beside the length of what fills the caches. */
+static uint64_t segment_size(struct hr_conn *conn, const struct hr_xfer *x) {
+    const struct hr_caps *caps = conn->caps;
+    int message = x->mode == HR_XFER_SEND_SEG;
+    uint64_t n = message && caps->piece ? caps->piece : caps->segment;
+    if (message && caps->flags & HR_CAP_RELAYS && x->len >= UNREAD_MIN) n = caps->max_send;
+    if (caps->window) {
+        uint64_t share = x->sure && conn->rate > 0 ? conn->window : conn->window / 4;
         if (n > share) n = share;
         if (n < HR_SEGMENT_MIN) n = HR_SEGMENT_MIN;
     }
-    if (message && n > conn->caps->max_send) n = conn->caps->max_send;
+    if (message && n > caps->max_send) n = caps->max_send;
     return n & ~63ull;
 }
 
@@ -158,7 +162,7 @@ static hr_status write_segment(struct hr_conn *conn, struct hr_rma *rma) {
 
 hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t *nbytes_p) {
     if (x->mode == HR_XFER_RMA) return hr_rma_segment(conn, x);
-    uint64_t left = x->len - x->posted, n = segment_size(conn, x->mode == HR_XFER_SEND_SEG, x->sure);
+    uint64_t left = x->len - x->posted, n = segment_size(conn, x);
     hr_status status;
     if (x->sure && x->outstanding == HR_WRITES) return HR_AGAIN;
     if (n > left) n = left;
@@ -244,7 +248,7 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     struct hr_xfer *x = hr_container(work, struct hr_xfer, work);
     struct hr_conn *conn = x->conn;
     struct hr_ep *ep = conn->lanes[0].ep;
-    uint64_t n = segment_size(conn, 0, 0), left = x->len - x->posted;
+    uint64_t n = segment_size(conn, x), left = x->len - x->posted;
     if (n > left) n = left;
     if (!hr_ledger_stands(conn, x->remote)) { /* in the same process the memory may even be gone */
         hr_work_remove(engine, work);

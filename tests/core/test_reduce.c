@@ -340,19 +340,20 @@ TEST(nontemporal) {
     free_rooms();
 }
 
-/* The lengths around four pages, which are gone through side by side where memory is far. */
+/* The lengths around four pages, which are gone through side by side, or not, where memory is far. */
 TEST(memory_that_others_have_read_and_memory_that_is_far) {
     static const size_t lens[] = {8192, 9000, 16384, 20000, 32768, 70001, (1 << 20) + 12345};
     make_rooms((1 << 20) + 12345);
-    FOR_EACH_ISA for (size_t i = 0; i < COUNT(lens); i++) {
-        for (hr_store store = HR_STORE_UNREAD; store <= HR_STORE_SHARED; store++) {
+    FOR_EACH_ISA for (size_t i = 0; i < 2 * COUNT(lens); i++) {
+        hr_reduce_force_pages(i % 2 ? 4 : 1);
+        for (int s = HR_STORE_UNREAD; s <= HR_STORE_SHARED; s++)
             for (int t = 0; t < HR_DTYPES; t += 5) {
-                one_case(HR_SUM, t, 2, lens[i] / hr_dtype_size(t), -1, store, TAME);
-                one_case(HR_SUM, t, 2, lens[i] / hr_dtype_size(t), 0, store, TAME);
-                one_case(HR_SUM, t, 1, lens[i] / hr_dtype_size(t), -1, store, TAME);
+                one_case(HR_SUM, t, 2, lens[i / 2] / hr_dtype_size(t), -1, s, TAME);
+                one_case(HR_SUM, t, 2, lens[i / 2] / hr_dtype_size(t), 0, s, TAME);
+                one_case(HR_SUM, t, 1, lens[i / 2] / hr_dtype_size(t), -1, s, TAME);
             }
-        }
     }
+    hr_reduce_force_pages(0);
     free_rooms();
 }
 

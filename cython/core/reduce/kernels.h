@@ -12,7 +12,7 @@
  *     UNORDERED_F32(a, b), _F64    nonzero if a lane of a or b is NaN
  *
  * One kernel walks a tile of a few vectors through all its sources, then the next tile; the accumulators stay in
- * registers. Where memory is far, the next tile lies in the next of four pages: processors fetch ahead within a page.
+ * registers. Where memory is far, the next tile may lie in the next of four pages (far_pages in reduce.c).
  *
  *     src[0] |--tile--|........        acc = src[0]            (widened: bfloat16, float16 -> two vectors of float)
  *     src[1] |--tile--|........        acc = acc op src[1]
@@ -37,7 +37,6 @@
 #define LINE 64
 #define AHEAD 1024 /* bytes */
 #define PAGE 4096
-#define PAGES 4
 
 typedef uint64_t V __attribute__((vector_size(W)));
 typedef uint8_t u8 __attribute__((vector_size(W)));
@@ -361,8 +360,8 @@ INLINE void run(const hr_reduce_job *caller, hr_redop op, hr_dtype t) {
     while (at < job->end) {
         const size_t left = job->end - at;
         if (head == 0 && left >= TILE * W) {
-            const int paged = far && !waits && left >= PAGES * PAGE;
-            const size_t pages = paged ? PAGES : 1, rows = (paged ? PAGE : left) / (TILE * W);
+            const int paged = far && !waits && left >= HR_REDUCE_PAGES * PAGE;
+            const size_t pages = paged ? (size_t)job->pages : 1, rows = (paged ? PAGE : left) / (TILE * W);
             for (size_t row = 0; row < rows; row++, at += TILE * W) {
                 if (shared) claim((const char *)job->dst + at + AHEAD, TILE * W);
                 for (size_t page = 0; page < pages; page++, slot += TILE)

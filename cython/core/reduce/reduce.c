@@ -71,10 +71,11 @@ static int runs_here(const hr_reduce_table *table) {
 }
 
 static const hr_reduce_table *chosen;
+static int pages;
 
 /* Threads that come first together all find the same table. */
 static const hr_reduce_table *table(void) {
-    const hr_reduce_table *t = __atomic_load_n(&chosen, __ATOMIC_RELAXED);
+    const hr_reduce_table *t = __atomic_load_n(&chosen, __ATOMIC_ACQUIRE);
     if (__builtin_expect(!t, 0)) {
         hr_reduce_force_isa(NULL);
         t = __atomic_load_n(&chosen, __ATOMIC_RELAXED);
@@ -82,10 +83,20 @@ static const hr_reduce_table *table(void) {
     return t;
 }
 
+/* Processors of Intel fetch ahead within a page, so several at a time; those of AMD write past the cache best in one
+ * place at a time. */
+void hr_reduce_force_pages(int n) {
+#if defined(__x86_64__)
+    if (!n && __builtin_cpu_is("amd")) n = 1;
+#endif
+    __atomic_store_n(&pages, n ? n : HR_REDUCE_PAGES, __ATOMIC_RELAXED);
+}
+
 int hr_reduce_force_isa(const char *name) {
+    if (!__atomic_load_n(&pages, __ATOMIC_RELAXED)) hr_reduce_force_pages(0);
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if ((name && strcmp(name, tables[i]->name)) || !runs_here(tables[i])) continue;
-        __atomic_store_n(&chosen, tables[i], __ATOMIC_RELAXED);
+        __atomic_store_n(&chosen, tables[i], __ATOMIC_RELEASE);
         return 1;
     }
     return 0;
@@ -160,11 +171,12 @@ void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int n
         hr_copy(dst, src[0], nbytes, store);
         return;
     }
-    hr_reduce_kernel kernel = table()->kernel[op][t];
+    hr_reduce_kernel kernel = table()->kernel[op][t]; /* first: it finds out about pages, too */
     hr_reduce_job job = {.src = src,
                          .nsrc = nsrc,
                          .dst = dst,
                          .store = store,
+                         .pages = __atomic_load_n(&pages, __ATOMIC_RELAXED),
                          .in_place = is_in_place(dst, src, nsrc),
                          .end = nbytes,
                          .scale = scale};
@@ -178,6 +190,12 @@ void hr_copy(void *dst, const void *src, size_t len, hr_store store) {
         memcpy(dst, src, len);
         return;
     }
-    hr_reduce_job job = {.src = &src, .nsrc = 1, .dst = dst, .store = store, .end = len};
-    in_full(table()->kernel[HR_BOR][HR_UINT8], &job);
+    hr_reduce_kernel kernel = table()->kernel[HR_BOR][HR_UINT8];
+    hr_reduce_job job = {.src = &src,
+                         .nsrc = 1,
+                         .dst = dst,
+                         .store = store,
+                         .pages = __atomic_load_n(&pages, __ATOMIC_RELAXED),
+                         .end = len};
+    in_full(kernel, &job);
 }

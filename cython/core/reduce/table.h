@@ -5,6 +5,7 @@
 #include "hr/reduce.h"
 
 #define HR_REDUCE_MAX_VECTOR 64
+#define HR_REDUCE_PAGES 4
 
 /* A kernel may stop after some of the sources and go on later: it then leaves its accumulators in memory, two vectors
  * for each vector of the operands and for each of the two ragged ends. */
@@ -15,6 +16,7 @@ typedef struct hr_reduce_job {
     int nsrc;
     void *dst;
     hr_store store;
+    int pages;          /* that are gone through side by side where memory is far: 1 or HR_REDUCE_PAGES */
     int in_place;       /* dst is one of src */
     size_t begin, end;  /* bytes of each operand to go through; whole elements */
     double scale;       /* avg only */

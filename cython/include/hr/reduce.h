@@ -57,5 +57,7 @@ void hr_copy(void *dst, const void *src, size_t len, hr_store store);
 const char *hr_reduce_isa(void);
 /* For tests: force one of those available; 0 when it is not. NULL: the best. Not thread safe. */
 int hr_reduce_force_isa(const char *name);
+/* For tests: how many pages are gone through side by side where memory is far, 1 or 4. 0: what this processor likes. */
+void hr_reduce_force_pages(int n);
 
 #endif
