@@ -36,6 +36,7 @@
 #define TILE 4
 #define LINE 64
 #define AHEAD 1024 /* bytes */
+#define FAR_AHEAD 2048
 #define PAGE 4096
 
 typedef uint64_t V __attribute__((vector_size(W)));
@@ -288,6 +289,13 @@ INLINE void claim(const char *to, size_t n) {
     for (size_t line = 0; line < n; line += LINE) __builtin_prefetch(to + line, 1);
 }
 
+/* Asks for lines that are read soon and once. Beyond the end it does no harm. */
+INLINE void fetch_ahead(const hr_reduce_job *job, size_t at) {
+    for (int s = 0; s < job->nsrc; s++)
+        for (size_t line = 0; line < TILE * W; line += LINE)
+            __builtin_prefetch((const char *)job->src[s] + at + FAR_AHEAD + line, 0, 0);
+}
+
 /* Four vectors by name, not in an array: compilers keep names in registers. */
 INLINE void do_tile(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at, size_t slot, int nontemporal) {
     struct acc a, b, c, d;
@@ -364,6 +372,7 @@ INLINE void run(const hr_reduce_job *caller, hr_redop op, hr_dtype t) {
             const size_t pages = paged ? (size_t)job->pages : 1, rows = (paged ? PAGE : left) / (TILE * W);
             for (size_t row = 0; row < rows; row++, at += TILE * W) {
                 if (shared) claim((const char *)job->dst + at + AHEAD, TILE * W);
+                if (far && pages == 1) fetch_ahead(job, at);
                 for (size_t page = 0; page < pages; page++, slot += TILE)
                     do_tile(job, op, t, at + page * PAGE, slot, stream);
             }
