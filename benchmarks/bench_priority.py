@@ -104,6 +104,8 @@ def main() -> int:
     parser.add_argument("--listen", action="store_true", help="receive urgent messages in a thread of their own")
     options = parser.parse_args()
     with hrdma.init() as comm:
+        if comm.size != 2:
+            parser.error(f"this is for 2 ranks, not {comm.size}: hrdma run -n 2 benchmarks/bench_priority.py")
         arrivals: list[Arrival] = []
         slowest: list[float] = []
         bulk = hrdma.zeros(options.bulk, "uint8")
