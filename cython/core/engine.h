@@ -53,6 +53,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "core/relay.h"
 #include "hr/hr.h"
 #include "hr/list.h"
 
@@ -138,8 +139,8 @@ struct hr_xfer {         /* one rendezvous, on one side */
     struct hr_request *req;
     struct hr_conn *conn;
     uint32_t id, remote;
-    uint8_t mode, has_mem, has_rmem, sure; /* sure: of writes that are confirmed */
-    uint32_t outstanding;                  /* reads or writes in the provider */
+    uint8_t mode, has_mem, has_rmem, sure, timed; /* sure: of writes that are confirmed; timed: by conn->relay */
+    uint32_t outstanding;                         /* reads or writes in the provider */
     char *buf;
     uint64_t len, posted, completed;
     uint32_t writes[HR_WRITES], first; /* SEND_PUSH: bytes of those in the provider, where it confirms them; a ring */
@@ -176,8 +177,7 @@ struct hr_conn {
     uint64_t peer_id;
     uint32_t channel;                            /* 0; or of a traffic class of its own, by its DSCP + 1 */
     struct hr_conn *first, *rails[HR_MAX_RAILS]; /* the channel's first rail; on that one: all of them */
-    int nrails;
-    int settled; /* of a class: all ranks have it, and who loses it has lost the peer */
+    int nrails, settled; /* settled: of a class: all ranks have it, and who loses it has lost the peer */
     const struct hr_provider *provider;
     const char *carrier; /* the provider that stands in for it; NULL: none does */
     uint32_t fell;       /* times that one did */
@@ -204,9 +204,9 @@ struct hr_conn {
     uint64_t held;                    /* credit that the peer has used and not got back */
     uint32_t owed_credit, owed_ack;   /* not told yet */
     uint32_t ack_every, asked_every;  /* bulk that is acknowledged at a time: what the peer, what we have asked for */
-    uint32_t told_credit, told_ack, heard_credit, heard_ack;
-    uint32_t nbreaks;
+    uint32_t told_credit, told_ack, heard_credit, heard_ack, nbreaks;
     uint64_t rx_bulk;
+    struct hr_relay relay;
     /* offers to pull */
     struct hr_mem ledger_mem;
     struct hr_rmem peer_ledger;

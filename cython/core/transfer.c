@@ -286,14 +286,17 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
 }
 
 /* Whether it is read by a call of the provider: not where both sides are faster together, unless both send. */
-static int is_read(const struct hr_conn *conn) {
+static int is_read(struct hr_xfer *x) {
+    struct hr_conn *conn = x->conn;
     const struct hr_engine *engine = conn->engine;
     int read = !(conn->caps->flags & HR_CAP_RELAYS);
     for (uint32_t i = 0; i < engine->nxfers && !read; i++) {
-        const struct hr_xfer *x = engine->xfers[i];
-        read = x->conn == conn && x->mode >= HR_XFER_SEND && x->mode <= HR_XFER_SEND_SEG && x->len >= BUSY_MIN;
+        const struct hr_xfer *y = engine->xfers[i];
+        read = y->conn == conn && y->mode >= HR_XFER_SEND && y->mode <= HR_XFER_SEND_SEG && y->len >= BUSY_MIN;
     }
-    return read;
+    if (read) return 1;
+    x->timed = 1;
+    return hr_relay_begin(&conn->relay, hr_now()) == HR_READ;
 }
 
 static void ask(struct hr_conn *conn, struct hr_xfer *x, struct hr_hdr_long *cts) {
@@ -339,7 +342,7 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
             hr_finish(engine, req, HR_OK);
             return;
         }
-        if (x->rmem.ptr || (!(req->rflags & HR_RECV_REDUCE) && is_read(conn))) {
+        if (x->rmem.ptr || (!(req->rflags & HR_RECV_REDUCE) && is_read(x))) {
             x->mode = HR_XFER_PULL;
             x->work.step = pull_step;
             HR_COUNT(engine, pull);

@@ -1,4 +1,5 @@
-/* test_window.c - the bound on bulk in flight: what bursts and rounds make of it, on a path of a chosen speed. */
+/* test_window.c - what is learned from how fast bulk was: the bound on what is in flight, on a path of a chosen speed;
+ * the way of long arrays (core/relay.h). */
 
 #include "check.h"
 #include "core/engine.h"
@@ -113,4 +114,67 @@ TEST(what_was_taken_for_lost_may_come) {
     CHECK_EQ(conn.tx_bulk_lost, HR_WINDOW_MIN);
     hr_window_sent(&conn, HR_WINDOW_MIN);
     CHECK_EQ(conn.inflight, HR_WINDOW_MIN);
+}
+
+/* ---- the way of long arrays ---- */
+
+/* One transfer of a MiB, alone, which takes so many ns: the way that it went. */
+static int moved(struct hr_relay *r, int64_t *now_p, int64_t relayed_ns, int64_t read_ns) {
+    int way = hr_relay_begin(r, *now_p);
+    *now_p += way == HR_READ ? read_ns : relayed_ns;
+    hr_relay_end(r, 1 << 20, *now_p);
+    CHECK_EQ(r->open, 0);
+    return way;
+}
+
+static int read_of(struct hr_relay *r, int64_t *now_p, int n, int64_t relayed_ns, int64_t read_ns) {
+    int reads = 0;
+    while (n--) reads += moved(r, now_p, relayed_ns, read_ns) == HR_READ;
+    return reads;
+}
+
+TEST(the_faster_way_is_taken_and_the_other_tried_now_and_then) {
+    struct hr_relay r = {0};
+    int64_t now = 1000;
+    CHECK_EQ(moved(&r, &now, 100, 200), HR_RELAYED);
+    CHECK_EQ(moved(&r, &now, 100, 200), HR_READ);
+    CHECK_EQ(read_of(&r, &now, 29, 100, 200), 0);
+    CHECK_EQ(read_of(&r, &now, 320, 100, 200), 10);
+    /* the caches have come apart: the first says so, and what was tried while it lasts does not change that */
+    CHECK_EQ(read_of(&r, &now, 320, 1000, 200), 320 - 1 - 9);
+    /* and are together again */
+    int reads = read_of(&r, &now, 320, 100, 200);
+    CHECK(reads >= 9 && reads <= HR_RELAY_TRIAL + 10);
+}
+
+TEST(somebody_who_was_interrupted_once_is_forgiven_at_the_next_trial) {
+    struct hr_relay r = {0};
+    int64_t now = 1000;
+    read_of(&r, &now, 3, 100, 200);
+    CHECK_EQ(moved(&r, &now, 1000000, 200), HR_RELAYED);
+    CHECK(read_of(&r, &now, HR_RELAY_TRIAL, 100, 200) <= HR_RELAY_TRIAL - 1);
+    CHECK_EQ(read_of(&r, &now, 10, 100, 200), 0);
+}
+
+TEST(what_is_on_its_way_together_goes_one_way_and_is_measured_as_one) {
+    struct hr_relay r = {0};
+    for (int i = 0; i < 3; i++) CHECK_EQ(hr_relay_begin(&r, 1000), HR_RELAYED);
+    hr_relay_end(&r, 100, 1100);
+    CHECK_EQ(hr_relay_begin(&r, 1100), HR_RELAYED);
+    hr_relay_end(&r, 100, 1200);
+    hr_relay_end(&r, 100, 1300);
+    CHECK(r.cost[HR_RELAYED] == 0);
+    hr_relay_end(&r, 100, 1800);
+    CHECK(r.cost[HR_RELAYED] == 2 && r.periods == 1 && !r.open);
+    /* one that came to nothing says nothing */
+    CHECK_EQ(hr_relay_begin(&r, 2000), HR_READ);
+    hr_relay_end(&r, 0, 9000);
+    CHECK(r.cost[HR_READ] == 0 && !r.open);
+    /* a stream without a pause is judged all the same */
+    CHECK_EQ(hr_relay_begin(&r, 10000), HR_READ);
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQ(hr_relay_begin(&r, 10000), HR_READ);
+        hr_relay_end(&r, HR_RELAY_PERIOD / 4, 10000 + (int64_t)HR_RELAY_PERIOD);
+    }
+    CHECK(r.cost[HR_READ] == 1 && r.open == 1 && r.way == HR_READ && r.bytes == 0);
 }

@@ -6,7 +6,8 @@
  * be reached in neither way is not exported, and the engine sends it in messages. So it does while every rank has a
  * core (HR_CAP_RELAYS): two copies that run at once, one behind the other through a ring in the cache, are faster than
  * one of the kernel, which looks up every page (measured, 1 MiB: 25 instead of 10 GB/s; 16 MiB 16 and 10, 256 MiB 12.5
- * and 10). Where as much comes as goes the engine reads, from stage_below on: both cores have copies to make. Reads
+ * and 10). Cores that share no cache need four times as long for it, so the engine measures which is faster
+ * (core/relay.h). Where as much comes as goes it reads, from stage_below on: both cores have copies to make. Reads
  * cannot be taken back (hence no HR_CAP_REVOKE); late ones see bytes that nobody needs any more.
  */
 
