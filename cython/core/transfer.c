@@ -285,7 +285,8 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     return 0;
 }
 
-/* Whether it is read by a call of the provider: not where both sides are faster together, unless both send. */
+/* Whether it is read by a call of the provider: not where both sides are faster together, unless both send. What could
+ * have gone either way is measured. */
 static int is_read(struct hr_xfer *x) {
     struct hr_conn *conn = x->conn;
     const struct hr_engine *engine = conn->engine;
