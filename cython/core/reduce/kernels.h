@@ -12,7 +12,7 @@
  *     UNORDERED_F32(a, b), _F64    nonzero if a lane of a or b is NaN
  *
  * One kernel walks a tile of a few vectors through all its sources, then the next tile; the accumulators stay in
- * registers. Where memory is far, the next tile may lie in the next of four pages (far_pages in reduce.c).
+ * registers. Where memory is far, the next tile may lie in the next of four pages (`pages` in reduce.c).
  *
  *     src[0] |--tile--|........        acc = src[0]            (widened: bfloat16, float16 -> two vectors of float)
  *     src[1] |--tile--|........        acc = acc op src[1]
