@@ -171,7 +171,7 @@ def long_and_plain(comm):
 
 
 def test_both_ranks_copy_a_plain_array_that_goes_alone():
-    """Through the ring, one behind the other, where each has a core; where both send, or share cores, the kernel reads."""
+    """The first, through the ring, where each has a core; where both send, or share cores, the kernel reads."""
     found = harness.ranks(long_and_plain, 2, env={"HRDMA_TRANSPORT": "shm"})
     read = int(siblings_may_read()[0])
     crowded = read * (len(os.sched_getaffinity(0)) < 2)
