@@ -136,16 +136,17 @@ class Shelved:
         return None if found is None else [(_meta(meta), content) for meta, content in found]
 
     def _found(self, names: Sequence[str]) -> list[Found] | None:
+        # What the node had not heard of a moment ago was not deleted then; what it had is on the shelf if anywhere.
+        heard = self._shelf.heard(self._place) if self._place is not None and self._made else 0
         there = self._shelf.take(names, self._home)
         if there is None:
             return None
-        # Here once it is known not to be there: nobody can have deleted what the node has not heard of.
-        found = [each or self._unheard(name) for name, each in zip(names, there)]
+        found = [each or self._unheard(name, heard) for name, each in zip(names, there)]
         return None if None in found else found  # type: ignore[return-value]
 
-    def _unheard(self, name: str) -> Found | None:
+    def _unheard(self, name: str, heard: int) -> Found | None:
         number, found = self._made.get(name, (0, None))
-        return None if self._place is None or self._shelf.heard(self._place) >= number else found
+        return found if number > heard else None
 
     def reduce(self, body: Body) -> Body:
         """What is to be told of a reduction beyond what it is: its result, where all objects of it are there.

@@ -154,18 +154,21 @@ def test_dtypes_and_ops_have_the_order_of_the_core():
 
 
 def long_and_plain(comm):
-    """How messages of numpy arrays went: one that goes alone, and two that cross, each received when both were on their way."""
+    """How messages of numpy arrays went: one that goes alone, and one while each side has another on its way."""
     other, counters = 1 - comm.rank, lambda: comm.stats()["counters"]
     x, y = np.arange(8 << 20, dtype="uint8"), np.zeros(8 << 20, "uint8")
     before = counters()
     comm.send(x, 1) if comm.rank == 0 else comm.recv(y, 0)
     alone = counters()
-    sending = comm.isend(x, other)
+    first, second = comm.isend(x, other), comm.isend(x, other, tag=1)
     comm.barrier()
     comm.recv(y, other)
-    sending.wait()
+    first.wait()
     crossed = counters()
     assert (x == y).all()
+    comm.barrier()
+    comm.recv(y, other, tag=1)
+    second.wait()
     kinds = ("transfers_pulled", "transfers_segments")
     return [[after[kind] - start[kind] for kind in kinds] for start, after in ((before, alone), (alone, crossed))]
 

@@ -174,6 +174,8 @@ def through(me: Me, which: str) -> None:
     """
     comm = hrdma.init()
     comm.barrier()
+    me.tell("ready")
+    me.hear()
     started = time.monotonic()
     for turn in range(2):
         found = {"error": None, "text": ""}
@@ -204,6 +206,10 @@ WHICH_THROUGH = ["root of broadcast", "nothing to reduce", "nothing to gather", 
 @pytest.mark.parametrize("which", WHICH_THROUGH)
 def test_who_waits_for_those_who_are_through_is_told_in_time(start, which, transport):
     job = start(through, 3, transport=transport, which=which)
+    for rank in job:
+        rank.event("ready")
+    for rank in job:
+        rank.say("go")
     first = [rank.event("called", seconds=10) for rank in job]
     told = [one for one in first if one["error"]]
     assert told, job.shown()

@@ -7,6 +7,7 @@ import mmap
 import os
 import random
 import signal
+import threading
 import time
 
 import numpy as np
@@ -123,9 +124,11 @@ def test_more_than_there_is_room_for(client):
 
 
 @pytest.mark.parametrize("op, result", [("sum", 1111), ("max", 1000), ("prod", 1_000_000), ("avg", 277.75)])
-def test_a_reduction_of_what_is_here(rig, client, op, result):
-    rig.grow("b")
+def test_a_reduction_of_what_is_here(rig_of, op, result):
+    rig = rig_of(heartbeat=20.0)  # what is there holds for so long that no busy machine comes between
+    rig.grow("a", "b")
     rig.settle()
+    client = rig.client("a")
     refs = [client.put(np.full(100, 10**i, "float64")) for i in range(4)]
     with questions(client) as said:
         total = client.reduce(refs, op)
@@ -206,6 +209,38 @@ def test_a_result_that_the_node_has_not_heard_of(rig_of, zygote):
     assert a.get(totals[2])[0] == 1111
     assert a.get(a.reduce(refs))[0] == 1111
     assert len(a._shelved._made) <= 1, "what the node has is not kept"
+
+
+class Hasty:
+    """A shelf whose node hears what it was told and lays it out between two looks of the client."""
+
+    def __init__(self, real: _core.Shelf, place: int) -> None:
+        self._real, self._place = real, place
+
+    def heard(self, place: int) -> int:
+        return self._real.heard(place)
+
+    def take(self, names: list[str], home: int) -> list:
+        before, there = self.heard(self._place), self._real.take(names, home)
+        eventually(lambda: self.heard(self._place) > before, what="what the client has said")
+        return there
+
+
+def test_a_result_of_which_the_node_hears_meanwhile(rig_of, zygote):
+    rig = rig_of(Outside)
+    rig.grow("a")
+    client = rig.client("a")
+    refs, shelved = puts(client), client._shelved
+    real = shelved._shelf
+    with questions(client) as said:
+        rig.nodes["a"].signal(signal.SIGSTOP)
+        total = client.reduce(refs)
+        shelved._shelf = Hasty(real, shelved._place)
+        threading.Timer(0.2, rig.nodes["a"].signal, [signal.SIGCONT]).start()
+        assert client.get(total)[0] == 1111
+        shelved._shelf = real
+        assert client.get(total)[0] == 1111
+        assert said == ["reduce"]
 
 
 def test_a_frozen_node_is_soon_not_believed(three):
