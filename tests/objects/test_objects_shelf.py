@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -233,10 +234,12 @@ def test_a_result_of_which_the_node_hears_meanwhile(rig_of, zygote):
     refs, shelved = puts(client), client._shelved
     real = shelved._shelf
     with questions(client) as said:
-        rig.nodes["a"].signal(signal.SIGSTOP)
+        node = rig.nodes["a"]
+        node.signal(signal.SIGSTOP)
+        eventually(lambda: ") T " in Path(f"/proc/{node.pid}/stat").read_text(), what="its standstill")
         total = client.reduce(refs)
         shelved._shelf = Hasty(real, shelved._place)
-        threading.Timer(0.2, rig.nodes["a"].signal, [signal.SIGCONT]).start()
+        threading.Timer(0.2, node.signal, [signal.SIGCONT]).start()
         assert client.get(total)[0] == 1111
         shelved._shelf = real
         assert client.get(total)[0] == 1111
