@@ -22,8 +22,7 @@
 #include "core/engine.h"
 #include "hr/memory.h"
 
-#define UNREAD_MIN (16u << 20) /* so long a message, and what it is copied from, fill the caches */
-#define BUSY_MIN (4u << 20)    /* a send that keeps this side's processor busy */
+#define BUSY_MIN (4u << 20) /* a send that keeps this side's processor busy */
 
 static struct hr_xfer *xfer_find(struct hr_conn *conn, uint32_t id) {
     struct hr_engine *engine = conn->engine;
@@ -66,7 +65,7 @@ static uint64_t segment_size(struct hr_conn *conn, const struct hr_xfer *x) {
     const struct hr_caps *caps = conn->caps;
     int message = x->mode == HR_XFER_SEND_SEG;
     uint64_t n = message && caps->piece ? caps->piece : caps->segment;
-    if (message && caps->flags & HR_CAP_RELAYS && x->len >= UNREAD_MIN) n = caps->max_send;
+    if (message && caps->flags & HR_CAP_RELAYS && x->len >= HR_UNREAD_MIN) n = caps->max_send;
     if (caps->window) {
         uint64_t share = x->sure && conn->rate > 0 ? conn->window : conn->window / 4;
         if (n > share) n = share;
@@ -328,7 +327,7 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
     }
     x->len = rts->size;
     x->remote = rts->h.sreq;
-    if (x->len >= UNREAD_MIN) req->rflags |= HR_RECV_NT;
+    if (x->len >= HR_UNREAD_MIN) req->rflags |= HR_RECV_NT;
     if ((rts->h.flags & HR_HDR_DESC) && (!(conn->caps->flags & HR_CAP_MAP) || hr_ledger_covers(conn, x->remote)) &&
         ops->mem_import(ep, &rts->desc, &x->rmem) == HR_OK) {
         x->has_rmem = 1;

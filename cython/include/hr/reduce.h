@@ -37,7 +37,8 @@ typedef enum hr_store {
     HR_STORE_SHARED, /* memory that other cores have read: its lines are taken back from them ahead of the stores */
 } hr_store;
 
-#define HR_SHARED_MIN 8192 /* shorter runs are written as all others */
+#define HR_SHARED_MIN 8192        /* shorter runs are written as all others */
+#define HR_UNREAD_MIN (16u << 20) /* results that, with what they are made from, fill the caches: written past them */
 
 /*
  * dst[i] = ((src[0][i] op src[1][i]) op src[2][i]) ... for i in [0, count), left to right, with a 32-bit accumulator

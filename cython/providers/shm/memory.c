@@ -21,8 +21,6 @@
 #include "hr/reduce.h"
 #include "providers/shm/shm.h"
 
-/* Reads of memory whose export is at least so long bypass the cache: the result and its source would fill it. */
-#define NONTEMPORAL_MIN ((uint64_t)16 << 20)
 #define REMOTE_CHANGE (HR_ACCESS_REMOTE_WRITE | HR_ACCESS_REMOTE_ATOMIC)
 
 struct shm_desc {
@@ -160,7 +158,7 @@ hr_status hr_shm_post_read(struct hr_ep *ep, const struct hr_rma *rma) {
         return HR_ERR_ACCESS;
     if (remote->ptr)
         hr_copy(rma->local, (const uint8_t *)remote->ptr + rma->offset, rma->len,
-                remote->len >= NONTEMPORAL_MIN ? HR_STORE_UNREAD : HR_STORE_CACHED);
+                remote->len >= HR_UNREAD_MIN ? HR_STORE_UNREAD : HR_STORE_CACHED);
     else if (shm_key_route(remote->rkey) == SHM_ROUTE_PROCESS)
         return read_process(e, rma->local, remote->addr + rma->offset, rma->len);
     else
