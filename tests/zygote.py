@@ -9,6 +9,7 @@ lines on stdin; ranks and the zygote tell what happens as JSON lines on one pipe
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -91,7 +92,8 @@ class Zygote:
         elif request["do"] == "signal" and who in self.pids:
             os.kill(self.pids[who], request["number"])
         elif request["do"] == "say" and who in self.inboxes:
-            os.write(self.inboxes[who], json.dumps(request["what"]).encode() + b"\n")
+            with contextlib.suppress(BrokenPipeError):  # it has ended, which `reap` is about to tell
+                os.write(self.inboxes[who], json.dumps(request["what"]).encode() + b"\n")
         return False
 
     def reap(self) -> None:
