@@ -84,7 +84,7 @@ check-c:
 check-layers: $(STAMPS)/test.pip
 	$(PY) -m pytest -q tests/test_layers.py
 
-san: WORKERS := -n 4 --dist worksteal# a third of it is waiting
+san: WORKERS := -n 3 --dist worksteal# a quarter of it is waiting
 san: $(STAMPS)/test.pip ## the C tests under the address, undefined and thread sanitizers
 	$(PY) -m pytest $(WORKERS) tests/test_core.py --flavour asan --flavour tsan
 
