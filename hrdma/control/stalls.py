@@ -104,7 +104,7 @@ class Stalls:
         while len(state.reports) > SEQUENCES:
             state.unpaired.pop(min(state.reports), None)
             del state.reports[min(state.reports)]
-        fresh = state.suspect < 0
+        before, fresh = state.suspect, state.suspect < 0
         conflicts = [
             number
             for number, peers in state.reports.items()
@@ -112,14 +112,14 @@ class Stalls:
         ]
         if conflicts:  # the first one explains the others
             state.suspect, decide_at = min(conflicts), report.when + CONFLICT_PATIENCE
-        elif mismatch and fresh:
+        elif mismatch and (fresh or report.sequence < state.suspect):  # who is further was told by who has seen it
             state.suspect, decide_at = report.sequence, report.when + PATIENCE
         elif not report.waits or report.when - state.asked < ASK_AGAIN or not fresh:
             return []
         else:
             return self._ask(state, report.sequence, report.when)
         state.decide_at = decide_at if fresh else min(state.decide_at, decide_at)
-        return self._ask(state, state.suspect, report.when) if fresh else []
+        return self._ask(state, state.suspect, report.when) if state.suspect != before else []
 
     def _ask(self, state: _Comm, sequence: int, now: float) -> list[int]:
         """Those of whom nobody knows what they called under this number."""

@@ -106,6 +106,20 @@ def test_what_came_before_tells_who_began():
     assert verdict.text == f"allreduce #5: rank 2 calls {B}, ranks 0, 1 call {A}"
 
 
+def test_who_was_told_of_it_may_report_first():
+    """Rank 1 has seen in #5 that what rank 0 sent does not fit; ranks 0 and 2, through with it, hear so in a barrier."""
+    stalls = Stalls()
+    before = {0: Report(5, 1, "alltoall(3)", 0.0), 2: Report(5, 1, "alltoall(2)", 0.0)}
+    for rank in (0, 2):
+        stalls.add(7, (0, 1, 2), rank, Report(6, 9, "barrier()", 0.0), [before[rank]], mismatch=True)
+    assert not stalls.due(0.0, ())
+    assert stalls.add(7, (0, 1, 2), 1, Report(5, 1, "alltoall(2)", 0.1), mismatch=True) == []
+    (verdict,) = stalls.due(0.1, ())
+    assert verdict.text == (
+        "alltoall #5: rank 0 calls alltoall(3), ranks 1, 2 call alltoall(2), what a peer sent does not match"
+    )
+
+
 def test_ranks_in_texts_are_those_of_the_communicator():
     stalls = Stalls()
     for rank, signature, text in ((9, 1, A), (4, 2, B), (6, 1, A)):
