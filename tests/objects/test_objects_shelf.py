@@ -277,6 +277,8 @@ def test_a_killed_node_is_not_believed(three):
     refs = puts(a)
     total = a.reduce(refs)
     assert a.contributors(total) == refs
+    mine = a._shelved
+    eventually(lambda: mine._shelf.heard(mine._place) >= mine._made[total.id][0], what="word that its backup has it")
     rig.kill("a")
     with pytest.raises(PeerError):
         a.get(refs[0])
