@@ -193,8 +193,7 @@ TEST(a_full_device_is_tried_again) {
 #define QUIET (40 * HR_VERBS_MS)      /* after which no more room comes */
 #define PATIENCE (5000 * HR_VERBS_MS) /* for what there has to be, on a busy machine */
 
-/* Sends while the peer makes no progress (its device is alone), until so many are gone and a little longer: how many.
- */
+/* Sends while the peer's device is alone, until as many as expected are gone, and a little longer: how many. */
 static int fill(struct pair *p, int expected, int most) {
     int sent = 0;
     for (int64_t until = hr_now() + PATIENCE; hr_now() < until && sent <= most;) {
