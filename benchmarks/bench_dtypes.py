@@ -36,7 +36,8 @@ def measure(size: str, options: argparse.Namespace) -> list[dict]:
         It failed, or a result was wrong.
     """
     command = [sys.executable, "-m", "hrdma", "bench", "allreduce", "--ranks", str(options.ranks), "--op", options.op]
-    command += ["--begin", size, "--end", size, "--dtype", "all", "--rounds", "3", "--json"]
+    command += ["--begin", size, "--end", size, "--dtype", "all", "--iters", str(options.iters)]
+    command += ["--rounds", "3", "--json"]
     env = os.environ | {"HRDMA_TRANSPORT": options.transport, "HRDMA_REQUIRE": options.transport}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT)
     if done.returncode:
@@ -68,6 +69,7 @@ def main() -> int:
     parser.add_argument("--op", default="sum", choices=("sum", "prod", "min", "max"))
     parser.add_argument("--transport", choices=("shm", "tcp"), default="shm")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--iters", type=int, default=0, help="calls in a measurement (default: enough for 0.1 s)")
     options = parser.parse_args()
     sizes = [parse_size(size) for size in options.sizes]
     busy = busy_cores()

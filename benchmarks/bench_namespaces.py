@@ -41,9 +41,10 @@ def unlimited() -> None:
                 ip.tc("del", index=link["index"], parent=0xFFFFFFFF)
 
 
-def measure(case: str, size: str, prefix: Sequence[str]) -> float:
+def measure(case: str, size: str, prefix: Sequence[str], iters: int) -> float:
     """Microseconds of one operation, as `hrdma bench` says; RuntimeError where it failed or a result was wrong."""
     command = [*prefix, *HRDMA, "bench", case, "--begin", size, "--end", size, "--rounds", "3", "--json"]
+    command += ["--iters", str(iters)]
     control = os.environ.get("HRDMA_TCP", "cc=cubic")
     done = subprocess.run(
         command, env=os.environ | ENV | {"HRDMA_TCP": control}, capture_output=True, text=True, timeout=LIMIT
@@ -58,6 +59,7 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--sizes", nargs="+", default=["8", "64K", "1M", "16M"])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--iters", type=int, default=0, help="calls in a measurement (default: enough for 0.1 s)")
     parser.add_argument("--name", default=f"unlimited-{os.getpid()}", help="of the lab")
     options = parser.parse_args()
     ways = {"loopback": [], "namespaces": [*HRDMA, "lab", "run", "--name", options.name, "--no-prefix", "--"]}
@@ -71,7 +73,7 @@ def main() -> int:
             print(f"# round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
             for case, size in cells:
                 for way, prefix in ways.items():
-                    found[case, size, way].append(measure(case, size, prefix))
+                    found[case, size, way].append(measure(case, size, prefix, options.iters))
     print(f"{options.rounds} rounds; other work kept {busy:.1f} cores busy as it began; us\n")
     print("| | loopback | two namespaces | ratio |\n|---|---:|---:|---:|")
     for case, size in cells:

@@ -10,11 +10,9 @@ import errno
 import struct
 from dataclasses import dataclass
 
-from pyroute2.netlink import NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, nlmsg
-
 from hrdma.errors import DeviceError, NetlinkError, RefusedError
 from hrdma.nics import nics
-from hrdma.qos.wire import Wire, attributes, has_net_admin
+from hrdma.qos.wire import NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, Wire, attribute, attributes, has_net_admin, text
 
 __all__ = ["PREFIX", "Link", "add", "device_of", "down", "links", "port", "query", "remove", "up"]
 
@@ -26,19 +24,6 @@ GET, NEWLINK, DELLINK, PORT_GET = ((CLIENT << 10) + number for number in (1, 3, 
 DEV_INDEX, DEV_NAME, PORT_INDEX, PORT_STATE, NDEV_NAME, LINK_TYPE = 1, 2, 3, 12, 51, 65
 STATES = ("nop", "down", "init", "armed", "active", "active, deferred")
 HEADER = 16  # of a netlink message; these have no other
-
-
-class nldev(nlmsg):
-    """A message of RDMA_NL_NLDEV: attributes behind the header."""
-
-    fields = ()
-    nla_map = (
-        (DEV_INDEX, "RDMA_NLDEV_ATTR_DEV_INDEX", "uint32"),
-        (DEV_NAME, "RDMA_NLDEV_ATTR_DEV_NAME", "asciiz"),
-        (PORT_INDEX, "RDMA_NLDEV_ATTR_PORT_INDEX", "uint32"),
-        (NDEV_NAME, "RDMA_NLDEV_ATTR_NDEV_NAME", "asciiz"),
-        (LINK_TYPE, "RDMA_NLDEV_ATTR_LINK_TYPE", "asciiz"),
-    )
 
 
 @dataclass(frozen=True)
@@ -71,30 +56,29 @@ def device_of(netdev: str) -> str:
     return f"{PREFIX}{netdev}"
 
 
-def _message(kind: int, flags: int, **attrs: int | str) -> tuple[nlmsg, int, int]:
-    msg = nldev()
-    msg["attrs"] = [(f"RDMA_NLDEV_ATTR_{name}", value) for name, value in attrs.items()]
-    return msg, kind, NLM_F_REQUEST | flags
+def _number(attr: int, value: int) -> bytes:
+    return attribute(attr, struct.pack("=I", value))
 
 
-def query() -> tuple[nlmsg, int, int]:
-    """The request for all devices: message, type and flags."""
-    return _message(GET, NLM_F_DUMP)
+def query() -> tuple[bytes, int, int]:
+    """The request for all devices: what is behind the header, type and flags."""
+    return b"", GET, NLM_F_REQUEST | NLM_F_DUMP
 
 
-def port(index: int) -> tuple[nlmsg, int, int]:
+def port(index: int) -> tuple[bytes, int, int]:
     """The request for a device's first port."""
-    return _message(PORT_GET, 0, DEV_INDEX=index, PORT_INDEX=1)
+    return _number(DEV_INDEX, index) + _number(PORT_INDEX, 1), PORT_GET, NLM_F_REQUEST
 
 
-def add(netdev: str) -> tuple[nlmsg, int, int]:
+def add(netdev: str) -> tuple[bytes, int, int]:
     """The request that makes the device of a network device."""
-    return _message(NEWLINK, NLM_F_ACK, DEV_NAME=device_of(netdev), LINK_TYPE=KIND, NDEV_NAME=netdev)
+    body = text(DEV_NAME, device_of(netdev)) + text(LINK_TYPE, KIND) + text(NDEV_NAME, netdev)
+    return body, NEWLINK, NLM_F_REQUEST | NLM_F_ACK
 
 
-def remove(index: int) -> tuple[nlmsg, int, int]:
+def remove(index: int) -> tuple[bytes, int, int]:
     """The request that removes a device."""
-    return _message(DELLINK, NLM_F_ACK, DEV_INDEX=index)
+    return _number(DEV_INDEX, index), DELLINK, NLM_F_REQUEST | NLM_F_ACK
 
 
 def links() -> list[Link]:

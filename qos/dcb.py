@@ -3,7 +3,7 @@
     DSCP of a packet -> priority 0..7 -> traffic class -> strict order, or a share (ETS); PFC keeps a priority lossless
 
 Band 0 is priority 7, band 6 is priority 1, and everything else keeps priority 0. The last traffic class is served first.
-Where a NIC has fewer traffic classes than bands, the last bands share the lowest one. pyroute2 has no dcbnl, so its messages are here.
+Where a NIC has fewer traffic classes than bands, the last bands share the lowest one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pyroute2.netlink import NLM_F_ACK, NLM_F_REQUEST, nlmsg
-
 from hrdma.errors import PolicyError
 from hrdma.qos.objects import Dcb
 from hrdma.qos.order import Place
 from hrdma.qos.policy import BANDS, Policy
-from hrdma.qos.wire import Wire, attribute, attributes
+from hrdma.qos.wire import NESTED, NLM_F_ACK, NLM_F_REQUEST, Wire, attribute, attributes, text
 
 __all__ = ["OPTION", "alike", "commands", "decode", "query", "read", "requests", "wanted", "write"]
 
@@ -29,7 +27,7 @@ RTM_GETDCB, RTM_SETDCB = 78, 79
 IEEE_SET, IEEE_GET, IEEE_DEL = 20, 21, 27  # commands
 IFNAME, IEEE = 1, 13  # attributes
 ETS, PFC, APPS, TRUST = 1, 2, 3, 11  # ... inside IEEE
-APP, NESTED = 1, 0x8000
+APP = 1
 DSCP, DSCP_ONLY = 5, (5,)  # selector of an application, and the trust order that asks it alone
 STRICT, SHARED = 0, 2  # transmission selection
 PRIORITIES = 8
@@ -37,24 +35,13 @@ _ETS = struct.Struct("=3B8s8s8s8s24s")  # willing, classes, cbs, share out, in, 
 _PFC = struct.Struct("=BBBxH2x128x")  # classes, priorities, mbc, delay, counters
 
 
-class dcbmsg(nlmsg):
-    fields = (("family", "B"), ("cmd", "B"), ("pad", "H"))
-    nla_map = (
-        (IFNAME, "DCB_ATTR_IFNAME", "asciiz"),
-        (IEEE, "DCB_ATTR_IEEE", "cdata"),
-        (IEEE | NESTED, "NESTED_IEEE", "cdata"),
-    )
+def _message(dev: str, command: int, kind: int, body: bytes = b"") -> tuple[bytes, int, int]:
+    head = struct.pack("=BBH", 0, command, 0) + text(IFNAME, dev)
+    return head + (attribute(IEEE | NESTED, body) if body else b""), kind, NLM_F_REQUEST | NLM_F_ACK
 
 
-def _message(dev: str, command: int, kind: int, body: bytes = b"") -> tuple[nlmsg, int, int]:
-    msg = dcbmsg()
-    msg["cmd"] = command
-    msg["attrs"] = [("DCB_ATTR_IFNAME", dev)] + ([("NESTED_IEEE", body)] if body else [])
-    return msg, kind, NLM_F_REQUEST | NLM_F_ACK
-
-
-def query(dev: str) -> tuple[nlmsg, int, int]:
-    """The request for a device's state: message, type and flags."""
+def query(dev: str) -> tuple[bytes, int, int]:
+    """The request for a device's state: what is behind the header, type and flags."""
     return _message(dev, IEEE_GET, RTM_GETDCB)
 
 
@@ -134,7 +121,7 @@ def _pfc(state: Dcb) -> bytes:
     return _PFC.pack(0, state.lossless, state.bypass, state.delay)
 
 
-def requests(want: Dcb, have: Dcb) -> list[tuple[nlmsg, int, int]]:
+def requests(want: Dcb, have: Dcb) -> list[tuple[bytes, int, int]]:
     """The messages that lead from one state to another: what is new first, so that a DSCP is never without a priority.
 
     Notes

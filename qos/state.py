@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import lru_cache
 
-from pyroute2.netlink.rtnl.tcmsg import sched_htb
-
 from hrdma.qos import dcb
 from hrdma.qos.kinds import TABLE, htb, u32
 from hrdma.qos.objects import INGRESS, ROOT, Dcb, Filter, Link, Object, Qdisc, TClass, handle_text
-from hrdma.qos.wire import Entry, Wire, attribute, attributes, unpack
+from hrdma.qos.wire import Entry, Wire, attribute, attributes
 
 __all__ = ["Counter", "State", "chosen", "counters", "differences", "link_rate", "read", "same", "unrecreatable"]
 
@@ -71,8 +69,7 @@ def read(wire: Wire, dev: str, every_class: bool = False) -> State:
     DeviceError
         There is no such device.
     """
-    link = wire.link(dev)
-    index = link["index"]
+    index, flags, queues = wire.link(dev)
     qdiscs = [_qdisc(dev, entry) for entry in wire.dump("qdisc", index)]
     classes = [_class(dev, entry) for entry in wire.dump("class", index)]
     ours = [qdisc for qdisc in qdiscs if qdisc.handle and qdisc.kind not in LEAVES]
@@ -83,8 +80,7 @@ def read(wire: Wire, dev: str, every_class: bool = False) -> State:
         parents += [entry.handle for entry in classes]
     filters = [filter for parent in parents for filter in _filters(wire, dev, index, parent)]
     objects = [*_parents_first([*qdiscs, *classes]), *dict.fromkeys(filters)]
-    queues = link.get_attr("IFLA_NUM_TX_QUEUES") or 1
-    return State(dev, index, bool(link["flags"] & 8), queues, tuple(objects), dcb.read(wire, dev))
+    return State(dev, index, bool(flags & 8), queues, tuple(objects), dcb.read(wire, dev))
 
 
 def _kind(entry: Entry) -> str:
@@ -124,10 +120,7 @@ def _class(dev: str, entry: Entry) -> TClass:
 @lru_cache(4096)
 def _levelless(options: bytes) -> bytes:
     """An HTB class without its level, which is told, never taken; as it is where it uses more than HtbClass has."""
-    parms = unpack(sched_htb.options, options)["TCA_HTB_PARMS"]
-    alike = parms["rate_overhead"] == parms["ceil_overhead"]
-    plain = alike and not (parms["rate_mpu"] or parms["ceil_mpu"]) and parms["rate___reserved"] == htb.ETHERNET
-    return htb.encode(htb.decode(options)) if plain else options
+    return htb.encode(htb.decode(options)) if htb.plain(options) else options
 
 
 def _filters(wire: Wire, dev: str, index: int, parent: int) -> list[Filter]:

@@ -1,8 +1,8 @@
-"""A netlink socket with deadlines and the kernel's own words; the messages are pyroute2's.
+"""A netlink socket with deadlines and the kernel's own words, and what messages are made of.
 
 pyroute2's sockets have no deadline per request and drop the text of an extended acknowledgement, of which the first must
-not be and the second is what a user needs; its message and attribute classes are used as they are. ``TCA_OPTIONS`` is left
-as bytes here, `hrdma.qos.kinds` reads it.
+not be and the second is what a user needs. To import it takes a quarter of a second of a processor, and its decoder a millisecond
+for each line of a dump, of which a host has a thousand. ``TCA_OPTIONS`` is left as bytes here, `hrdma.qos.kinds` reads it.
 """
 
 from __future__ import annotations
@@ -14,48 +14,44 @@ import struct
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from pyroute2.netlink import (
-    NETLINK_ROUTE,
-    NLA_F_NESTED,
-    NLM_F_ACK,
-    NLM_F_CREATE,
-    NLM_F_DUMP,
-    NLM_F_EXCL,
-    NLM_F_REPLACE,
-    NLM_F_REQUEST,
-    NLMSG_DONE,
-    NLMSG_ERROR,
-    nla,
-    nlmsg,
-)
-from pyroute2.netlink.rtnl import (
-    RTM_DELLINK,
-    RTM_DELQDISC,
-    RTM_DELTCLASS,
-    RTM_DELTFILTER,
-    RTM_GETLINK,
-    RTM_GETQDISC,
-    RTM_GETROUTE,
-    RTM_GETTCLASS,
-    RTM_GETTFILTER,
-    RTM_NEWLINK,
-    RTM_NEWQDISC,
-    RTM_NEWTCLASS,
-    RTM_NEWTFILTER,
-)
-from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
-from pyroute2.netlink.rtnl.rtmsg import rtmsg
-from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from hrdma.errors import DeviceError, NetlinkError, RefusedError
 from hrdma.qos.objects import Filter, Link, Object, Qdisc, TClass, handle_text
 
-__all__ = ["DUMPS", "Entry", "Wire", "attribute", "attributes", "has_net_admin", "message", "pack", "rawtc", "unpack"]
+__all__ = [
+    "DUMPS",
+    "NESTED",
+    "NLM_F_ACK",
+    "NLM_F_REQUEST",
+    "Entry",
+    "Wire",
+    "attribute",
+    "attributes",
+    "framed",
+    "has_net_admin",
+    "message",
+    "pairs",
+    "text",
+]
 
 TIMEOUT = 5.0  # seconds for the kernel's answer
-SOL_NETLINK, NETLINK_EXT_ACK, NLM_F_CAPPED, NLM_F_ACK_TLVS = 270, 11, 0x100, 0x200
+# linux/netlink.h
+SOL_NETLINK, NETLINK_EXT_ACK = 270, 11
+NLMSG_ERROR, NLMSG_DONE = 2, 3
+NLM_F_REQUEST, NLM_F_MULTI, NLM_F_ACK, NLM_F_DUMP = 0x1, 0x2, 0x4, 0x300  # flags of any message
+NLM_F_REPLACE, NLM_F_EXCL, NLM_F_CREATE = 0x100, 0x200, 0x400  # ... of one that makes something
+NLM_F_CAPPED, NLM_F_ACK_TLVS = 0x100, 0x200  # ... of an acknowledgement
+NESTED = 0x8000  # flag in an attribute's number
+# linux/rtnetlink.h, linux/if_link.h
+RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
+RTM_GETROUTE = 26
+RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
+RTM_NEWTCLASS, RTM_DELTCLASS, RTM_GETTCLASS = 40, 41, 42
+RTM_NEWTFILTER, RTM_DELTFILTER, RTM_GETTFILTER = 44, 45, 46
+IFLA_IFNAME, IFLA_LINKINFO, IFLA_INFO_KIND, IFLA_NUM_TX_QUEUES = 3, 18, 1, 31
+IFF_UP = 1
+RTN_UNICAST, RTA_OIF = 1, 4
+TCA_KIND, TCA_OPTIONS, TCA_CHAIN = 1, 2, 11
 CAP_NET_ADMIN = 12
 UNKNOWN = (
     "kind is unknown",
@@ -64,55 +60,10 @@ UNKNOWN = (
 )  # the kernel's words for what it does not have
 NESTED_KINDS = ("ets",)  # the kernel parses their options strictly, and wants the nested flag
 DUMPS = {"qdisc": RTM_GETQDISC, "class": RTM_GETTCLASS, "filter": RTM_GETTFILTER}
-
-
-def _names(options: str) -> tuple[tuple[str, str], ...]:
-    kinds = {"TCA_KIND": "asciiz", "TCA_OPTIONS": options}
-    return (
-        *((name, kinds.get(name, "hex")) for name, _ in tcmsg.nla_map),
-        ("TCA_PAD", "hex"),
-        ("TCA_DUMP_INVISIBLE", "flag"),
-        ("TCA_CHAIN", "uint32"),
-    )
-
-
-class rawtc(nlmsg):
-    """`tcmsg` with options as bytes, and with an attribute that came after it.
-
-    No subclass of it: once pyroute2 has used a class, its subclasses take over the attributes of that one, not their own.
-    """
-
-    prefix, fields = tcmsg.prefix, tcmsg.fields
-    nla_map = _names("cdata")
-
-
-class nestedtc(nlmsg):
-    """`rawtc` with the nested flag on the options."""
-
-    prefix, fields = tcmsg.prefix, tcmsg.fields
-    nla_map = _names("strict")
-
-    class strict(nla):
-        nla_flags = NLA_F_NESTED
-        fields = (("value", "s"),)
-
-
-def pack(kind: type[nla], attrs: list[tuple[str, Any]]) -> bytes:
-    """The attributes of a nested attribute, as bytes without its own header."""
-    value = kind(data=bytearray())
-    value["attrs"] = attrs
-    value.encode()
-    return bytes(value.data[4:])
-
-
-def unpack(kind: type[nla], options: bytes) -> dict[str, Any]:
-    """What `pack` wrote: the first value of each attribute by its name."""
-    value = kind(struct.pack("=HH", len(options) + 4, 2) + options)
-    value.decode()
-    found: dict[str, Any] = {}
-    for name, content in value["attrs"]:
-        found.setdefault(name, content)
-    return found
+_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence number, port
+_LINK = struct.Struct("=4xiII")  # index, flags, which of them count
+_ROUTE = struct.Struct("=xB5xB4x")  # bits of the destination, type
+_TCMSG = struct.Struct("=4xiIII")  # index, handle, parent, info
 
 
 def has_net_admin() -> bool:
@@ -122,8 +73,36 @@ def has_net_admin() -> bool:
     return bool(int(caps, 16) >> CAP_NET_ADMIN & 1)
 
 
-def message(verb: str, thing: Object, ifindex: int) -> tuple[nlmsg, int, int]:
-    """Message, type and flags of a request; made without a kernel.
+def pairs(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Number, without the flags in it, and value of each attribute."""
+    while offset + 4 <= len(data):
+        length, kind = struct.unpack_from("=HH", data, offset)
+        yield kind & 0x3FFF, data[offset + 4 : offset + length]
+        offset += max(4, (length + 3) & ~3)
+
+
+def attributes(data: bytes, offset: int = 0) -> dict[int, bytes]:
+    """Attributes by number; the last one counts."""
+    return dict(pairs(data, offset))
+
+
+def attribute(number: int, value: bytes) -> bytes:
+    """One attribute with its header and padding."""
+    return struct.pack("=HH", len(value) + 4, number) + value + bytes(-len(value) % 4)
+
+
+def text(number: int, value: str) -> bytes:
+    """An attribute that is a string."""
+    return attribute(number, value.encode() + b"\0")
+
+
+def framed(body: bytes, kind: int, flags: int, sequence: int = 0) -> bytes:
+    """A message: its header, and what is behind that."""
+    return _HEADER.pack(_HEADER.size + len(body), kind, flags, sequence, 0) + body
+
+
+def message(verb: str, thing: Object, ifindex: int) -> tuple[bytes, int, int]:
+    """What is behind the header of a request, its type and its flags; made without a kernel.
 
     Parameters
     ----------
@@ -135,28 +114,20 @@ def message(verb: str, thing: Object, ifindex: int) -> tuple[nlmsg, int, int]:
     flags = {"add": NLM_F_CREATE | NLM_F_EXCL, "change": 0, "replace": NLM_F_CREATE | NLM_F_REPLACE, "delete": 0}[verb]
     flags |= NLM_F_REQUEST | NLM_F_ACK
     if isinstance(thing, Link):
-        link = ifinfmsg()
-        link["attrs"] = [("IFLA_IFNAME", thing.name)]
+        name = text(IFLA_IFNAME, thing.name)
         if verb == "delete":
-            return link, RTM_DELLINK, flags
-        link["index"] = thing.index
-        link["flags"] = link["change"] = 1  # IFF_UP
-        link["attrs"].append(("IFLA_LINKINFO", {"attrs": [("IFLA_INFO_KIND", thing.kind)]}))
-        return link, RTM_NEWLINK, flags
-    msg = (nestedtc if thing.kind in NESTED_KINDS else rawtc)()
-    msg["index"] = ifindex
-    msg["parent"] = thing.parent
-    msg["handle"] = thing.handle
-    msg["attrs"] = [("TCA_KIND", thing.kind)]
-    if isinstance(thing, Filter):
-        msg["info"] = thing.pref << 16 | socket.htons(thing.protocol)
-        if thing.chain:
-            msg["attrs"].append(("TCA_CHAIN", thing.chain))
+            return _LINK.pack(0, 0, 0) + name, RTM_DELLINK, flags
+        made = attribute(IFLA_LINKINFO, text(IFLA_INFO_KIND, thing.kind))
+        return _LINK.pack(thing.index, IFF_UP, IFF_UP) + name + made, RTM_NEWLINK, flags
+    info = thing.pref << 16 | socket.htons(thing.protocol) if isinstance(thing, Filter) else 0
+    body = _TCMSG.pack(ifindex, thing.handle, thing.parent, info) + text(TCA_KIND, thing.kind)
+    if isinstance(thing, Filter) and thing.chain:
+        body += attribute(TCA_CHAIN, struct.pack("=I", thing.chain))
     if thing.options and verb != "delete":
-        msg["attrs"].append(("TCA_OPTIONS", thing.options))
+        body += attribute(TCA_OPTIONS | (NESTED if thing.kind in NESTED_KINDS else 0), thing.options)
     types = {Qdisc: (RTM_NEWQDISC, RTM_DELQDISC), TClass: (RTM_NEWTCLASS, RTM_DELTCLASS)}
     new, gone = types.get(type(thing), (RTM_NEWTFILTER, RTM_DELTFILTER))
-    return msg, gone if verb == "delete" else new, flags
+    return body, gone if verb == "delete" else new, flags
 
 
 def _describe(verb: str, thing: Object) -> str:
@@ -170,7 +141,7 @@ def _describe(verb: str, thing: Object) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of a dump. Split by hand: pyroute2's decoder takes a millisecond for each, and a host has a thousand."""
+    """A line of a dump."""
 
     kind: int  #: of the message
     index: int
@@ -184,28 +155,10 @@ class Entry:
         return int.from_bytes(self.attrs.get(attr, b""), sys.byteorder)
 
 
-_TCMSG = struct.Struct("=4xiIII")
-
-
-def attributes(data: bytes, offset: int = 0) -> dict[int, bytes]:
-    """Attributes by number, without the flags in it; the last one counts."""
-    found = {}
-    while offset + 4 <= len(data):
-        length, kind = struct.unpack_from("=HH", data, offset)
-        found[kind & 0x3FFF] = data[offset + 4 : offset + length]
-        offset += max(4, (length + 3) & ~3)
-    return found
-
-
-def attribute(number: int, value: bytes) -> bytes:
-    """One attribute with its header and padding."""
-    return struct.pack("=HH", len(value) + 4, number) + value + bytes(-len(value) % 4)
-
-
 class Wire:
     """One netlink socket, rtnetlink's or another, in the network namespace of the thread that opens it. Not for several threads."""
 
-    def __init__(self, protocol: int = NETLINK_ROUTE) -> None:
+    def __init__(self, protocol: int = socket.NETLINK_ROUTE) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
         self._socket.settimeout(TIMEOUT)
         self._socket.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
@@ -221,14 +174,10 @@ class Wire:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def send(self, msg: nlmsg, kind: int, flags: int) -> list[tuple[int, bytes]]:
+    def send(self, body: bytes, kind: int, flags: int) -> list[tuple[int, bytes]]:
         """Sends one request and returns the type and bytes of each answer; OSError with the kernel's words as filename."""
         self._sequence += 1
-        msg["header"]["type"] = kind
-        msg["header"]["flags"] = flags
-        msg["header"]["sequence_number"] = self._sequence
-        msg.encode()
-        self._socket.send(msg.data)
+        self._socket.send(framed(body, kind, flags, self._sequence))
         return list(self._answers())
 
     def _answers(self) -> Iterator[tuple[int, bytes]]:
@@ -238,7 +187,7 @@ class Wire:
             except TimeoutError:
                 raise TimeoutError(f"the kernel did not answer a netlink request within {TIMEOUT:g} s") from None
             while data:
-                length, kind, flags, sequence, _ = struct.unpack_from("=IHHII", data)
+                length, kind, flags, sequence, _ = _HEADER.unpack_from(data)
                 body, data = data[:length], data[(length + 3) & ~3 :]
                 if sequence != self._sequence:
                     continue  # belongs to a request that was given up
@@ -250,7 +199,7 @@ class Wire:
                 if kind == NLMSG_DONE:
                     return
                 yield kind, body
-                if not flags & 2:  # NLM_F_MULTI: more follow
+                if not flags & NLM_F_MULTI:  # else more follow
                     return
 
     def request(self, verb: str, thing: Object) -> None:
@@ -269,7 +218,7 @@ class Wire:
         ifindex = self.ifindex(name) if name else 0
         self.ask(_describe(verb, thing), message(verb, thing, ifindex), thing)
 
-    def ask(self, what: str, request: tuple[nlmsg, int, int], thing: Object | None = None) -> list[tuple[int, bytes]]:
+    def ask(self, what: str, request: tuple[bytes, int, int], thing: Object | None = None) -> list[tuple[int, bytes]]:
         """`send`, raising as `request` does; `what` would be done with it, to `thing` where it is one of qos."""
         try:
             return self.send(*request)
@@ -303,14 +252,12 @@ class Wire:
 
     def ifindex(self, name: str) -> int:
         """Index of a device of this socket's namespace; DeviceError where there is none of this name."""
-        return struct.unpack_from("=4xi", self._link(name), 16)[0]
+        return _LINK.unpack_from(self._link(name), _HEADER.size)[0]
 
     def _link(self, name: str) -> bytes:
         """The kernel's message of a device. if_nametoindex() would have it run modprobe for each name that is none's."""
-        msg = ifinfmsg()
-        msg["attrs"] = [("IFLA_IFNAME", name)]
         try:
-            return self.send(msg, RTM_GETLINK, NLM_F_REQUEST)[0][1]
+            return self.send(_LINK.pack(0, 0, 0) + text(IFLA_IFNAME, name), RTM_GETLINK, NLM_F_REQUEST)[0][1]
         except OSError as error:
             if error.errno not in (errno.ENODEV, errno.EINVAL, errno.ERANGE):  # the last two: too long for a name
                 raise
@@ -319,33 +266,31 @@ class Wire:
 
     def dump(self, what: str, ifindex: int, parent: int = 0) -> list[Entry]:
         """Every qdisc, class or filter of a device; of filters those of one parent."""
-        msg = rawtc()
-        msg["index"], msg["parent"] = ifindex, parent
-        answers = self.send(msg, DUMPS[what], NLM_F_REQUEST | NLM_F_DUMP)
         found = []
-        for kind, data in answers:
-            index, handle, above, info = _TCMSG.unpack_from(data, 16)
+        for kind, data in self.send(_TCMSG.pack(ifindex, 0, parent, 0), DUMPS[what], NLM_F_REQUEST | NLM_F_DUMP):
+            index, handle, above, info = _TCMSG.unpack_from(data, _HEADER.size)
             if index == ifindex:
-                found.append(Entry(kind, index, handle, above, info, attributes(data, 36)))
+                attrs = attributes(data, _HEADER.size + _TCMSG.size)
+                found.append(Entry(kind, index, handle, above, info, attrs))
         return found
 
-    def link(self, name: str) -> ifinfmsg:
-        """A device's flags, MTU, queues and kind."""
-        found = ifinfmsg(self._link(name))
-        found.decode()
-        return found
+    def link(self, name: str) -> tuple[int, int, int]:
+        """A device's index, its flags, and how many queues it sends from."""
+        data = self._link(name)
+        index, flags, _ = _LINK.unpack_from(data, _HEADER.size)
+        queues = attributes(data, _HEADER.size + _LINK.size).get(IFLA_NUM_TX_QUEUES, b"")
+        return index, flags, int.from_bytes(queues, sys.byteorder) or 1
 
     def default_routes(self) -> set[int]:
         """Indices of the devices of default routes, IPv4 and IPv6."""
         found = set()
         for family in (socket.AF_INET, socket.AF_INET6):
-            msg = rtmsg()
-            msg["family"] = family
-            for _, data in self.send(msg, RTM_GETROUTE, NLM_F_REQUEST | NLM_F_DUMP):
-                route = rtmsg(data)
-                route.decode()
-                if route["dst_len"] == 0 and route["type"] == 1 and (out := route.get_attr("RTA_OIF")):
-                    found.add(out)
+            body = bytes([family]).ljust(_ROUTE.size, b"\0")
+            for _, data in self.send(body, RTM_GETROUTE, NLM_F_REQUEST | NLM_F_DUMP):
+                bits, kind = _ROUTE.unpack_from(data, _HEADER.size)
+                out = attributes(data, _HEADER.size + _ROUTE.size).get(RTA_OIF)
+                if bits == 0 and kind == RTN_UNICAST and out:
+                    found.add(int.from_bytes(out, sys.byteorder))
         return found
 
 

@@ -38,7 +38,7 @@ RULES = {
     "hrdma.errors": Rule(),
     "hrdma.units": Rule(),
     "hrdma.topo": Rule(BASE, "numpy tomli"),
-    "hrdma.qos": Rule(f"{BASE} hrdma.qos.client hrdma.qos.files", "pyroute2 click rich tomli"),
+    "hrdma.qos": Rule(f"{BASE} hrdma.qos.client hrdma.qos.files", "click rich tomli"),
     "hrdma.qos.files": Rule(BASE),
     # The socket's other end: what a job may know of the controller.
     "hrdma.qos.client": Rule(f"{BASE} hrdma.qos.files"),
@@ -75,7 +75,7 @@ RULES = {
     "hrdma.testing": Rule("hrdma.children hrdma.places"),
     "hrdma.launch": Rule(f"{BASE} {SETTINGS} hrdma.places", "click rich"),
     "hrdma.lab": Rule(f"{BASE} hrdma.topo hrdma.launch hrdma.places hrdma.communicator", "numpy pyroute2"),
-    "hrdma.rxe": Rule(f"{BASE} hrdma.nics hrdma.qos", "pyroute2"),
+    "hrdma.rxe": Rule(f"{BASE} hrdma.nics hrdma.qos"),
     # Reads the NICs' own priorities with the controller's messages, so that those are written once.
     "hrdma.doctor": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma.verbs hrdma.nics hrdma.qos", "numpy"),
     "hrdma.bench": Rule(f"{BASE} {SETTINGS} {API} hrdma", "numpy ml_dtypes"),

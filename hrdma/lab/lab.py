@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from hrdma import launch, places
 from hrdma.lab import DEFAULT_NAME, namespaces
-from hrdma.lab.layout import plan
 
 if TYPE_CHECKING:
     from hrdma.topo.fabric import Fabric
@@ -101,11 +100,12 @@ class Lab:
         -----
         Time: 9 hosts at 6 switches 0.6 s of a processor, 16 hosts of a fat-tree at 20 switches 1 s.
         """
-        from hrdma.lab.wiring import build
-
         need_root()
         if not namespaces.is_name(name):
             raise ValueError(f"lab name {name!r}: up to 32 lower-case letters, digits and hyphens")
+        from hrdma.lab.layout import plan  # here: numpy and pyroute2 are not for commands that only look or run
+        from hrdma.lab.wiring import build
+
         with _locked():
             if name in labs():
                 raise FileExistsError(
@@ -236,14 +236,12 @@ class Lab:
 
     def status(self) -> dict[str, Any]:
         """What the lab is and does: its plan, and by node the processes, by NIC the bytes sent and received."""
-        from hrdma.lab.wiring import counters
-
         running = namespaces.processes(self.namespace(node["name"]) for node in self.nodes)
         nodes = []
         for node in self.nodes:
-            moved = counters(self.name, node["name"])
-            nics = [{**nic, **moved.get(nic["name"], {})} for nic in node["nics"]]
             file = self.namespace(node["name"])
+            moved = namespaces.counters(file)
+            nics = [{**nic, **moved.get(nic["name"], {})} for nic in node["nics"]]
             nodes.append(
                 {"name": node["name"], "namespace": os.path.basename(file), "pids": running[file], "nics": nics}
             )

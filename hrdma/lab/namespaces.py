@@ -26,6 +26,7 @@ from typing import TypeVar
 from hrdma.places import CLONE_NEWNET, enter_network
 
 __all__ = [
+    "counters",
     "create",
     "enter",
     "inside",
@@ -135,6 +136,21 @@ def inside(file: str, function: Callable[[], T]) -> T:
         return function()
 
     return _in_thread(call)
+
+
+def counters(file: str) -> dict[str, dict[str, int]]:
+    """Bytes that each interface in a network namespace has sent and received."""
+
+    def read() -> list[str]:
+        with open("/proc/thread-self/net/dev") as lines:
+            return lines.readlines()[2:]  # below its head
+
+    found = {}
+    for line in inside(file, read):
+        name, _, numbers = line.rpartition(":")
+        values = numbers.split()
+        found[name.strip()] = {"tx_bytes": int(values[8]), "rx_bytes": int(values[0])}
+    return found
 
 
 def _in_thread(function: Callable[[], T]) -> T:

@@ -28,7 +28,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from hrdma.lab import namespaces
 from hrdma.lab.layout import BRIDGE, MTU, Nic, Node, Plan
 
-__all__ = ["build", "counters"]
+__all__ = ["build"]
 
 QUEUE = 50e-3  # seconds of the rate that wait at a link before packets are dropped
 LEAST_QUEUE = 256 << 10
@@ -67,19 +67,6 @@ def build(lab: str, plan: Plan) -> None:
     for step in (_join, _configure):
         for number, node in enumerate(plan.nodes):
             namespaces.inside(namespaces.path(lab, node.name), partial(step, lab, plan, number))
-
-
-def counters(lab: str, node: str) -> dict[str, dict[str, int]]:
-    """Bytes that each interface of a node has sent and received, without loopback."""
-
-    def read() -> dict[str, dict[str, int]]:
-        with _said(f"{node}: counters"), IPRoute() as ip:
-            links = {link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_STATS64") for link in ip.get_links()}
-        return {name: {key: stats[key] for key in ("tx_bytes", "rx_bytes")} for name, stats in links.items()}
-
-    found = namespaces.inside(namespaces.path(lab, node), read)
-    found.pop("lo", None)
-    return found
 
 
 def _settings() -> None:

@@ -6,33 +6,21 @@ No kind of its own: `u32` and `flower` use it.
 from __future__ import annotations
 
 import struct
-from typing import Any
 
-from pyroute2.netlink import NLA_F_NESTED, nla
-from pyroute2.netlink.rtnl.tcmsg import act_mirred, act_skbedit
+from hrdma.qos.wire import NESTED, attribute, attributes, text
 
-from hrdma.qos.wire import attributes, pack
+__all__ = ["decode", "encode"]
 
-__all__ = ["actions", "decode", "encode"]
-
+FIRST = 1  # of the actions, of which there is one
+KIND, OPTIONS = 1, 2  # numbers of attributes of an action
+PARMS, SKBEDIT_PRIORITY = 2, 3  # ... of its options
 STOLEN, PIPE, EGRESS_REDIR = 4, 3, 1
-MIRRED_PARMS, SKBEDIT_PRIORITY = 2, 3  # numbers of attributes
+_GENERIC = struct.Struct("=8xi8x")  # what becomes of the packet; without number, capabilities and counts
+_MIRRED = struct.Struct("=8xi8xiI")  # the same, the way, the device
 
 
-class actions(nla):
-    nla_map = ((1, "TCA_ACT_1", "action"),)
-
-    class action(nla):
-        nla_map = (("TCA_ACT_UNSPEC", "none"), ("TCA_ACT_KIND", "asciiz"), ("TCA_ACT_OPTIONS", "parms"),
-                   *((f"TCA_ACT_{i}", "cdata") for i in range(3, 12)))  # fmt: skip
-
-        class parms(nla):
-            nla_flags = NLA_F_NESTED
-            nla_map = tuple((f"{i}", "cdata") for i in range(12))
-
-
-def encode(redirect: int, priority: int | None) -> dict[str, Any] | None:
-    """The value of a classifier's action attribute; None where neither is wanted.
+def encode(redirect: int, priority: int | None) -> bytes:
+    """The value of a classifier's action attribute; empty where neither is wanted.
 
     Parameters
     ----------
@@ -42,25 +30,23 @@ def encode(redirect: int, priority: int | None) -> dict[str, Any] | None:
         skb->priority from here on.
     """
     if redirect:
-        kind, parms = "mirred", pack(act_mirred.options, [("TCA_MIRRED_PARMS", {
-            "action": STOLEN, "eaction": EGRESS_REDIR, "ifindex": redirect})])  # fmt: skip
+        kind, options = "mirred", attribute(PARMS, _MIRRED.pack(STOLEN, EGRESS_REDIR, redirect))
     elif priority is not None:
-        kind, parms = "skbedit", pack(act_skbedit.options, [
-            ("TCA_SKBEDIT_PARMS", {"action": PIPE}), ("TCA_SKBEDIT_PRIORITY", priority)])  # fmt: skip
+        kind, options = "skbedit", attribute(PARMS, _GENERIC.pack(PIPE))
+        options += attribute(SKBEDIT_PRIORITY, struct.pack("=I", priority))
     else:
-        return None
-    blobs = [(str(number), value) for number, value in attributes(parms).items()]
-    return {"attrs": [("TCA_ACT_1", {"attrs": [("TCA_ACT_KIND", kind), ("TCA_ACT_OPTIONS", {"attrs": blobs})]})]}
+        return b""
+    return attribute(FIRST, text(KIND, kind) + attribute(OPTIONS | NESTED, options))
 
 
-def decode(value: dict[str, Any] | None) -> tuple[int, int | None]:
+def decode(value: bytes) -> tuple[int, int | None]:
     """`redirect` and `priority` of such an attribute."""
     redirect, priority = 0, None
     if value:
-        action = dict(value["attrs"][0][1]["attrs"])
-        parms = dict(action["TCA_ACT_OPTIONS"]["attrs"])
-        if action["TCA_ACT_KIND"] == "mirred":
-            redirect = struct.unpack_from("=I", parms[str(MIRRED_PARMS)], 24)[0]
-        elif action["TCA_ACT_KIND"] == "skbedit" and str(SKBEDIT_PRIORITY) in parms:
-            priority = struct.unpack("=I", parms[str(SKBEDIT_PRIORITY)])[0]
+        action = attributes(attributes(value)[FIRST])
+        options = attributes(action[OPTIONS])
+        if action[KIND] == b"mirred\0":
+            *_, redirect = _MIRRED.unpack(options[PARMS])
+        elif action[KIND] == b"skbedit\0" and SKBEDIT_PRIORITY in options:
+            (priority,) = struct.unpack("=I", options[SKBEDIT_PRIORITY])
     return redirect, priority

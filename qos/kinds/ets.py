@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
-from pyroute2.netlink import NLA_F_NESTED, nla
-
-from hrdma.qos.wire import pack, unpack
+from hrdma.qos.wire import NESTED, attribute, attributes, pairs
 
 __all__ = ["KIND", "OPTION", "Ets", "decode", "encode", "explain"]
 
 KIND = "ets"
 OPTION = ("CONFIG_NET_SCH_ETS", "kind = 'htb' works with CONFIG_NET_SCH_HTB, kind = 'prio' with CONFIG_NET_SCH_PRIO")
 MOST_BANDS = 16
+BANDS, STRICT, QUANTA, QUANTUM, PRIOMAP, PRIORITY = range(1, 7)  # numbers of attributes
 
 
 @dataclass(frozen=True)
@@ -23,46 +23,25 @@ class Ets:
     priomap: tuple[int, ...]  #: band of each of the 16 values of skb->priority, for what no filter knows
 
 
-class options(nla):
-    nla_map = (
-        ("TCA_ETS_UNSPEC", "none"),
-        ("TCA_ETS_NBANDS", "uint8"),
-        ("TCA_ETS_NSTRICT", "uint8"),
-        ("TCA_ETS_QUANTA", "quanta"),
-        ("TCA_ETS_QUANTA_BAND", "uint32"),
-        ("TCA_ETS_PRIOMAP", "priomap"),
-        ("TCA_ETS_PRIOMAP_BAND", "uint8"),
-    )
-
-    class quanta(nla):
-        nla_flags = NLA_F_NESTED
-        nla_map = ((4, "TCA_ETS_QUANTA_BAND", "uint32"),)
-
-    class priomap(nla):
-        nla_flags = NLA_F_NESTED
-        nla_map = ((6, "TCA_ETS_PRIOMAP_BAND", "uint8"),)
-
-
 def encode(spec: Ets) -> bytes:
-    attrs: list[tuple[str, object]] = [("TCA_ETS_NBANDS", spec.bands)]
+    found = attribute(BANDS, bytes([spec.bands]))
     if spec.strict:
-        attrs.append(("TCA_ETS_NSTRICT", spec.strict))
+        found += attribute(STRICT, bytes([spec.strict]))
     if spec.quanta:
-        attrs.append(("TCA_ETS_QUANTA", {"attrs": [("TCA_ETS_QUANTA_BAND", quantum) for quantum in spec.quanta]}))
+        quanta = (attribute(QUANTUM, struct.pack("=I", quantum)) for quantum in spec.quanta)
+        found += attribute(QUANTA | NESTED, b"".join(quanta))
     if spec.priomap:
-        attrs.append(("TCA_ETS_PRIOMAP", {"attrs": [("TCA_ETS_PRIOMAP_BAND", band) for band in spec.priomap]}))
-    return pack(options, attrs)
+        bands = (attribute(PRIORITY, bytes([band])) for band in spec.priomap)
+        found += attribute(PRIOMAP | NESTED, b"".join(bands))
+    return found
 
 
 def decode(data: bytes) -> Ets:
-    attrs = unpack(options, data)
-    quanta, priomap = (
-        tuple(value for _, value in attrs[name]["attrs"]) if name in attrs else ()
-        for name in ("TCA_ETS_QUANTA", "TCA_ETS_PRIOMAP")
-    )
-    strict = attrs.get("TCA_ETS_NSTRICT", 0)
+    attrs = attributes(data)
     # The kernel shows a quantum for every band that has turns, and nothing for the strict ones.
-    return Ets(attrs["TCA_ETS_NBANDS"], strict, quanta, priomap)
+    quanta = tuple(struct.unpack("=I", value)[0] for _, value in pairs(attrs.get(QUANTA, b"")))
+    priomap = tuple(value[0] for _, value in pairs(attrs.get(PRIOMAP, b"")))
+    return Ets(attrs[BANDS][0], attrs.get(STRICT, b"\0")[0], quanta, priomap)
 
 
 def explain(spec: Ets) -> str:

@@ -6,14 +6,13 @@ Ports are found behind IP options too, so it matches at least what the filters o
 from __future__ import annotations
 
 import ipaddress
+import struct
 from dataclasses import dataclass
-
-from pyroute2.netlink import nla
 
 from hrdma.qos.kinds import actions
 from hrdma.qos.objects import handle_text
 from hrdma.qos.policy import Match
-from hrdma.qos.wire import pack, unpack
+from hrdma.qos.wire import attribute, attributes
 
 __all__ = ["EVERYTHING", "KIND", "OPTION", "Flower", "decode", "encode", "explain", "filters_of"]
 
@@ -21,6 +20,10 @@ KIND = "flower"
 OPTION = ("CONFIG_NET_CLS_FLOWER", "CONFIG_NET_CLS_U32 does for the same matches")
 IPV4, IPV6 = 0x0800, 0x86DD
 PROTOCOLS = {"tcp": 6, "udp": 17}
+# Numbers of attributes; what is not among them is not sent, and is left alone where it is shown.
+CLASSID, ACT, ETHERTYPE, PROTO, TOS, TOS_MASK = 1, 3, 8, 9, 73, 74
+ADDRESSES = {4: (10, 12), 6: (14, 16)}  # of source and destination; the mask follows
+PORTS = {"tcp": (18, 19), "udp": (20, 21)}
 
 
 @dataclass(frozen=True)
@@ -40,33 +43,6 @@ class Flower:
 EVERYTHING = Flower()
 
 
-# The numbers of linux/pkt_cls.h; what is not listed is not sent, and is left alone where it is shown.
-class options(nla):
-    nla_map = (
-        (1, "TCA_FLOWER_CLASSID", "uint32"),
-        (3, "TCA_FLOWER_ACT", "actions"),
-        (8, "TCA_FLOWER_KEY_ETH_TYPE", "be16"),
-        (9, "TCA_FLOWER_KEY_IP_PROTO", "uint8"),
-        (10, "TCA_FLOWER_KEY_IPV4_SRC", "cdata"),
-        (11, "TCA_FLOWER_KEY_IPV4_SRC_MASK", "cdata"),
-        (12, "TCA_FLOWER_KEY_IPV4_DST", "cdata"),
-        (13, "TCA_FLOWER_KEY_IPV4_DST_MASK", "cdata"),
-        (14, "TCA_FLOWER_KEY_IPV6_SRC", "cdata"),
-        (15, "TCA_FLOWER_KEY_IPV6_SRC_MASK", "cdata"),
-        (16, "TCA_FLOWER_KEY_IPV6_DST", "cdata"),
-        (17, "TCA_FLOWER_KEY_IPV6_DST_MASK", "cdata"),
-        (18, "TCA_FLOWER_KEY_TCP_SRC", "be16"),
-        (19, "TCA_FLOWER_KEY_TCP_DST", "be16"),
-        (20, "TCA_FLOWER_KEY_UDP_SRC", "be16"),
-        (21, "TCA_FLOWER_KEY_UDP_DST", "be16"),
-        (22, "TCA_FLOWER_FLAGS", "uint32"),
-        (73, "TCA_FLOWER_KEY_IP_TOS", "uint8"),
-        (74, "TCA_FLOWER_KEY_IP_TOS_MASK", "uint8"),
-    )
-
-    actions = actions.actions
-
-
 def filters_of(match: Match) -> list[tuple[int, Flower]]:
     """EtherType and spec of each filter that a match takes, without where to: one for each IP version and, where ports count, each of TCP and UDP."""
     versions = {ipaddress.ip_network(text).version for text in (match.src, match.dst) if text is not None} or {4, 6}
@@ -81,43 +57,43 @@ def filters_of(match: Match) -> list[tuple[int, Flower]]:
 
 
 def encode(spec: Flower) -> bytes:
-    attrs: list[tuple[str, object]] = [("TCA_FLOWER_CLASSID", spec.classid)] if spec.classid else []
+    found = attribute(CLASSID, struct.pack("=I", spec.classid)) if spec.classid else b""
     if action := actions.encode(spec.redirect, spec.priority):
-        attrs.append(("TCA_FLOWER_ACT", action))
+        found += attribute(ACT, action)
     if spec.proto is not None:
-        attrs.append(("TCA_FLOWER_KEY_IP_PROTO", PROTOCOLS[spec.proto]))
+        found += attribute(PROTO, bytes([PROTOCOLS[spec.proto]]))
     if spec.dscp is not None:
-        attrs += [("TCA_FLOWER_KEY_IP_TOS", spec.dscp << 2), ("TCA_FLOWER_KEY_IP_TOS_MASK", 0xFC)]
-    for end, text in (("SRC", spec.src), ("DST", spec.dst)):
+        found += attribute(TOS, bytes([spec.dscp << 2])) + attribute(TOS_MASK, b"\xfc")
+    for end, text in enumerate((spec.src, spec.dst)):
         if text is not None:
             net = ipaddress.ip_network(text)
-            name = f"TCA_FLOWER_KEY_IPV{net.version}_{end}"
-            attrs += [(name, net.network_address.packed), (f"{name}_MASK", net.netmask.packed)]
-    for end, port in (("SRC", spec.sport), ("DST", spec.dport)):
+            number = ADDRESSES[net.version][end]
+            found += attribute(number, net.network_address.packed) + attribute(number + 1, net.netmask.packed)
+    for end, port in enumerate((spec.sport, spec.dport)):
         if port is not None:
-            attrs.append((f"TCA_FLOWER_KEY_{(spec.proto or '').upper()}_{end}", port))
+            found += attribute(PORTS[spec.proto or ""][end], struct.pack("!H", port))
     if spec.ethertype:
-        attrs.append(("TCA_FLOWER_KEY_ETH_TYPE", spec.ethertype))
-    return pack(options, attrs)
+        found += attribute(ETHERTYPE, struct.pack("!H", spec.ethertype))
+    return found
 
 
 def decode(data: bytes) -> Flower:
-    attrs = unpack(options, data)
-    ethertype = attrs.get("TCA_FLOWER_KEY_ETH_TYPE", 0)
+    attrs = attributes(data)
+    (ethertype,) = struct.unpack("!H", attrs.get(ETHERTYPE, bytes(2)))
     names = {number: name for name, number in PROTOCOLS.items()}
-    proto = names.get(attrs.get("TCA_FLOWER_KEY_IP_PROTO", 0))
+    proto = names.get(attrs.get(PROTO, b"\0")[0])
     addresses: list[str | None] = []
-    for end in ("SRC", "DST"):
-        name = f"TCA_FLOWER_KEY_IPV{4 if ethertype == IPV4 else 6}_{end}"
-        if name in attrs:
-            prefix = bin(int.from_bytes(attrs[f"{name}_MASK"], "big")).count("1")
-            addresses.append(str(ipaddress.ip_network((attrs[name], prefix))))
+    for number in ADDRESSES[4 if ethertype == IPV4 else 6]:
+        if number in attrs:
+            prefix = bin(int.from_bytes(attrs[number + 1], "big")).count("1")
+            addresses.append(str(ipaddress.ip_network((attrs[number], prefix))))
         else:
             addresses.append(None)
-    ports = [attrs.get(f"TCA_FLOWER_KEY_{(proto or 'tcp').upper()}_{end}") for end in ("SRC", "DST")]
-    tos = attrs.get("TCA_FLOWER_KEY_IP_TOS")
-    return Flower(ethertype, proto, ports[0], ports[1], addresses[0], addresses[1], None if tos is None else tos >> 2,
-                  attrs.get("TCA_FLOWER_CLASSID", 0), *actions.decode(attrs.get("TCA_FLOWER_ACT")))  # fmt: skip
+    ports = [struct.unpack("!H", attrs[number])[0] if number in attrs else None for number in PORTS[proto or "tcp"]]
+    dscp = attrs[TOS][0] >> 2 if TOS in attrs else None
+    (classid,) = struct.unpack("=I", attrs.get(CLASSID, bytes(4)))
+    action = actions.decode(attrs.get(ACT, b""))
+    return Flower(ethertype, proto, ports[0], ports[1], addresses[0], addresses[1], dscp, classid, *action)
 
 
 def explain(spec: Flower) -> str:

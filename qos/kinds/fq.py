@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
-from pyroute2.netlink import nla
-
-from hrdma.qos.wire import pack, unpack
+from hrdma.qos.wire import attribute, attributes
 
 __all__ = ["KIND", "OPTION", "Fq", "decode", "encode", "explain"]
 
 KIND = "fq"
 OPTION = ("CONFIG_NET_SCH_FQ", "leaf = 'pfifo' works everywhere")
+LIMIT, FLOW_LIMIT = 1, 2  # numbers of attributes
+_NUMBER = struct.Struct("=I")
 
 
 @dataclass(frozen=True)
@@ -20,22 +21,13 @@ class Fq:
     flow_limit: int = 1000  #: packets of one flow
 
 
-class options(nla):
-    nla_map = (
-        ("TCA_FQ_UNSPEC", "none"),
-        ("TCA_FQ_PLIMIT", "uint32"),
-        ("TCA_FQ_FLOW_PLIMIT", "uint32"),
-        *((f"TCA_FQ_{i}", "cdata") for i in range(3, 24)),
-    )
-
-
 def encode(spec: Fq) -> bytes:
-    return pack(options, [("TCA_FQ_PLIMIT", spec.limit), ("TCA_FQ_FLOW_PLIMIT", spec.flow_limit)])
+    return attribute(LIMIT, _NUMBER.pack(spec.limit)) + attribute(FLOW_LIMIT, _NUMBER.pack(spec.flow_limit))
 
 
 def decode(data: bytes) -> Fq:
-    attrs = unpack(options, data)
-    return Fq(attrs["TCA_FQ_PLIMIT"], attrs["TCA_FQ_FLOW_PLIMIT"])
+    attrs = attributes(data)
+    return Fq(*_NUMBER.unpack(attrs[LIMIT]), *_NUMBER.unpack(attrs[FLOW_LIMIT]))
 
 
 def explain(spec: Fq) -> str:

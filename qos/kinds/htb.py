@@ -7,21 +7,24 @@ time has passed that its last packets cost at the rate of then.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
-from pyroute2.netlink.rtnl.tcmsg import sched_htb
-
-from hrdma.qos.wire import pack, unpack
+from hrdma.qos.wire import attribute, attributes
 from hrdma.units import rate_text
 
-__all__ = ["KIND", "OPTION", "HtbClass", "HtbQdisc", "decode", "encode", "explain"]
+__all__ = ["KIND", "OPTION", "HtbClass", "HtbQdisc", "decode", "encode", "explain", "offloaded", "plain"]
 
 KIND = "htb"
 OPTION = ("CONFIG_NET_SCH_HTB", "kind = 'prio' works with CONFIG_NET_SCH_PRIO, without rates and rotation")
 TICK = 64e-9  # seconds: PSCHED_TICKS2NS is a shift by 6
-ETHERNET = 1  # TC_LINKLAYER_ETHERNET, in the byte that pyroute2 calls reserved
+ETHERNET = 1  # TC_LINKLAYER_ETHERNET
 UINT32 = (1 << 32) - 1
+PARMS, INIT, RATE64, CEIL64, OFFLOAD = 1, 2, 6, 7, 9  # numbers of attributes
+_INIT = struct.Struct("=5I")  # version, bytes of a rate for each of a turn, default, two that are shown
+_PARMS = struct.Struct("=BBHhHI BBHhHI IIIII")  # rate and ceiling: CELL, ETHERNET, overhead, CELL, least packet, rate
+CELL = (3, -1)  # as tc fills it in, of a table that the kernel does not want for Ethernet
 
 
 @dataclass(frozen=True)
@@ -44,34 +47,40 @@ class HtbClass:
 @lru_cache(4096)
 def encode(spec: HtbQdisc | HtbClass) -> bytes:
     if isinstance(spec, HtbQdisc):
-        head = {"version": 3, "rate2quantum": spec.r2q, "defcls": spec.default, "debug": 0, "direct_pkts": 0}
-        return pack(sched_htb.options, [("TCA_HTB_INIT", head)])
-    parms = {
-        "rate": min(spec.rate, UINT32), "rate_overhead": spec.overhead, "rate___reserved": ETHERNET,
-        "ceil": min(spec.ceil, UINT32), "ceil_overhead": spec.overhead, "ceil___reserved": ETHERNET,
-        "buffer": spec.burst, "cbuffer": spec.cburst, "quantum": spec.quantum, "prio": spec.prio,
-    }  # fmt: skip
-    attrs: list[tuple[str, object]] = []
-    if spec.rate > UINT32:
-        attrs.append(("TCA_HTB_RATE64", spec.rate))
-    if spec.ceil > UINT32:
-        attrs.append(("TCA_HTB_CEIL64", spec.ceil))
-    return pack(sched_htb.options, [*attrs, ("TCA_HTB_PARMS", parms)])
+        return attribute(INIT, _INIT.pack(3, spec.r2q, spec.default, 0, 0))
+    found = b""
+    for number, rate in ((RATE64, spec.rate), (CEIL64, spec.ceil)):
+        if rate > UINT32:
+            found += attribute(number, struct.pack("=Q", rate))
+    log, align = CELL
+    values: list[int] = []
+    for rate in (spec.rate, spec.ceil):
+        values += [log, ETHERNET, spec.overhead, align, 0, min(rate, UINT32)]
+    return found + attribute(PARMS, _PARMS.pack(*values, spec.burst, spec.cburst, spec.quantum, 0, spec.prio))
 
 
 def decode(options: bytes) -> HtbQdisc | HtbClass:
-    attrs = unpack(sched_htb.options, options)
-    if head := attrs.get("TCA_HTB_INIT"):
-        return HtbQdisc(head["defcls"], head["rate2quantum"])
-    parms = attrs["TCA_HTB_PARMS"]
-    return HtbClass(
-        attrs.get("TCA_HTB_RATE64", parms["rate"]), attrs.get("TCA_HTB_CEIL64", parms["ceil"]),
-        parms["buffer"], parms["cbuffer"], parms["quantum"], parms["prio"], parms["rate_overhead"],
-    )  # fmt: skip
+    attrs = attributes(options)
+    if head := attrs.get(INIT):
+        _, r2q, default, *_ = _INIT.unpack(head)
+        return HtbQdisc(default, r2q)
+    values = _PARMS.unpack(attrs[PARMS])
+    rate, ceil = (
+        struct.unpack("=Q", attrs[number])[0] if number in attrs else low
+        for number, low in ((RATE64, values[5]), (CEIL64, values[11]))
+    )
+    burst, cburst, quantum, _, prio = values[12:]
+    return HtbClass(rate, ceil, burst, cburst, quantum, prio, values[2])
+
+
+def plain(options: bytes) -> bool:
+    """Whether a class uses no more than `HtbClass` has."""
+    _, layer, overhead, _, mpu, _, _, _, ceil_overhead, _, ceil_mpu, *_ = _PARMS.unpack(attributes(options)[PARMS])
+    return layer == ETHERNET and overhead == ceil_overhead and not (mpu or ceil_mpu)
 
 
 def offloaded(options: bytes) -> bool:
-    return "TCA_HTB_OFFLOAD" in unpack(sched_htb.options, options)
+    return OFFLOAD in attributes(options)
 
 
 def explain(spec: HtbQdisc | HtbClass) -> str:

@@ -12,12 +12,10 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
-from pyroute2.netlink import nla
-
 from hrdma.qos.kinds import actions
 from hrdma.qos.objects import handle_text
 from hrdma.qos.policy import Match
-from hrdma.qos.wire import pack, unpack
+from hrdma.qos.wire import attribute, attributes
 
 __all__ = ["EVERYTHING", "KIND", "OPTION", "U32", "bare_acks", "decode", "encode", "explain", "filters_of", "keys_of"]
 
@@ -27,7 +25,7 @@ IPV4, IPV6 = 0x0800, 0x86DD
 PROTOCOLS = {"tcp": 6, "udp": 17}
 TCP_ACK = 0x10
 TERMINAL = 1  # TC_U32_TERMINAL
-HASH, LINK, DIVISOR, SEL = 2, 3, 4, 5  # numbers of attributes
+CLASSID, HASH, LINK, DIVISOR, SEL, POLICE, ACT = range(1, 8)  # numbers of attributes
 COUNTED = (HASH, 9, 11, 12)  # ... of those that the kernel hands out or counts: table, counters, flags, padding
 
 
@@ -42,53 +40,33 @@ class U32:
 EVERYTHING = U32(((0, 0, 0),))
 
 
-class options(nla):
-    nla_map = (
-        ("TCA_U32_UNSPEC", "none"),
-        ("TCA_U32_CLASSID", "uint32"),
-        ("TCA_U32_HASH", "uint32"),
-        ("TCA_U32_LINK", "uint32"),
-        ("TCA_U32_DIVISOR", "uint32"),
-        ("TCA_U32_SEL", "cdata"),
-        ("TCA_U32_POLICE", "cdata"),
-        ("TCA_U32_ACT", "actions"),
-        ("TCA_U32_INDEV", "asciiz"),
-        ("TCA_U32_PCNT", "cdata"),
-        ("TCA_U32_MARK", "cdata"),
-        ("TCA_U32_FLAGS", "uint32"),
-        ("TCA_U32_PAD", "cdata"),
-    )
-
-    actions = actions.actions
-
-
 @lru_cache(1 << 14)
 def encode(spec: U32) -> bytes:
-    attrs: list[tuple[str, object]] = [("TCA_U32_CLASSID", spec.classid)] if spec.classid else []
+    found = attribute(CLASSID, struct.pack("=I", spec.classid)) if spec.classid else b""
     head = struct.pack("=BBBxHHhhI", TERMINAL, 0, len(spec.keys), 0, 0, 0, 0, 0)
     keys = (struct.pack("!II", mask, value) + struct.pack("=ii", offset, 0) for value, mask, offset in spec.keys)
-    attrs.append(("TCA_U32_SEL", head + b"".join(keys)))
+    found += attribute(SEL, head + b"".join(keys))
     if action := actions.encode(spec.redirect, spec.priority):
-        attrs.append(("TCA_U32_ACT", action))
-    return pack(options, attrs)
+        found += attribute(ACT, action)
+    return found
 
 
 def decode(data: bytes) -> U32 | None:
     """None for a hash table, which the kernel shows among the filters."""
-    attrs = unpack(options, data)
-    if "TCA_U32_SEL" not in attrs:
+    attrs = attributes(data)
+    if SEL not in attrs:
         return None
-    sel = attrs["TCA_U32_SEL"]
+    sel = attrs[SEL]
     keys = []
     for i in range(sel[2]):
         mask, value = struct.unpack_from("!II", sel, 16 + 16 * i)
         keys.append((value, mask, struct.unpack_from("=i", sel, 24 + 16 * i)[0]))
-    redirect, priority = actions.decode(attrs.get("TCA_U32_ACT"))
-    return U32(tuple(keys), attrs.get("TCA_U32_CLASSID", 0), redirect, priority)
+    (classid,) = struct.unpack("=I", attrs.get(CLASSID, bytes(4)))
+    return U32(tuple(keys), classid, *actions.decode(attrs.get(ACT, b"")))
 
 
 def has_actions(data: bytes) -> bool:
-    return bool(unpack(options, data).keys() & {"TCA_U32_ACT", "TCA_U32_POLICE"})
+    return bool(attributes(data).keys() & {ACT, POLICE})
 
 
 def explain(spec: U32) -> str:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import errno
+import socket
 import struct
 
 import pytest
 from click.testing import CliRunner
-from pyroute2.netlink import NETLINK_ROUTE
 
 from hrdma import rxe
 from hrdma.cli.rxe import command
 from hrdma.errors import DeviceError, NetlinkError, RefusedError
-from hrdma.qos.wire import Wire, attribute
-
-
-def encoded(request) -> bytes:
-    msg, kind, flags = request
-    msg["header"]["type"], msg["header"]["flags"] = kind, flags
-    msg.encode()
-    return bytes(msg.data)
+from hrdma.qos.wire import Wire, attribute, attributes, framed
 
 
 @pytest.mark.parametrize(
@@ -39,7 +32,12 @@ def encoded(request) -> bytes:
     ids=["query", "port", "remove", "add"],
 )
 def test_golden_bytes(request_, golden):
-    assert encoded(request_).hex() == golden.replace(" ", "")
+    assert framed(*request_).hex() == golden.replace(" ", "")
+
+
+def number(attrs: dict[int, bytes]) -> int:
+    """Of the device that a request is about."""
+    return struct.unpack("=I", attrs[rxe.DEV_INDEX])[0]
 
 
 class Kernel(Wire):
@@ -51,8 +49,8 @@ class Kernel(Wire):
         self.raced = False  # what is asked for, somebody else has done a moment before
         self.next = 9
 
-    def __call__(self, protocol: int = NETLINK_ROUTE) -> Kernel:
-        assert protocol in (rxe.NETLINK_RDMA, NETLINK_ROUTE)
+    def __call__(self, protocol: int = socket.NETLINK_ROUTE) -> Kernel:
+        assert protocol in (rxe.NETLINK_RDMA, socket.NETLINK_ROUTE)
         return self
 
     def __enter__(self) -> Kernel:
@@ -66,19 +64,19 @@ class Kernel(Wire):
             raise DeviceError("no device 'nope' in this network namespace")
         return 1
 
-    def send(self, msg, kind: int, flags: int) -> list[tuple[int, bytes]]:
-        attrs = dict(msg["attrs"])
+    def send(self, body: bytes, kind: int, flags: int) -> list[tuple[int, bytes]]:
+        attrs = attributes(body)
         if kind == rxe.GET:
             return [(kind, self.device(index)) for index in self.devices]
         if kind == rxe.PORT_GET:
-            return [(kind, self.device(attrs["RDMA_NLDEV_ATTR_DEV_INDEX"]))]
+            return [(kind, self.device(number(attrs)))]
         if self.refuses and not self.raced:
             raise OSError(self.refuses, "refused", "in its own words")
         if kind == rxe.NEWLINK:
-            self.devices[self.next] = (attrs["RDMA_NLDEV_ATTR_DEV_NAME"], attrs["RDMA_NLDEV_ATTR_NDEV_NAME"])
+            self.devices[self.next] = (rxe._text(attrs[rxe.DEV_NAME]), rxe._text(attrs[rxe.NDEV_NAME]))
             self.next += 1
         else:
-            del self.devices[attrs["RDMA_NLDEV_ATTR_DEV_INDEX"]]
+            del self.devices[number(attrs)]
         if self.refuses:
             raise OSError(self.refuses, "refused")
         return []

@@ -121,16 +121,17 @@ def stream(
             end.close()
 
 
-def tc(words: str) -> str:
-    """What tc says; only for comparison. Words are parted as a shell does it."""
-    done = subprocess.run(["tc", *shlex.split(words)], capture_output=True, text=True, timeout=10)
+def tc(words: str, given: str = "") -> str:
+    """What tc says; only for comparison. Words are parted as a shell does it; so much is given to it to read."""
+    done = subprocess.run(["tc", *shlex.split(words)], input=given, capture_output=True, text=True, timeout=10)
     assert done.returncode == 0, f"tc {words}: {done.stderr}"
     return done.stdout
 
 
 def dump(dev: str = "v0") -> str:
     """Everything that tc shows of a device, without counters."""
-    text = "".join(tc(f"-d {what} show dev {dev}") for what in ("qdisc", "class", "filter"))
+    shows = "".join(f"{what} show dev {dev}\n" for what in ("qdisc", "class", "filter"))
+    text = tc("-d -batch -", shows)
     return re.sub(r"direct_packets_stat \d+", "", text)
 
 

@@ -14,7 +14,7 @@ from hrdma.qos.objects import Dcb
 from hrdma.qos.order import assign
 from hrdma.qos.policy import Job, Match, Policy
 from hrdma.qos.record import Record
-from hrdma.qos.wire import Wire, attribute, attributes
+from hrdma.qos.wire import Wire, attribute, attributes, framed
 
 SHARES = (100, 0, 0, 0, 0, 0, 0, 0)
 # All that a driver may have been told before: willing, a shaper, other shares for what arrives, advice, PFC's delay.
@@ -38,23 +38,16 @@ JOBS = (Job("a", (Match(dscp=26),), band=0), Job("b", (Match(dscp=33),), band=2)
 POLICY = Policy("strict", JOBS, rate=12_500_000, kind="dcb", lossless=True)
 
 
-def encoded(request) -> tuple[bytes, int]:
-    msg, kind, flags = request
-    msg["header"]["type"], msg["header"]["flags"] = kind, flags
-    msg.encode()
-    return bytes(msg.data), kind
-
-
 def test_golden_bytes():
     """What `dcb app add dev v0 dscp-prio 32:5` sends, without the header's sequence number and port."""
     want = Dcb("v0", 8, (0,) * 8, (0,) * 8, (0,) * 8, 0, ((32, 5),), None)
     (request,) = dcb.requests(want, Dcb("v0", 8, (0,) * 8, (0,) * 8, (0,) * 8, 0, (), None))
-    data, _ = encoded(request)
+    data = framed(*request)
     golden = bytes.fromhex(
         "2c0000004f000500" + "00" * 8 + "001400000700010076300000" + "10000d80" + "0c00038008000100" + "05052000"
     )
     assert data[:8] + data[16:] == golden[:8] + golden[16:]
-    asked, _ = encoded(dcb.query("v0"))
+    asked = framed(*dcb.query("v0"))
     assert asked[:8] + asked[16:] == bytes.fromhex("1c0000004e000500" + "001500000700010076300000")
 
 
@@ -69,7 +62,7 @@ class Driver:
         self.failing = 0
 
     def send(self, request) -> list[tuple[int, bytes]]:
-        data, kind = encoded(request)
+        data, kind = framed(*request), request[1]
         command, ieee = data[17], attributes(attributes(data, 20).get(dcb.IEEE, b""))
         if kind == dcb.RTM_GETDCB:
             return [(kind, data[:20] + attribute(dcb.IEEE, self.shown()))]
