@@ -17,17 +17,19 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from hrdma import _core
+from hrdma import _core, traffic
 from hrdma.classes import dial
+from hrdma.config import Config
 from hrdma.errors import DeviceError, PeerError
+from hrdma.log import configure, logger
 from hrdma.providers import RAILED, chosen, domain_of_rail
 from hrdma.remarks import Remarks
+from hrdma.world import host_identity, machine_identity, world_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from hrdma.communicator import Communicator
-    from hrdma.config import Config
     from hrdma.control import ControlPlane
     from hrdma.planning import Network
     from hrdma.traffic import Stamp
@@ -45,8 +47,6 @@ class Runtime:
     """This process in its job: the engine, the control plane, the cards of all ranks, the open communicators."""
 
     def __init__(self, config: Config, world: World) -> None:
-        from hrdma.log import logger
-
         self.deadline = time.monotonic() + config.timeout
         if world.size > 1:
             from hrdma.control import meet
@@ -126,8 +126,6 @@ class Runtime:
         return rails(self.network.fabric, self.rank, self.config.ifname, _core.MAX_RAILS, self.log.warning)
 
     def _card(self) -> dict[str, Any]:
-        from hrdma.world import host_identity, machine_identity
-
         domains = self.engine.domains()
         mask = sum(1 << cpu for cpu in os.sched_getaffinity(0))
         return {
@@ -210,10 +208,8 @@ class Runtime:
 
     def _register(self) -> None:
         """With the traffic controller of this host, where the job has a name."""
-        from hrdma.traffic import join
-
         first = next(rank for rank, card in enumerate(self.cards) if card["host"] == self.cards[self.rank]["host"])
-        self.traffic = join(self.config, self.engine, deadline=self.deadline, tell=self.rank == first)
+        self.traffic = traffic.join(self.config, self.engine, deadline=self.deadline, tell=self.rank == first)
 
     def _connect(self) -> None:
         own = self.cards[self.rank]
@@ -462,8 +458,6 @@ def init(
     """
     global _runtime, _world
     from hrdma.communicator import Communicator
-    from hrdma.config import Config
-    from hrdma.world import world_of
 
     with _init_lock:
         if _runtime is not None and not _runtime.closed:
@@ -476,8 +470,6 @@ def init(
             token=token, transport=None if transport is None else list(transport), timeout=timeout, **settings
         )
         world = world_of(config, rank, size, master)
-        from hrdma.log import configure
-
         configure(config.log_level, world.rank if world.size > 1 else None)
         runtime = Runtime(config, world)
         _world = Communicator(runtime, WORLD_ID, range(world.size))

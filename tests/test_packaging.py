@@ -92,13 +92,14 @@ def dist(tmp_path_factory) -> dict[str, Path]:
 def python(dist, tmp_path_factory) -> Path:
     """The interpreter of a fresh environment with the wheel, and the dependencies of the one that runs this test."""
     folder = tmp_path_factory.mktemp("fresh")
-    run(sys.executable, "-m", "venv", "venv", cwd=folder)
+    run(sys.executable, "-m", "venv", "--without-pip", "venv", cwd=folder)  # pip is among the dependencies
     python = folder / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", dist["wheel"], cwd=folder)
     site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
     # A folder named in a .pth file comes last, and its own .pth files (the editable hrdma) are not read.
     paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (Path(site) / "dependencies.pth").write_text("\n".join(sorted(paths)) + "\n")
+    options = ("-q", "--no-deps", "--no-index", "--ignore-installed")  # which the editable hrdma is
+    run(python, "-m", "pip", "install", *options, dist["wheel"], cwd=folder)
     return python
 
 

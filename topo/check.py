@@ -134,10 +134,11 @@ def _start(schedule: Schedule) -> list[dict[int, int]]:
 def _arrive(schedule, held, trees, rnd: int, dst: int, c: int, group) -> tuple[int, int, int, tuple | None]:
     """What (dst, c) holds after the transfers of one round into it."""
     op = group[0][OP]
-    if any(row[OP] != op for row in group):
-        raise _wrong(dst, c, rnd, "is both copied to and reduced into")
-    if op != REDUCE and len(group) > 1:
-        raise _wrong(dst, c, rnd, f"is copied to from ranks {group[0][SRC]} and {group[1][SRC]} at once")
+    if len(group) > 1:
+        if any(row[OP] != op for row in group):
+            raise _wrong(dst, c, rnd, "is both copied to and reduced into")
+        if op != REDUCE:
+            raise _wrong(dst, c, rnd, f"is copied to from ranks {group[0][SRC]} and {group[1][SRC]} at once")
     if op == REDUCE and schedule.collective not in _REDUCING:
         raise _wrong(dst, c, rnd, f"is reduced into, which {schedule.collective} does not do")
     for row in group:

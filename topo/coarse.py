@@ -27,10 +27,12 @@ def coarsen(table: np.ndarray, layout: Layout) -> tuple[np.ndarray, Layout, list
     """
     chunks = len(layout.lens)
     first, last = table[:, CHUNK], table[:, CHUNK] + table[:, SPAN]
-    lens, in_off, out_off = (np.array(column, np.int64) for column in layout[:3])
     cut = np.zeros(chunks + 1, bool)
     cut[[0, chunks]] = True
     cut[first], cut[last] = True, True
+    if np.count_nonzero(cut[:-1]) * _WORTH > chunks:
+        return table, layout, None
+    lens, in_off, out_off = (np.array(column, np.int64) for column in layout[:3])
     for offset in (in_off, out_off):
         away = offset < 0
         joined = np.where(away[1:], away[:-1], ~away[:-1] & (offset[:-1] + lens[:-1] == offset[1:]))

@@ -88,7 +88,8 @@ def graph(schedule: Schedule) -> Graph:
 
     nodes = transfers + results + fences
     pairs = np.concatenate(edges, axis=1)
-    pairs = np.unique(pairs[0] * nodes + pairs[1])
+    pairs = np.sort(pairs[0] * nodes + pairs[1])
+    pairs = pairs[np.diff(pairs, prepend=-1) > 0]  # np.unique hashes, which takes several times as long
     origin, then = pairs // max(nodes, 1), pairs % max(nodes, 1)
     start = np.searchsorted(origin, np.arange(nodes + 1))
     return Graph(np.bincount(then, minlength=nodes), start, then, first, operands)

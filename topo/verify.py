@@ -115,15 +115,16 @@ def _accesses(spec: ProgramSpec, instrs: list[tuple]) -> list[list[tuple[int, in
 def _ranges(spec: ProgramSpec, instrs: list[tuple]) -> None:
     rank, n = spec.rank, len(instrs)
     limits = (spec.in_bytes, spec.out_bytes, spec.tmp_bytes)
-    refs = spec.refs.tolist()
-    if len(spec.unlocks) and int(spec.unlocks.max()) >= n:
-        raise ScheduleError(f"rank {rank}: an unlock names instruction {int(spec.unlocks.max())} of {n}", rank=rank)
-    counted = np.zeros(n, np.int64)
+    refs, unlocks = spec.refs.tolist(), spec.unlocks.tolist()
+    if max(unlocks, default=-1) >= n:
+        raise ScheduleError(f"rank {rank}: an unlock names instruction {max(unlocks)} of {n}", rank=rank)
+    counted = [0] * n
     for index, i in enumerate(instrs):
         op, peer, unlock, nunlock, ref, nref, length = i[0], i[3], i[6], i[7], i[8], i[9], i[10]
-        if op > isa.NOP or unlock + nunlock > len(spec.unlocks) or ref + nref > len(refs):
+        if op > isa.NOP or unlock + nunlock > len(unlocks) or ref + nref > len(refs):
             raise ScheduleError(f"rank {rank}: instruction {index} is malformed", rank=rank)
-        np.add.at(counted, spec.unlocks[unlock : unlock + nunlock].astype(np.int64), 1)
+        for other in unlocks[unlock : unlock + nunlock]:
+            counted[other] += 1
         places = []
         if op in (isa.SEND, isa.COPY):
             places.append((i[12], i[14]))

@@ -19,18 +19,10 @@ from importlib.util import find_spec
 import numpy as np
 
 from hrdma.examples.arriving import WAYS, Source, ThroughHrdma, ThroughRay
-from hrdma.examples.train_digits import ENOUGH, HELD_BACK, HIDDEN, Network
+from hrdma.examples.train_digits import ENOUGH, HELD_BACK, HIDDEN, Network, digits
 
 BATCH = 64
 RATE = 0.3
-
-
-def digits() -> tuple[np.ndarray, np.ndarray]:
-    from sklearn.datasets import load_digits
-
-    images, shown = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(images))
-    return (images[order] / 16).astype("float32"), shown[order]
 
 
 class Worker(Source):

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hrdma.examples.async_sgd import digits
-from hrdma.examples.train_digits import ENOUGH, HELD_BACK, Network
+from hrdma.examples.train_digits import ENOUGH, HELD_BACK, Network, digits
 
 MODELS = 8
 WIDTHS = (32, 48, 64, 96)

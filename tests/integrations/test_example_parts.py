@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 
 from hrdma.examples import cart_pole
 from hrdma.examples.cart_pole import FALLEN, Actor, Learning, Poles, Policy
 
-pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install hrdma[demo]")
+pytestmark = pytest.mark.skipif(
+    find_spec("sklearn") is None, reason="scikit-learn is not installed: pip install hrdma[demo]"
+)
 
 
 class Here:
@@ -100,7 +104,7 @@ def test_most_votes_count():
 
 def test_requests_count_what_was_right(monkeypatch):
     from hrdma.examples import ensemble
-    from hrdma.examples.async_sgd import digits
+    from hrdma.examples.train_digits import digits
 
     known = {image.tobytes(): label for image, label in zip(*digits())}
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 from topo_reference import PER_RANK, ROOTED, counts_of, run
 
 from hrdma.errors import ScheduleError
+from hrdma.topo import fabrics
 from hrdma.topo.algorithms import ALGORITHMS, multitree, server
 from hrdma.topo.algorithms.on_fabric import known, lookup, refusal
-from hrdma.topo.fabrics import parse
 from hrdma.topo.lower import lower
 from hrdma.topo.program import BORROW, RECV, RECV_REDUCE, SEND, ProgramSpec
 from hrdma.topo.schedule import CHUNK, OP, REDUCE, ROUND, SPAN, Schedule
 from hrdma.topo.verify import check_programs
 
+parse = cache(fabrics.parse)  # of few fabrics, thousands of times
 FABRICS = (
     "ring:2", "ring:5", "star:4", "star:6", "star:7", "mesh:2x3", "mesh:3x3", "torus:2x2", "torus:4x4", "torus:3x2", "torus:3x4",
     "torus:2x2x3", "bcube:2,1", "bcube:3,2", "bcube:2,3", "bcube:4x3", "fat_tree:4", "leaf_spine:4,2,2", "leaf_spine:2,3,2",
