@@ -16,7 +16,11 @@ import subprocess
 import tempfile
 import threading
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nursery import Rank, end_nursery, environment, nursery
 
 PORT = 7700
 FIRST = 120.0  # seconds until both hosts have met: the other one boots
@@ -32,10 +36,10 @@ class Ended(NamedTuple):
 class Program:
     """A program on the other host; ended on the way out of its context."""
 
-    def __init__(self, address: str, command: str, env: dict[str, str]) -> None:
-        self._command = command
+    def __init__(self, address: str, name: str, how: dict[str, object]) -> None:
+        self._name = name
         self._socket = socket.create_connection((address, PORT), timeout=10)
-        self._send({"argv": shlex.split(command), "env": env})
+        self._send(how)
 
     def _send(self, message: dict[str, object]) -> None:
         self._socket.sendall(json.dumps(message).encode() + b"\n")
@@ -54,9 +58,9 @@ class Program:
                 try:
                     more = self._socket.recv(65536)
                 except TimeoutError:
-                    raise TimeoutError(f"not done on the other host within {timeout} s: {self._command}") from None
+                    raise TimeoutError(f"not done on the other host within {timeout} s: {self._name}") from None
                 if not more:
-                    raise ConnectionError(f"the other host said no end of: {self._command}")
+                    raise ConnectionError(f"the other host said no end of: {self._name}")
                 data += more
         return Ended(**json.loads(data))
 
@@ -90,7 +94,12 @@ class OtherHost:
 
     def start(self, command: str, env: dict[str, str] | None = None) -> Program:
         """Starts a program in the checkout, in a process group of its own; words as for a shell, which is not used."""
-        return Program(self._address, command, env or {})
+        return Program(self._address, command, {"argv": shlex.split(command), "env": env or {}})
+
+    def fork(self, function: Callable[..., Any], env: dict[str, str]) -> Program:
+        """Starts a rank, as `nursery.Rank.start` does here: in a guest to start Python takes seconds."""
+        call = {"path": function.__code__.co_filename, "function": function.__name__, "arguments": {}}
+        return Program(self._address, function.__name__, {"call": call, "env": env})
 
     def run(self, command: str, timeout: float = 30, env: dict[str, str] | None = None) -> str:
         """Output of a program that must end well."""
@@ -105,6 +114,7 @@ class OtherHost:
 
 def serve(address: str) -> None:
     """Runs programs for host 0 until it closes its first connection, which its end does too."""
+    nursery()  # here, as the zygote dies with the thread that starts it
     with socket.create_server((address, PORT)) as listener:
         listener.settimeout(FIRST)
         session, _ = listener.accept()
@@ -112,19 +122,39 @@ def serve(address: str) -> None:
             while session not in select.select([listener, session], [], [])[0]:
                 connection, _ = listener.accept()
                 threading.Thread(target=_serve_one, args=(connection,), daemon=True).start()
+    end_nursery()
+
+
+class _Forked:
+    """A rank, as far as `_serve_one` uses a process."""
+
+    def __init__(self, call: dict[str, Any], env: dict[str, str], output: str) -> None:
+        self._rank = Rank(int(env["RANK"]), Path(output))
+        nursery().ask("start", self._rank.who, log=output, env=environment() | env, **call)
+        self.pid: int = self._rank.event("started", seconds=FIRST)["pid"]
+
+    def signal(self, number: int) -> None:
+        self._rank.signal(number)
+
+    def wait(self) -> int:
+        return self._rank.ended()
 
 
 def _serve_one(connection: socket.socket) -> None:
-    with connection, connection.makefile("r") as words, tempfile.TemporaryFile() as output:
+    with connection, connection.makefile("r") as words, tempfile.NamedTemporaryFile() as output:
         asked = json.loads(words.readline())
         try:
-            process = subprocess.Popen(
-                asked["argv"],
-                env={**os.environ, **asked["env"]},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+            process = (
+                _Forked(asked["call"], asked["env"], output.name)
+                if "call" in asked
+                else subprocess.Popen(
+                    asked["argv"],
+                    env={**os.environ, **asked["env"]},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
             )
         except OSError as error:
             connection.sendall(json.dumps({"status": 127, "output": str(error)}).encode() + b"\n")
@@ -133,7 +163,8 @@ def _serve_one(connection: socket.socket) -> None:
         try:
             while ended not in (ready := select.select([ended, connection], [], [])[0]):
                 line = words.readline() if connection in ready else ""
-                os.killpg(process.pid, json.loads(line)["signal"] if line else signal.SIGKILL)
+                number = json.loads(line)["signal"] if line else signal.SIGKILL
+                process.signal(number) if isinstance(process, _Forked) else os.killpg(process.pid, number)
                 if not line:
                     break
         finally:

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+from nursery import Rank, environment
+
+import hrdma
 
 GIDS = Path("/sys/class/infiniband/rxe0/ports/1/gids")
-JOB = """
-import sys
-import numpy as np
-import hrdma
-with hrdma.init(timeout=60) as comm:
-    n = 1 << 18
-    x = hrdma.zeros(n, "int64")
-    x[:] = np.arange(n) * 2 + comm.rank
-    comm.allreduce(x)
-    assert (x == np.arange(n) * 4 + 1).all()
-    comm.barrier()
-    print("over:", comm.info()["domains"]["verbs"])
-"""
+
+
+def summed(me):
+    with hrdma.init(timeout=60) as comm:
+        n = 1 << 18
+        x = hrdma.zeros(n, "int64")
+        x[:] = np.arange(n) * 2 + comm.rank
+        comm.allreduce(x)
+        assert (x == np.arange(n) * 4 + 1).all()
+        comm.barrier()
+        return comm.info()["domains"]["verbs"]
 
 
 @pytest.fixture
 def job(other, guest, tmp_path):
-    """Runs the job with a rank on each host; what rank 0 said of its device. Options are those of both."""
+    """Runs the job with a rank on each host; what rank 0 says of its device. Options are those of both."""
 
     def run(**options: str) -> str:
         env = {
@@ -38,15 +37,14 @@ def job(other, guest, tmp_path):
             "MASTER_PORT": "7711",
             **options,
         }
-        command = f"python -c {shlex.quote(JOB)}"
-        with other.start(command, env | {"RANK": "1"}) as program:
-            done = subprocess.run(
-                shlex.split(command), env=os.environ | env | {"RANK": "0"}, capture_output=True, text=True, timeout=100
-            )
-            ended = program.wait(30)
-        assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{ended.output}"
+        with other.fork(summed, env | {"RANK": "1"}) as there:
+            here = Rank(0, tmp_path / "rank0")
+            here.start(summed, environment() | env | {"RANK": "0"}, {})
+            text = here.value(100)
+            assert here.ended() == 0
+            ended = there.wait(30)
         assert ended.status == 0, ended.output
-        return done.stdout.partition("over: ")[2]
+        return text
 
     return run
 

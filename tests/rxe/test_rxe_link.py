@@ -171,11 +171,12 @@ def test_a_device_is_deleted_while_ranks_use_it(guest, card, output, others):
 
 
 @pytest.mark.timeout(300)
-def test_two_hosts_measure_the_way_between_them(other, guest, output):
+def test_two_hosts_measure_the_way_between_them(other, guest, monkeypatch):
     here, there = guest["WIRE0_ADDR0"], guest["WIRE0_ADDR1"]
-    env = "env HRDMA_TOKEN=doctor hrdma doctor --json --timeout 100 --peer"
-    with other.start(f"{env} {here}") as far:
-        near = json.loads(output(f"{env} {there}", timeout=200))
+    monkeypatch.setenv("HRDMA_TOKEN", "doctor")
+    command = "doctor --json --timeout 100 --peer"
+    with other.start(f"hrdma {command} {here}", {"HRDMA_TOKEN": "doctor"}) as far:
+        near = json.loads(told(f"{command} {there}"))
         ended = far.wait(60)
     assert ended.status == 0, ended.output
     for report, peer in ((near, there), (json.loads(ended.output), here)):

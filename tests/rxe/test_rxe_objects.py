@@ -2,42 +2,45 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import signal
 
 import numpy as np
 import pytest
+from nursery import Rank, environment
 
-from hrdma.objects import connect
+from hrdma.objects import __main__, connect
 
 WAIT = 60.0
 N = 1 << 20
 
 
+def node(me, arguments):
+    __main__._say = lambda line: me.tell("said", **line)
+    __main__.main(arguments)
+
+
 @pytest.fixture
-def nodes(device, monkeypatch):
+def nodes(device, monkeypatch, tmp_path):
     """Names of two nodes of this host that have no other way than the device, and their address."""
-    environment = {"HRDMA_DEVICES": device, "HRDMA_REQUIRE": "verbs", "HRDMA_TOKEN": "secret"}
-    for name, value in environment.items():
+    settings = {"HRDMA_DEVICES": device, "HRDMA_REQUIRE": "verbs", "HRDMA_TOKEN": "secret"}
+    for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    started: list[subprocess.Popen[str]] = []
+    started: list[Rank] = []
     address = ""
     try:
-        for name in ("a", "b"):
-            command = [sys.executable, "-m", "hrdma.objects", f"--node={name}", "--capacity=134217728"]
-            command += [f"--join={address}"] if address else []
-            started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)))
-            line = json.loads(started[-1].stdout.readline())
+        for number, name in enumerate(("a", "b")):
+            arguments = [f"--node={name}", "--capacity=134217728", *([f"--join={address}"] if address else [])]
+            started.append(Rank(number, tmp_path / name))
+            env = environment() | settings | {"RANK": str(number), "WORLD_SIZE": "2"}
+            started[-1].start(node, env, {"arguments": arguments})
+            line = started[-1].event("said", seconds=WAIT)
             assert "up" in line, line
             address = address or line["up"]
         yield "a", "b"
     finally:
-        for process in started:
-            process.terminate()
-            process.wait(WAIT)
-            process.stdout.close()
+        for rank in started:
+            rank.signal(signal.SIGTERM)
+            rank.ended(WAIT)
 
 
 def test_objects_are_read_by_the_device(device, nodes):

@@ -2,65 +2,72 @@
 
 One wire loses and reorders packets: no rail is lost for it, and no byte differs. It is pulled in mid-transfer: the job
 goes on by the other, and uses it again when it is mended. Both are pulled: the job goes on over tcp, which finds a wire
-of its own, says so, and is back on RDMA when they are mended. To start a job takes longer here than any of these.
+of its own, says so, and is back on RDMA when they are mended.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
-import subprocess
+import re
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from nursery import Rank, environment
+
+import hrdma
 
 pytestmark = pytest.mark.skipif(os.environ.get("WIRES", "2") == "1", reason="needs two wires: --wires 2")
 
-JOB = """
-import re
-import numpy as np
-import hrdma
-def received(): return int(open("/sys/class/net/wire0/statistics/rx_bytes").read())
-with hrdma.init(timeout=60, fallback="tcp") as comm:
-    n = 1 << 18
-    x = hrdma.zeros(n, "int64")
-    back = np.zeros(1, "int64")
-    i = 0
-    while not back[0]:
-        x[:] = np.arange(n) * 2 + comm.rank + i
-        comm.allreduce(x, timeout=60)
-        assert (x == np.arange(n) * 4 + 1 + 2 * i).all(), i
-        text = comm.info()["domains"]["verbs"]
-        found = re.match("2 rails(?: .([0-9]+) times lost, ([0-9]+) used again.)?, tcp (?:stands by|allowed) .0 times.: rxe0", text)
-        print("lost" if found[1] else "whole", flush=True)
-        back[0] = int(found[2] or 0)
-        comm.allreduce(back, op="min", timeout=60)
-        i += 1
-    mended = received()
-    back[0] = 0
-    while not back[0]:
-        x[:] = np.arange(n) * 2 + comm.rank + i
-        comm.allreduce(x, timeout=60)
-        assert (x == np.arange(n) * 4 + 1 + 2 * i).all(), i
-        back[0] = received() > mended + (2 << 20)
-        comm.allreduce(back, op="min", timeout=60)
-        i += 1
-    print("both", flush=True)
-    back[0] = 0
-    part = x[: 1 << 16]
-    while not back[0]:
-        part[:] = np.arange(part.size) * 2 + comm.rank + i
-        comm.allreduce(part, timeout=60)
-        assert (part == np.arange(part.size) * 4 + 1 + 2 * i).all(), i
-        peer = comm.stats()["peers"][1 - comm.rank]
-        print("by", peer["provider"], flush=True)
-        back[0] = peer["fallbacks"] and peer["provider"] == "verbs"
-        comm.allreduce(back, op="min", timeout=60)
-        i += 1
-    print("over", comm.stats()["peers"][1 - comm.rank]["fallbacks"])
-"""
+
+def received():
+    return int(Path("/sys/class/net/wire0/statistics/rx_bytes").read_text())
+
+
+RAILS = r"2 rails(?: .([0-9]+) times lost, ([0-9]+) used again.)?, tcp (?:stands by|allowed) .0 times.: rxe0"
+
+
+def job(me):
+    with hrdma.init(timeout=60, fallback="tcp") as comm:
+        n = 1 << 18
+        x = hrdma.zeros(n, "int64")
+        back = np.zeros(1, "int64")
+        i = 0
+        while not back[0]:
+            x[:] = np.arange(n) * 2 + comm.rank + i
+            comm.allreduce(x, timeout=60)
+            assert (x == np.arange(n) * 4 + 1 + 2 * i).all(), i
+            text = comm.info()["domains"]["verbs"]
+            found = re.match(RAILS, text)
+            print("lost" if found[1] else "whole", flush=True)
+            back[0] = int(found[2] or 0)
+            comm.allreduce(back, op="min", timeout=60)
+            i += 1
+        mended = received()
+        back[0] = 0
+        while not back[0]:
+            x[:] = np.arange(n) * 2 + comm.rank + i
+            comm.allreduce(x, timeout=60)
+            assert (x == np.arange(n) * 4 + 1 + 2 * i).all(), i
+            back[0] = received() > mended + (2 << 20)
+            comm.allreduce(back, op="min", timeout=60)
+            i += 1
+        print("both", flush=True)
+        back[0] = 0
+        part = x[: 1 << 16]
+        while not back[0]:
+            part[:] = np.arange(part.size) * 2 + comm.rank + i
+            comm.allreduce(part, timeout=60)
+            assert (part == np.arange(part.size) * 4 + 1 + 2 * i).all(), i
+            peer = comm.stats()["peers"][1 - comm.rank]
+            print("by", peer["provider"], flush=True)
+            back[0] = peer["fallbacks"] and peer["provider"] == "verbs"
+            comm.allreduce(back, op="min", timeout=60)
+            i += 1
+        print("over", comm.stats()["peers"][1 - comm.rank]["fallbacks"])
 
 
 MEND = "sh -c 'for w in {}; do tc qdisc del dev $w root 2>/dev/null; ip link set $w up; done'"
@@ -96,11 +103,11 @@ def pull(other, wires: str) -> None:
     other.run(PULL.format(wires))
 
 
-def until(holds: Callable[[], bool], job: subprocess.Popen[bytes], output: Path, what: str) -> None:
+def until(holds: Callable[[], bool], here: Rank, what: str) -> None:
     deadline = time.monotonic() + 60
     while not holds():
-        assert job.poll() is None, output.read_text()
-        assert time.monotonic() < deadline, f"not within 60 s: {what}\n{output.read_text()[-2000:]}"
+        assert not here.told("ended"), here.shown()
+        assert time.monotonic() < deadline, f"not within 60 s: {what}\n{here.shown()[-2000:]}"
         time.sleep(0.05)
 
 
@@ -114,40 +121,35 @@ def test_wires_that_are_pulled_are_taken_over_and_used_again(other, guest, tmp_p
         "MASTER_ADDR": guest["HOSTS_ADDR0"],
         "MASTER_PORT": "7713",
     }
-    command = f"python -c {shlex.quote(JOB)}"
-    output = tmp_path / "output"
     before = sent(0), sent(1)
-    with other.start(command, env | {"RANK": "1"}) as program, output.open("wb") as to:
-        job = subprocess.Popen(
-            shlex.split(command), env=os.environ | env | {"RANK": "0"}, stdout=to, stderr=subprocess.STDOUT
-        )
+    here = Rank(0, tmp_path / "rank0")
+    output = here.log
+    with other.fork(job, env | {"RANK": "1"}) as there:
+        here.start(job, environment() | env | {"RANK": "0"}, {})
         try:
-            until(lambda: all(sent(i) > before[i] + (2 << 20) for i in range(2)), job, output, "both rails carry")
+            until(lambda: all(sent(i) > before[i] + (2 << 20) for i in range(2)), here, "both rails carry")
             was, missed = sent(0), gaps()
             other.run(SPOIL)
-            until(lambda: sent(0) > was + (2 << 20) and gaps() > missed + 5, job, output, "packets are lost and passed")
+            until(lambda: sent(0) > was + (2 << 20) and gaps() > missed + 5, here, "packets are lost and passed")
             other.run(MEND.format("wire0"))
             assert "lost" not in output.read_text()
             pull(other, "wire0")
-            until(lambda: "lost" in output.read_text(), job, output, "the rail is lost, and the job goes on")
+            until(lambda: "lost" in output.read_text(), here, "the rail is lost, and the job goes on")
             alone = sent(1)
-            until(lambda: sent(1) > alone + (2 << 20), job, output, "the other one carries all")
+            until(lambda: sent(1) > alone + (2 << 20), here, "the other one carries all")
             other.run(MEND.format("wire0"))
-            until(lambda: "both" in output.read_text(), job, output, "the mended wire carries again, both ways")
+            until(lambda: "both" in output.read_text(), here, "the mended wire carries again, both ways")
             pull(other, BOTH)
-            until(lambda: "by tcp" in output.read_text(), job, output, "no rail is left, and tcp carries")
+            until(lambda: "by tcp" in output.read_text(), here, "no rail is left, and tcp carries")
             before_tcp = sent_elsewhere()
-            until(lambda: sent_elsewhere() > before_tcp + (1 << 19), job, output, "it goes by another wire")
+            until(lambda: sent_elsewhere() > before_tcp + (1 << 19), here, "it goes by another wire")
             other.run(MEND.format(BOTH))
-            job.wait(100)
+            here.ended(100)
         finally:
-            job.kill()
-            job.wait()
+            here.signal(signal.SIGKILL)
             other.run(MEND.format(BOTH))
-        ended = program.wait(30)
-    assert job.returncode == 0 and output.read_text().endswith("over 1\n"), (
-        f"{output.read_text()[-2000:]}{ended.output}"
-    )
+        ended = there.wait(30)
+    assert here.ended() == 0 and output.read_text().endswith("over 1\n"), f"{output.read_text()[-2000:]}{ended.output}"
     assert ended.status == 0, ended.output
     assert output.read_text().count("no rail of verbs is left to rank 1 (rxe") == 1
     assert output.read_text().count("the connection to rank 1 is over verbs again (rxe") == 1

@@ -5,43 +5,42 @@ Not by retries; and of two rails none is lost when both are silent.
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import subprocess
+import signal
 import time
 from pathlib import Path
 
 import pytest
+from nursery import Rank, environment
+
+import hrdma
 
 HEARTBEAT = 5.0
 PAUSE = 1.5  # more than half a second, after which the retries of a queue pair with the usual time-out end
-JOB = """
-import time
-import hrdma
-
-with hrdma.init(timeout=60) as comm:
-    x = hrdma.zeros(1 << 16, "int64")
-    sent, start = 0, time.monotonic()
-    while time.monotonic() - start < 100:
-        x[:] = sent + comm.rank
-        try:
-            comm.allreduce(x, timeout=40)
-        except hrdma.PeerError as error:
-            print("lost", error.transport, "|", error, flush=True)
-            break
-        assert (x == 2 * sent + 1).all()
-        sent += 1
-        assert "times lost" not in comm.info()["domains"]["verbs"], comm.info()["domains"]["verbs"]
-        print("sum", sent, flush=True)
-"""
 
 
-def sums(program, more: int) -> None:
-    """Reads until so many more sums were right."""
-    for _ in range(more):
-        line = program.stdout.readline()
-        assert line.startswith("sum"), line + program.stdout.read()
+def job(me):
+    with hrdma.init(timeout=60) as comm:
+        x = hrdma.zeros(1 << 16, "int64")
+        sent, start = 0, time.monotonic()
+        while time.monotonic() - start < 100:
+            x[:] = sent + comm.rank
+            try:
+                comm.allreduce(x, timeout=40)
+            except hrdma.PeerError as error:
+                print("lost", error.transport, "|", error, flush=True)
+                me.tell("lost")
+                break
+            assert (x == 2 * sent + 1).all()
+            sent += 1
+            assert "times lost" not in comm.info()["domains"]["verbs"], comm.info()["domains"]["verbs"]
+            me.tell("sum")
+
+
+def sums(rank: Rank, more: int) -> None:
+    """Waits until so many more sums were right."""
+    before = sum(one["event"] == "sum" for one in rank.news)
+    rank.event("sum", seconds=100, count=before + more)
 
 
 def carried(wire: str) -> int:
@@ -56,7 +55,7 @@ def at_once(verb: str, wires: list[str], what: str = "") -> str:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("rails", [1, 2])
-def test_silence(other, guest, output, rails):
+def test_silence(other, guest, output, tmp_path, rails):
     if rails > int(guest["WIRES"]):
         pytest.skip(f"needs {rails} wires: --wires {rails}")
     wires = [f"wire{i}" for i in range(rails)]
@@ -64,34 +63,31 @@ def test_silence(other, guest, output, rails):
     devices = ",".join(f"rxe{i}" for i in range(rails))
     env = {"HRDMA_TRANSPORT": "verbs", "HRDMA_DEVICES": devices, "HRDMA_TOKEN": "two guests", "WORLD_SIZE": "2"}
     env |= {"MASTER_ADDR": guest["WIRE0_ADDR0"], "MASTER_PORT": "7713", "HRDMA_HEARTBEAT": f"{HEARTBEAT:g}"}
-    job = f"python -u -c {shlex.quote(JOB)}"
-    with other.start(job, env | {"RANK": "1"}) as there:
-        mine = os.environ | env | {"RANK": "0"}
-        program = subprocess.Popen(
-            shlex.split(job), env=mine, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+    with other.fork(job, env | {"RANK": "1"}) as there:
+        here = Rank(0, tmp_path / "rank0")
         try:
             before = [carried(wire) for wire in wires]
-            sums(program, 6)
+            here.start(job, environment() | env | {"RANK": "0"}, {})
+            sums(here, 6)
             assert all(carried(wire) > was + (1 << 17) for wire, was in zip(wires, before))
             output(silent)
             time.sleep(PAUSE)
             output(mended)
             start = time.monotonic()
             while time.monotonic() < start + 2 * PAUSE:  # TCP, and so heartbeats, need longer to come back
-                sums(program, 1)
-            sums(program, 20)
+                sums(here, 1)
+            sums(here, 20)
             start = time.monotonic()
             output(silent)
             other.run(silent)  # nor does the other's goodbye get here
-            told = next(line for line in program.stdout if not line.startswith(("sum", "[")))
-            took = time.monotonic() - start
-            program.wait(30)
+            took = here.event("lost", seconds=60)["time"] - start
+            here.ended(30)
         finally:
-            program.kill()
+            here.signal(signal.SIGKILL)
             output(mended)
             other.run(mended)
         ended = there.wait(30)
+    told = here.log.read_text()
     said = re.search(r"lost verbs \| (.*)", told)
     assert said and f"silent for {HEARTBEAT:g} s" in said[1], told
     assert "retries" not in said[1], told

@@ -175,11 +175,16 @@ def test_what_is_missing_is_named(monkeypatch):
         assert packages.missing() == ["bash", "no-such-package"]
 
 
-def test_numbered_lines_from_two_guests(monkeypatch):
+def test_lines_of_one_guest_and_numbered_ones_of_two(monkeypatch):
     class Out:
         buffer = io.BytesIO()
 
     monkeypatch.setattr(main.sys, "stdout", Out)
+    show = main.Printer(1)
+    for data in (b"a", b"b\nc", b""):
+        show(0, data)
+    assert Out.buffer.getvalue() == b"ab\nc"
+    Out.buffer = io.BytesIO()
     show = main.Printer(2)
     for host, data in ((0, b"a"), (1, b"x\ny"), (0, b"b\n"), (1, b""), (0, b"")):
         show(host, data)
