@@ -249,9 +249,10 @@ def test_memory_that_cannot_be_had_is_a_failure():
 @pytest.mark.slow
 def test_timeout_and_progress_on_stderr():
     start = time.monotonic()
-    sizes = ("-b", "4M", "-e", "4M", "-i", "1000000000")
-    done = hrdma("bench", "allreduce", "-n", "1", *sizes, "--timeout", "5", "--json", "--progress")
-    assert done.returncode == 124 and "timed out after 5 s" in done.stderr and time.monotonic() - start < 23, done
+    endless = ("-b", "4M", "-e", "4M", "-i", "1000000000", "--timeout", "10", "--json", "--progress")
+    waits = {"HRDMA_TRANSPORT": "tcp", "HRDMA_FAULT": "tcp:delay=1:20ms"}
+    done = hrdma("bench", "allreduce", "-n", "2", *endless, **waits)
+    assert done.returncode == 124 and "timed out after 10 s" in done.stderr and time.monotonic() - start < 28, done
     assert done.stdout == "" and "# allreduce float32 4 MiB: " in done.stderr, done
 
 
