@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread of matrix products per rank: the ranks share the cores
 
@@ -79,12 +78,12 @@ def views(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarra
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """1797 images of 8 x 8 and what they show, shuffled: scikit-learn's copy, without its import, which takes a second."""
-    sklearn = find_spec("sklearn")
-    assert sklearn is not None and sklearn.origin is not None
-    table = np.loadtxt(Path(sklearn.origin).parent / "datasets" / "data" / "digits.csv.gz", np.float32, delimiter=",")
-    table = np.random.default_rng(0).permutation(table)
-    return table[:, :-1] / 16, table[:, -1].astype("int64")
+    """1797 images of 8 x 8 and what they show, shuffled; scikit-learn's copy."""
+    from sklearn.datasets import load_digits
+
+    images, shown = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(images))
+    return (images[order] / 16).astype("float32"), shown[order]
 
 
 def load(comm: hrdma.Communicator) -> tuple[np.ndarray, np.ndarray]:
