@@ -320,6 +320,7 @@ static inline void hurry(struct bond_rig *rig) {
             struct hr_bond_lane *lane = &bond_ep_of(&rig->side[i])->lanes[k];
             lane->pause = 10 * HR_VERBS_MS;
             if (lane->stage == HR_BOND_REST && lane->due > hr_now() + lane->pause) lane->due = hr_now() + lane->pause;
+            hr_bond_tick_start(bond_of(&rig->side[i]));
         }
 }
 

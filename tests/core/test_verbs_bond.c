@@ -185,8 +185,9 @@ TEST(a_call_has_its_time_once_another_lane_is_up) {
     UNTIL(&rig, rig.side[0].ups && rig.side[1].ups);
     struct hr_bond_lane *lane = &bond_ep_of(&rig.side[0])->lanes[1];
     CHECK(lane->stage == HR_BOND_CALLING && lane->due < hr_now() + 60000 * HR_VERBS_MS);
-    CHECK(bond_of(&rig.side[0])->ticking);
+    CHECK(bond_of(&rig.side[0])->tick);
     lane->due = hr_now();
+    hr_bond_tick_start(bond_of(&rig.side[0]));
     UNTIL(&rig, lane->life == 2);
     *rail = silent;
     UNTIL(&rig, (hurry(&rig), all_up(&rig)));

@@ -48,7 +48,7 @@ TEST(queue_pairs_of_rails_outlast_the_heartbeat) {
         CHECK_EQ(timeout_of(&rig), cases[i].timeout);
         CHECK_EQ(bond_of(&rig.side[0])->silence != 0, cases[i].watched);
         CHECK(carried(&rig));
-        UNTIL(&rig, !bond_of(&rig.side[0])->ticking && !bond_of(&rig.side[1])->ticking); /* at rest it sleeps */
+        UNTIL(&rig, !bond_of(&rig.side[0])->tick && !bond_of(&rig.side[1])->tick); /* at rest it sleeps */
         bond_close(&rig);
     }
 }

@@ -11,6 +11,7 @@
 #include "providers/verbs/bond.h"
 
 enum { LOOK_EVERY = 32 };
+#define SECOND (1000 * HR_VERBS_MS)
 
 /* Count, and per rail length, version, count, and addresses of family, port and 16 bytes: see address.c. */
 _Static_assert(2 + HR_BOND_RAILS * (1 + 2 + HR_BOND_ADDRESSES * (1 + 2 + 16)) <= HR_MAX_ADDR, "fit into an address");
@@ -68,22 +69,24 @@ void hr_bond_room_again(struct hr_bond_ep *ep) {
 }
 
 static void tick_set(struct hr_bond *bond, int64_t every) {
-    struct itimerspec spec = {.it_interval.tv_nsec = every, .it_value.tv_nsec = every};
+    if (every == bond->tick) return;
+    struct timespec period = {.tv_sec = every / SECOND, .tv_nsec = every % SECOND};
+    struct itimerspec spec = {.it_interval = period, .it_value = period};
     timerfd_settime(bond->timer, 0, &spec, NULL);
-    bond->ticking = every != 0;
+    bond->tick = every;
 }
 
-void hr_bond_tick_start(struct hr_bond *bond) {
-    if (!bond->ticking) tick_set(bond, HR_BOND_TICK);
-}
+void hr_bond_tick_start(struct hr_bond *bond) { tick_set(bond, HR_BOND_TICK); }
 
 static void tick(struct hr_bond *bond) {
     uint64_t count;
-    int more = 0;
+    int64_t now = hr_now(), next = INT64_MAX;
     if (read(bond->timer, &count, sizeof count) < 0) return;
-    for (struct hr_link *l = bond->eps.next; l != &bond->eps; l = l->next)
-        more |= hr_bond_tick(hr_container(l, struct hr_bond_ep, link), hr_now());
-    if (!more) tick_set(bond, 0);
+    for (struct hr_link *l = bond->eps.next; l != &bond->eps; l = l->next) {
+        int64_t due = hr_bond_tick(hr_container(l, struct hr_bond_ep, link), now);
+        if (due < next) next = due;
+    }
+    tick_set(bond, next == INT64_MAX ? 0 : next - now > HR_BOND_TICK ? next - now : HR_BOND_TICK);
 }
 
 /* Each that is on the list now is served once; one that is put back waits for the next call. */
@@ -115,7 +118,7 @@ static int progress(struct hr_domain *domain, int budget, struct hr_ep *hint) {
     if (n < budget) n += run_pending(bond, budget - n);
     if (bond->look || bond->turn % LOOK_EVERY == 0) {
         bond->look = 0;
-        if (bond->ticking) tick(bond);
+        if (bond->tick) tick(bond);
     }
     bond->in_progress = 0;
     return n;

@@ -156,7 +156,8 @@ struct hr_bond {
     uint8_t address[HR_MAX_ADDR];
     size_t address_len;
     uint32_t registrations;
-    int epfd, timer, ticking;
+    int epfd, timer;
+    int64_t tick;                 /* period of the timer; 0: it rests */
     int in_progress, look, again; /* again: progress has something to do that no descriptor tells */
     unsigned turn;
     struct hr_link eps, pending;
@@ -207,8 +208,8 @@ hr_status hr_bond_lane_open(struct hr_bond_lane *lane);
 void hr_bond_break(struct hr_bond_lane *lane);
 /* Does what is pending; returns the number of events told. */
 int hr_bond_run(struct hr_bond_ep *ep, int budget);
-/* Calls again what is due. Returns whether there is more to come. */
-int hr_bond_tick(struct hr_bond_ep *ep, int64_t now);
+/* Calls again what is due. Returns when there is more to come; INT64_MAX: not before it is told of something. */
+int64_t hr_bond_tick(struct hr_bond_ep *ep, int64_t now);
 static inline int hr_bond_lane_up(const struct hr_bond_ep *ep, int i) {
     return i >= 0 && ep->lanes[i].stage == HR_BOND_UP;
 }

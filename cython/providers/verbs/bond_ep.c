@@ -15,6 +15,7 @@
 
 #include "providers/verbs/bond.h"
 
+#define PORT_LOOK (500 * HR_VERBS_MS)
 #define REST_FIRST (1000 * HR_VERBS_MS)
 #define REST_MOST (16000 * HR_VERBS_MS)
 #define CALL_LIMIT (10000 * HR_VERBS_MS)
@@ -252,23 +253,26 @@ int hr_bond_run(struct hr_bond_ep *ep, int budget) {
 }
 
 /* Who calls does so when its port is active; who waits is called. */
-int hr_bond_tick(struct hr_bond_ep *ep, int64_t now) {
-    int more;
-    if (ep->plain || ep->state != HR_BOND_OPEN) return ep->open_by && hr_bond_spare_is_late(ep, now);
+int64_t hr_bond_tick(struct hr_bond_ep *ep, int64_t now) {
+    int64_t next = INT64_MAX;
+    if (ep->plain || ep->state != HR_BOND_OPEN)
+        return ep->open_by && hr_bond_spare_is_late(ep, now) ? now + HR_BOND_TICK : next;
     if (ep->leave_by && hr_bond_leave_is_late(ep, now)) lost(&ep->lanes[HR_BOND_SPARE]);
-    more = hr_bond_watch(ep);
+    if (hr_bond_watch(ep) || ep->leave_by) next = now + HR_BOND_TICK;
     for (int i = 0; i < ep->n; i++) {
         struct hr_bond_lane *lane = &ep->lanes[i];
         struct hr_verbs_domain *rail = hr_bond_of(&ep->base)->rails[i];
-        if (lane->stage == HR_BOND_REST && now >= lane->due && rail && rail->paths.n) {
-            lane->due = now + CALL_LIMIT;
-            if (hr_bond_lane_open(lane) != HR_OK) rest(lane);
+        if (!rail) continue;
+        if (lane->stage == HR_BOND_REST && now >= lane->due) {
+            lane->due = now + (rail->paths.n ? CALL_LIMIT : PORT_LOOK);
+            if (rail->paths.n && hr_bond_lane_open(lane) != HR_OK) rest(lane);
         } else if (lane->stage == HR_BOND_CALLING && ep->active && now >= lane->due) {
             lost(lane);
         }
-        more |= lane->stage == HR_BOND_REST || (lane->stage == HR_BOND_CALLING && ep->active);
+        int waits = lane->stage == HR_BOND_REST || (lane->stage == HR_BOND_CALLING && ep->active);
+        if (waits && lane->due < next) next = lane->due;
     }
-    return more || ep->leave_by;
+    return next;
 }
 
 /* ---- slots of the vtable ---- */
