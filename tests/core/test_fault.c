@@ -67,7 +67,8 @@ static void pump(struct pair *pair) {
 }
 static void pump_for(struct pair *pair, int ms) {
     int64_t end = now() + ms * 1000000ll;
-    for (int turns = 0; now() < end || turns < 100; turns++) pump(pair); /* it may have slept all that time */
+    while (now() < end) pump(pair);
+    for (int turns = 0; turns < 100; turns++) pump(pair); /* it may have slept until then */
 }
 
 static struct pair *pair_open(const char *options) {
