@@ -58,48 +58,61 @@ static inline int check_note(void) { return atomic_fetch_add(&check_count, 1) < 
     }                                                               \
     static void test_##name(void)
 
-#define CHECK(cond)                                                                               \
-    do {                                                                                          \
-        if (!(cond) && check_note())                                                              \
-            fprintf(stderr, "%s:%d: %s: failed: %s\n", __FILE__, __LINE__, check_current, #cond); \
+/* What a failure says is put together out of line: these are in thousands of places, and compiled for each flavour. */
+__attribute__((noinline, cold, unused)) static void check_failed(const char *file, int line, const char *cond) {
+    if (check_note()) fprintf(stderr, "%s:%d: %s: failed: %s\n", file, line, check_current, cond);
+}
+
+__attribute__((noinline, cold, unused, noreturn)) static void check_ends(const char *file, int line, const char *cond) {
+    fprintf(stderr, "%s:%d: %s: required: %s\n", file, line, check_current, cond);
+    exit(1);
+}
+
+__attribute__((noinline, cold, unused)) static void check_differ(const char *file, int line, const char *a_text,
+                                                                 long long a, const char *b_text, long long b) {
+    if (check_note())
+        fprintf(stderr, "%s:%d: %s: %s is %lld, %s is %lld\n", file, line, check_current, a_text, a, b_text, b);
+}
+
+__attribute__((noinline, unused)) static void check_str(const char *file, int line, const char *a_text, const char *a,
+                                                        const char *b) {
+    if (a && b && !strcmp(a, b)) return;
+    if (check_note())
+        fprintf(stderr, "%s:%d: %s: %s is \"%s\", expected \"%s\"\n", file, line, check_current, a_text,
+                a ? a : "(null)", b ? b : "(null)");
+}
+
+__attribute__((noinline, unused)) static void check_mem(const char *file, int line, const char *a_text, const void *a,
+                                                        const char *b_text, const void *b, size_t len) {
+    const unsigned char *x = a, *y = b;
+    size_t i = 0;
+    if (!len || !memcmp(x, y, len) || !check_note()) return;
+    while (x[i] == y[i]) i++;
+    fprintf(stderr, "%s:%d: %s: %s and %s differ first at byte %zu of %zu: %02x, %02x\n", file, line, check_current,
+            a_text, b_text, i, len, x[i], y[i]);
+}
+
+#define CHECK(cond)                                           \
+    do {                                                      \
+        if (!(cond)) check_failed(__FILE__, __LINE__, #cond); \
     } while (0)
 
-#define REQUIRE(cond)                                                                               \
-    do {                                                                                            \
-        if (!(cond)) {                                                                              \
-            fprintf(stderr, "%s:%d: %s: required: %s\n", __FILE__, __LINE__, check_current, #cond); \
-            exit(1);                                                                                \
-        }                                                                                           \
+#define REQUIRE(cond)                                       \
+    do {                                                    \
+        if (!(cond)) check_ends(__FILE__, __LINE__, #cond); \
     } while (0)
 
 /* For integers, enums and pointers: shows both values. */
-#define CHECK_EQ(a, b)                                                                                                 \
-    do {                                                                                                               \
-        long long check_a = (long long)(a), check_b = (long long)(b);                                                  \
-        if (check_a != check_b && check_note())                                                                        \
-            fprintf(stderr, "%s:%d: %s: %s is %lld, %s is %lld\n", __FILE__, __LINE__, check_current, #a, check_a, #b, \
-                    check_b);                                                                                          \
+#define CHECK_EQ(a, b)                                                                      \
+    do {                                                                                    \
+        long long check_a = (long long)(a), check_b = (long long)(b);                       \
+        if (check_a != check_b) check_differ(__FILE__, __LINE__, #a, check_a, #b, check_b); \
     } while (0)
 
-#define CHECK_STR(a, b)                                                                                          \
-    do {                                                                                                         \
-        const char *check_a = (a), *check_b = (b);                                                               \
-        if ((!check_a || !check_b || strcmp(check_a, check_b)) && check_note())                                  \
-            fprintf(stderr, "%s:%d: %s: %s is \"%s\", expected \"%s\"\n", __FILE__, __LINE__, check_current, #a, \
-                    check_a ? check_a : "(null)", check_b ? check_b : "(null)");                                 \
-    } while (0)
+#define CHECK_STR(a, b) check_str(__FILE__, __LINE__, #a, a, b)
 
 /* Compares len bytes and shows the first that differs. */
-#define CHECK_MEM(a, b, len)                                                                                          \
-    do {                                                                                                              \
-        const unsigned char *check_a = (const void *)(a), *check_b = (const void *)(b);                               \
-        size_t check_n = (len), check_i = 0;                                                                          \
-        if (check_n && memcmp(check_a, check_b, check_n) && check_note()) {                                           \
-            while (check_a[check_i] == check_b[check_i]) check_i++;                                                   \
-            fprintf(stderr, "%s:%d: %s: %s and %s differ first at byte %zu of %zu: %02x, %02x\n", __FILE__, __LINE__, \
-                    check_current, #a, #b, check_i, check_n, check_a[check_i], check_b[check_i]);                     \
-        }                                                                                                             \
-    } while (0)
+#define CHECK_MEM(a, b, len) check_mem(__FILE__, __LINE__, #a, a, #b, b, len)
 
 #define SKIP(why)              \
     do {                       \
