@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 LIMIT = 4000  # bytes of a message; below PIPE_BUF, so that messages of several ranks never mix
+JOB_SECONDS = 15.0  # deadline of a job's calls, init among them, where nothing else is said
 HOWS = ("kill", "stop", "exit0", "exit3")
 
 

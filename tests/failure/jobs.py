@@ -10,6 +10,7 @@ from typing import Any
 
 from nursery import Rank, environment
 from ports import free_port
+from rankside import JOB_SECONDS
 
 import harness
 
@@ -50,7 +51,7 @@ def start_job(
         "MASTER_PORT": str(port or free_port()),
         "WORLD_SIZE": str(n),
         "LOCAL_WORLD_SIZE": str(n),
-        "HRDMA_TIMEOUT": "15",
+        "HRDMA_TIMEOUT": str(JOB_SECONDS),
         "HRDMA_HEARTBEAT": "1",
         **({"HRDMA_TRANSPORT": transport} if transport else {}),
         **harness.devices(transport),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from rankside import HOWS, Me, attempt, describe_error
+from rankside import HOWS, JOB_SECONDS, Me, attempt, describe_error
 
 import hrdma
 
@@ -32,7 +32,7 @@ TRANSPORTS = ("shm", "tcp")
 SMALL = 96  # elements
 LARGE = 3 << 18  # elements of 8 bytes: 6 MiB
 RANKS = 3
-JOIN_SECONDS = 2.0  # deadline of init where a rank never comes
+JOIN_SECONDS = 2.0  # deadline of init where a rank never comes; in other phases that of the job
 CLOSE_SECONDS = 2.0
 
 
@@ -103,6 +103,10 @@ def on_verbs() -> list[Case]:
 # -- what the ranks do -------------------------------------------------------------------------------------------------------
 
 
+def join_seconds(case: Case) -> float:
+    return JOIN_SECONDS if case.phase in JOINING[:2] else JOB_SECONDS
+
+
 def run(me: Me, case: list[Any]) -> None:
     """The function of every rank. The victim falls on the way; the others tell "raised", then go on without it."""
     this = Case(*case)
@@ -113,7 +117,7 @@ def run(me: Me, case: list[Any]) -> None:
             os.environ["HRDMA_FAULT"] = this.fault
     start = time.monotonic()
     try:
-        comm = hrdma.init(timeout=JOIN_SECONDS if this.phase in JOINING[:2] else None)
+        comm = hrdma.init(timeout=join_seconds(this))
     except Exception as error:
         me.tell("raised", **describe_error(error), where="init", took=time.monotonic() - start)
         return

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from machine import took
-from matrix import CLOSE_SECONDS, JOIN_SECONDS, JOINING, RANKS, Case, matrix, on_verbs, run, sample
+from matrix import CLOSE_SECONDS, JOINING, RANKS, Case, join_seconds, matrix, on_verbs, run, sample
 
 HEARTBEAT = 1.0
 RUNS = 20  # in the normal suite
@@ -32,7 +32,7 @@ def test_every_other_rank_learns_of_it(start, case):
         raised = rank.event("raised")
         check_error(case, raised, job)
         if raised["error"] == "TimeoutError":
-            assert soon(raised, JOIN_SECONDS + 1.0), job.shown()
+            assert soon(raised, join_seconds(case) + 1.0), job.shown()
         else:
             late = took(fell, raised["time"])
             assert late < limit, f"rank {rank.rank} took {late:.2f} s\n{job.shown()}"
