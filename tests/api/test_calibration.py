@@ -144,7 +144,7 @@ def patiently(name, seconds=240):
             return calibration.measure(name)
         except RuntimeError as error:
             why = str(error)
-            time.sleep(2)  # the machine is not to be busier by it
+            time.sleep(0.5)
     pytest.skip(f"the machine is too busy to measure {name}: {why}")
 
 
