@@ -23,7 +23,7 @@
 #include "hr/memory.h"
 #include "hr/provider.h"
 
-enum { MAX_ENDS = 16, BUDGET = 32, RIG_PAGE = 4096 };
+enum { MAX_ENDS = 16, BUDGET = 32, RIG_PAGE = 4096, IDLE_TURNS = 5000 };
 
 /* From the command line. */
 struct settings {
@@ -84,6 +84,7 @@ struct side {
 struct rig {
     struct side side[2];
     int threads;
+    int idle_turns; /* in a row; where one thread drives both sides */
 };
 
 struct rig_setup { /* zero: two sides that trust each other */

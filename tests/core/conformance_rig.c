@@ -143,10 +143,18 @@ void side_kick(struct side *side) {
     if (side->kick >= 0 && write(side->kick, &one, sizeof one) != sizeof one) abort();
 }
 
+/* One thread drives both sides. What has not come after so many turns comes by the clock, if at all: others may have
+ * the processor. Not after each of them: providers look at some things once in many. */
+static void pump_both(struct rig *rig) {
+    int any = drive(&rig->side[0]);
+    if (rig->side[1].domain != rig->side[0].domain) any |= drive(&rig->side[1]);
+    rig->idle_turns = any ? 0 : rig->idle_turns + 1;
+    if (rig->idle_turns > IDLE_TURNS && rig->idle_turns % 64 == 0) usleep(500);
+}
+
 void rig_pump(struct rig *rig) {
     if (!rig->threads) {
-        drive(&rig->side[0]);
-        if (rig->side[1].domain != rig->side[0].domain) drive(&rig->side[1]);
+        pump_both(rig);
         return;
     }
     pthread_mutex_unlock(&rig->side[1].lock);
