@@ -3,7 +3,7 @@
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 STAMPS := build/stamps
-WORKERS := -n 4 --dist worksteal# a third of a test is waiting; more of them would disturb each other
+WORKERS := -n 3 --dist worksteal# a third of a test is waiting; more of them would disturb each other
 EXTENSION := $(shell find cython -name '*.[ch]' ! -name _core.c -o -name '*.px[di]' -o -name '*.pyx' -o -name '*.def')
 C_FILES := $(shell find cython tests benchmarks -name '*.[ch]' ! -name _core.c)
 PACKAGES := $(wildcard hrdma/__init__.py topo/__init__.py qos/__init__.py)
