@@ -345,7 +345,7 @@ TEST(memory_that_others_have_read_and_memory_that_is_far) {
     static const size_t lens[] = {8192, 9000, 16384, 20000, 32768, 70001, (1 << 20) + 12345};
     make_rooms((1 << 20) + 12345);
     FOR_EACH_ISA for (size_t i = 0; i < 2 * COUNT(lens); i++) {
-        hr_reduce_force_pages(i % 2 ? 4 : 1);
+        hr_reduce_force_amd(i % 2 == 0);
         for (int s = HR_STORE_UNREAD; s <= HR_STORE_SHARED; s++)
             for (int t = 0; t < HR_DTYPES; t += 5) {
                 one_case(HR_SUM, t, 2, lens[i / 2] / hr_dtype_size(t), -1, s, TAME);
@@ -353,7 +353,7 @@ TEST(memory_that_others_have_read_and_memory_that_is_far) {
                 one_case(HR_SUM, t, 1, lens[i / 2] / hr_dtype_size(t), -1, s, TAME);
             }
     }
-    hr_reduce_force_pages(0);
+    hr_reduce_force_amd(-1);
     free_rooms();
 }
 
@@ -469,17 +469,20 @@ TEST(integers_are_divided_toward_zero) {
 TEST(copy) {
     static const size_t lens[] = {0, 1, 63, 64, 4097, (1 << 20) - 1, 1 << 20, (2 << 20) + 77};
     make_rooms((2 << 20) + 77);
-    FOR_EACH_ISA for (size_t i = 0; i < COUNT(lens); i++) {
+    FOR_EACH_ISA for (size_t i = 0; i < 2 * COUNT(lens); i++) {
+        size_t len = lens[i / 2];
+        hr_reduce_force_amd(i % 2);
         char *src = room[1] + below(MARGIN);
-        for (size_t k = 0; k < lens[i]; k++) src[k] = (char)(k * 7 + (k >> 8));
+        for (size_t k = 0; k < len; k++) src[k] = (char)(k * 7 + (k >> 8));
         for (hr_store store = HR_STORE_CACHED; store <= HR_STORE_SHARED; store++) {
             char *dst = room[0] + below(MARGIN);
             memset(room[0], CANARY, room_size);
-            hr_copy(dst, src, lens[i], store);
-            CHECK_MEM(dst, src, lens[i]);
-            CHECK(canaries_live(room[0], dst, lens[i]));
+            hr_copy(dst, src, len, store);
+            CHECK_MEM(dst, src, len);
+            CHECK(canaries_live(room[0], dst, len));
         }
     }
+    hr_reduce_force_amd(-1);
     hr_copy(room[0], room[0], 1 << 20, 1);
     free_rooms();
 }

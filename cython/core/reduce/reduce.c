@@ -71,7 +71,7 @@ static int runs_here(const hr_reduce_table *table) {
 }
 
 static const hr_reduce_table *chosen;
-static int pages;
+static int amd = -1;
 
 /* Threads that come first together all find the same table. */
 static const hr_reduce_table *table(void) {
@@ -83,17 +83,27 @@ static const hr_reduce_table *table(void) {
     return t;
 }
 
-/* Processors of Intel fetch ahead within a page, so several at a time; those of AMD write past the cache best in one
- * place at a time. */
-void hr_reduce_force_pages(int n) {
+/* Processors of Intel fetch ahead within a page, so several at a time, and lines that another core has are to be
+ * claimed ahead of the stores. Those of AMD write past the cache best in one place at a time, and claims only cost
+ * them. */
+void hr_reduce_force_amd(int is_amd) {
+    if (is_amd < 0) {
+        is_amd = 0;
 #if defined(__x86_64__)
-    if (!n && __builtin_cpu_is("amd")) n = 1;
+        is_amd = __builtin_cpu_is("amd") != 0;
 #endif
-    __atomic_store_n(&pages, n ? n : HR_REDUCE_PAGES, __ATOMIC_RELAXED);
+    }
+    __atomic_store_n(&amd, is_amd, __ATOMIC_RELAXED);
+}
+
+static int pages(void) { return __atomic_load_n(&amd, __ATOMIC_RELAXED) ? 1 : HR_REDUCE_PAGES; }
+
+static hr_store suitable(hr_store store) {
+    return store == HR_STORE_SHARED && __atomic_load_n(&amd, __ATOMIC_RELAXED) ? HR_STORE_CACHED : store;
 }
 
 int hr_reduce_force_isa(const char *name) {
-    if (!__atomic_load_n(&pages, __ATOMIC_RELAXED)) hr_reduce_force_pages(0);
+    if (__atomic_load_n(&amd, __ATOMIC_RELAXED) < 0) hr_reduce_force_amd(-1);
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if ((name && strcmp(name, tables[i]->name)) || !runs_here(tables[i])) continue;
         __atomic_store_n(&chosen, tables[i], __ATOMIC_RELEASE);
@@ -171,12 +181,12 @@ void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int n
         hr_copy(dst, src[0], nbytes, store);
         return;
     }
-    hr_reduce_kernel kernel = table()->kernel[op][t]; /* first: it finds out about pages, too */
+    hr_reduce_kernel kernel = table()->kernel[op][t]; /* first: it finds out whose processor this is, too */
     hr_reduce_job job = {.src = src,
                          .nsrc = nsrc,
                          .dst = dst,
-                         .store = store,
-                         .pages = __atomic_load_n(&pages, __ATOMIC_RELAXED),
+                         .store = suitable(store),
+                         .pages = pages(),
                          .in_place = is_in_place(dst, src, nsrc),
                          .end = nbytes,
                          .scale = scale};
@@ -186,16 +196,11 @@ void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int n
 /* A reduction of one source is a copy. */
 void hr_copy(void *dst, const void *src, size_t len, hr_store store) {
     if (dst == src) return;
-    if (store == HR_STORE_CACHED || len < HR_SHARED_MIN) {
+    hr_reduce_kernel kernel = table()->kernel[HR_BOR][HR_UINT8];
+    if (len < HR_SHARED_MIN || (store = suitable(store)) == HR_STORE_CACHED) {
         memcpy(dst, src, len);
         return;
     }
-    hr_reduce_kernel kernel = table()->kernel[HR_BOR][HR_UINT8];
-    hr_reduce_job job = {.src = &src,
-                         .nsrc = 1,
-                         .dst = dst,
-                         .store = store,
-                         .pages = __atomic_load_n(&pages, __ATOMIC_RELAXED),
-                         .end = len};
+    hr_reduce_job job = {.src = &src, .nsrc = 1, .dst = dst, .store = store, .pages = pages(), .end = len};
     in_full(kernel, &job);
 }

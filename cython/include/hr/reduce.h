@@ -34,7 +34,7 @@ int hr_reduce_supported(hr_redop op, hr_dtype t);
 typedef enum hr_store {
     HR_STORE_CACHED,
     HR_STORE_UNREAD, /* a piece of more than the caches hold: written past them, unless in place */
-    HR_STORE_SHARED, /* memory that other cores have read: its lines are taken back from them ahead of the stores */
+    HR_STORE_SHARED, /* memory that other cores have read: where it pays, its lines are claimed ahead of the stores */
 } hr_store;
 
 #define HR_SHARED_MIN 8192        /* shorter runs are written as all others */
@@ -58,7 +58,7 @@ void hr_copy(void *dst, const void *src, size_t len, hr_store store);
 const char *hr_reduce_isa(void);
 /* For tests: force one of those available; 0 when it is not. NULL: the best. Not thread safe. */
 int hr_reduce_force_isa(const char *name);
-/* For tests: how many pages are gone through side by side where memory is far, 1 or 4. 0: what this processor likes. */
-void hr_reduce_force_pages(int n);
+/* For tests: whether memory is written as suits processors of AMD. -1: as suits this one. */
+void hr_reduce_force_amd(int is_amd);
 
 #endif
