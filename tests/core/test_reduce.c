@@ -471,8 +471,8 @@ TEST(copy) {
     make_rooms((2 << 20) + 77);
     FOR_EACH_ISA for (size_t i = 0; i < 2 * COUNT(lens); i++) {
         size_t len = lens[i / 2];
-        hr_reduce_force_amd(i % 2);
         char *src = room[1] + below(MARGIN);
+        hr_reduce_force_amd(i % 2);
         for (size_t k = 0; k < len; k++) src[k] = (char)(k * 7 + (k >> 8));
         for (hr_store store = HR_STORE_CACHED; store <= HR_STORE_SHARED; store++) {
             char *dst = room[0] + below(MARGIN);
