@@ -167,7 +167,7 @@ static inline void turn(struct bond_rig *rig) {
 
 /* What has not come by now comes by the clock: others may have the processor. */
 static inline void rest_since(int64_t start) {
-    if (hr_now() - start > 50 * HR_VERBS_MS) usleep(200);
+    if (hr_now() - start > 50 * HR_VERBS_MS) usleep(1000);
 }
 
 /* cond may do something, and is not asked again once it holds. */

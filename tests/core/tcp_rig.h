@@ -127,7 +127,7 @@ static inline void conn_start(struct conn *c, struct node *n, uint64_t peer, con
         while (!(cond) && rig_seconds() < run_end) {                                                 \
             tcp->progress(run_a->domain, 8, NULL);                                                   \
             if (run_b) tcp->progress(run_b->domain, 8, NULL);                                        \
-            if (rig_seconds() - run_start > 0.05) usleep(50); /* it comes by the clock, if at all */ \
+            if (rig_seconds() - run_start > 0.05) usleep(200); /* it comes by the clock, if at all */ \
         }                                                                                            \
         if (!(cond) && check_note())                                                                 \
             fprintf(stderr, "%s:%d: %s: in vain: %s\n", __FILE__, __LINE__, check_current, #cond);   \
