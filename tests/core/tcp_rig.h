@@ -120,17 +120,17 @@ static inline void conn_start(struct conn *c, struct node *n, uint64_t peer, con
 }
 
 /* Polls both (b may be NULL) until cond; a failed check after some seconds. */
-#define RUN_FOR(seconds, a, b, cond)                                                                 \
-    do {                                                                                             \
-        double run_start = rig_seconds(), run_end = run_start + (seconds);                           \
-        struct node *run_a = (a), *run_b = (b);                                                      \
-        while (!(cond) && rig_seconds() < run_end) {                                                 \
-            tcp->progress(run_a->domain, 8, NULL);                                                   \
-            if (run_b) tcp->progress(run_b->domain, 8, NULL);                                        \
+#define RUN_FOR(seconds, a, b, cond)                                                                  \
+    do {                                                                                              \
+        double run_start = rig_seconds(), run_end = run_start + (seconds);                            \
+        struct node *run_a = (a), *run_b = (b);                                                       \
+        while (!(cond) && rig_seconds() < run_end) {                                                  \
+            tcp->progress(run_a->domain, 8, NULL);                                                    \
+            if (run_b) tcp->progress(run_b->domain, 8, NULL);                                         \
             if (rig_seconds() - run_start > 0.05) usleep(200); /* it comes by the clock, if at all */ \
-        }                                                                                            \
-        if (!(cond) && check_note())                                                                 \
-            fprintf(stderr, "%s:%d: %s: in vain: %s\n", __FILE__, __LINE__, check_current, #cond);   \
+        }                                                                                             \
+        if (!(cond) && check_note())                                                                  \
+            fprintf(stderr, "%s:%d: %s: in vain: %s\n", __FILE__, __LINE__, check_current, #cond);    \
     } while (0)
 #define RUN(a, b, cond) RUN_FOR(10, a, b, cond)
 
