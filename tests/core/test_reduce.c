@@ -10,7 +10,6 @@
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
 static const char *const isas[] = {"avx512", "avx2", "neon", "scalar"};
-
 #define FOR_EACH_ISA                               \
     for (size_t isa = 0; isa < COUNT(isas); isa++) \
         if (hr_reduce_force_isa(isas[isa]))
@@ -469,17 +468,15 @@ TEST(integers_are_divided_toward_zero) {
 TEST(copy) {
     static const size_t lens[] = {0, 1, 63, 64, 4097, (1 << 20) - 1, 1 << 20, (2 << 20) + 77};
     make_rooms((2 << 20) + 77);
-    FOR_EACH_ISA for (size_t i = 0; i < 2 * COUNT(lens); i++) {
-        size_t len = lens[i / 2];
-        char *src = room[1] + below(MARGIN);
-        hr_reduce_force_amd(i % 2);
-        for (size_t k = 0; k < len; k++) src[k] = (char)(k * 7 + (k >> 8));
-        for (hr_store store = HR_STORE_CACHED; store <= HR_STORE_SHARED; store++) {
-            char *dst = room[0] + below(MARGIN);
+    FOR_EACH_ISA for (size_t i = 0; i < COUNT(lens); i++) {
+        char *src = room[1] + below(MARGIN), *dst = room[0] + below(MARGIN);
+        for (size_t k = 0; k < lens[i]; k++) src[k] = (char)(k * 7 + (k >> 8));
+        for (int how = 0; how < 2 * (HR_STORE_SHARED + 1); how++) {
+            hr_reduce_force_amd(how % 2);
             memset(room[0], CANARY, room_size);
-            hr_copy(dst, src, len, store);
-            CHECK_MEM(dst, src, len);
-            CHECK(canaries_live(room[0], dst, len));
+            hr_copy(dst, src, lens[i], (hr_store)(how / 2));
+            CHECK_MEM(dst, src, lens[i]);
+            CHECK(canaries_live(room[0], dst, lens[i]));
         }
     }
     hr_reduce_force_amd(-1);
