@@ -290,7 +290,8 @@ def both_ways(net: lab.Net, receive: int = 8 << 20) -> Iterator[Callable[[], tup
             finally:
                 sent.set()
                 for end in (near, far):
-                    end.shutdown(socket.SHUT_RDWR)
+                    with contextlib.suppress(OSError):  # what was under way may have ended the second with the first
+                        end.shutdown(socket.SHUT_RDWR)
                 for thread in threads:
                     thread.join(5)
 
