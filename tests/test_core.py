@@ -33,9 +33,9 @@ SANITIZER = {
 TSAN_PART = {"test_reduce": "threads"}
 # Random load lasts longest where most is seen of it, under the sanitizers; everywhere longer with --nightly.
 SHORTER = {
-    "plain": {"WILD_ROUNDS": "4", "STRESS_SECONDS": "0.3", "STORMS": "1"},
+    "plain": {"WILD_ROUNDS": "4", "STRESS_SECONDS": "0.3"},
     "asan": {"STRESS_SECONDS": "0.5"},
-    "tsan": {"WILD_ROUNDS": "4", "STRESS_SECONDS": "0.5", "STORMS": "1"},
+    "tsan": {"WILD_ROUNDS": "4", "STRESS_SECONDS": "0.5"},
 }
 SKIPPED = re.compile(r"^(\w+):? +skipped: (.*)$", re.MULTILINE)
 # What a provider's capabilities exclude is no gap: the conformance suite checks instead that such slots say so, and an

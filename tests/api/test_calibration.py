@@ -150,8 +150,7 @@ def patiently(name, seconds=240):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["shm", "tcp"])
-def test_a_measurement_is_plausible_and_leaves_nothing(name, monkeypatch):
-    monkeypatch.setattr(calibration, "ALIKE", 2.0)  # other tests run beside it, and only what is absurd is looked for
+def test_a_measurement_is_plausible_and_leaves_nothing(name):
     cost = patiently(name)
     threads, files, cores = threading.active_count(), len(os.listdir("/proc/self/fd")), os.sched_getaffinity(0)
     patiently(name)

@@ -196,8 +196,9 @@ void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int n
 /* A reduction of one source is a copy. */
 void hr_copy(void *dst, const void *src, size_t len, hr_store store) {
     if (dst == src) return;
-    hr_reduce_kernel kernel = table()->kernel[HR_BOR][HR_UINT8];
-    if (len < HR_SHARED_MIN || (store = suitable(store)) == HR_STORE_CACHED) {
+    hr_reduce_kernel kernel = table()->kernel[HR_BOR][HR_UINT8]; /* first, as above */
+    store = suitable(store);
+    if (store == HR_STORE_CACHED || len < HR_SHARED_MIN) {
         memcpy(dst, src, len);
         return;
     }
