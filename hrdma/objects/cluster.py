@@ -4,7 +4,8 @@ Every node calls every other (`hrdma.control` links: authenticated, with heartbe
 The oldest node of the view coordinates: it admits nodes, drops those whose connection ended, and publishes views. When it is
 gone the next oldest does so. There is no vote, so that two nodes can go on when one of them dies; the price is that a network
 that falls apart leaves a cluster on each side. The oldest of each looks for the nodes that were lost (`hrdma.objects.lookout`): when
-they find each other again, those of the smaller cluster, or of the one without the smallest number, join the other.
+they find each other again, those of the smaller cluster, or of the one without the smallest number, join the other, all in one
+view: of what only the last to come has, nobody hears that it is lost.
 
 A node that was frozen finds all its connections ended and would count all others as dead. Therefore, before it takes over or
 is left alone, a node calls those it misses once more: if one answers that it belongs to a view without this node, and not
@@ -78,6 +79,8 @@ class Cluster:
         self._seeds: list[Address] = []
         self._deadline = 0.0
         self._joining: Dialog | None = None
+        self._company: list[Address] = []  # who joins again with this node
+        self._guests: dict[int, tuple[Card, list[Address]]] = {}  # not admitted yet: of their company some are not here
         self._probes: dict[Dialog, int] = {}
         self._asked: set[int] = set()
         self._lookout = Lookout(loop, self._call_lost, self._coordinates)
@@ -147,7 +150,7 @@ class Cluster:
             return
         others = _addresses(card for _, card in nodes)
         self._seeds = [*(seed for seed in self._seeds if seed not in others), *others]
-        self._joining = self._dial(*others[0], rank=self.me, join=True)
+        self._joining = self._dial(*others[0], rank=self.me, join=True, company=self._company)
         self._joining.rank = nodes[0][0]
 
     def leave(self) -> None:
@@ -285,6 +288,9 @@ class Cluster:
         self._lookout.view(seeds, [])
         self._dialogs.clear()
         self._probes.clear()
+        left = _addresses(card for node, card in self.nodes.items() if node != self.me and node not in self._down)
+        self._company = [address for address in left if address not in seeds]
+        self._guests.clear()
         self._down.clear()
         self._later.clear()
         self.me, self.epoch, self.nodes = secrets.randbits(62), 0, {}
@@ -305,11 +311,29 @@ class Cluster:
         if "nodes" in peer.private:
             self._deliver(peer.rank, self.epoch, {"verb": "met", **peer.private})
             return
-        if peer.hello.get("join") is True and self.oldest == self.me and self.nodes and peer.rank not in self.nodes:
-            card = peer.private
+        if peer.hello.get("join") is True and self._coordinates() and peer.rank not in self.nodes:
+            card, company = peer.private, peer.private.get("company", [])
             if not isinstance(card.get("host"), str) or any(type(card.get(key)) is not int for key in ("port", "data")):
                 return
-            self._publish({**self.nodes, peer.rank: {key: card[key] for key in ("host", "port", "data")}})
+            if not isinstance(company, list) or any(not isinstance(each, list) or len(each) != 2 for each in company):
+                return
+            if not self._guests:
+                self._loop.at("admit", time.monotonic() + self._loop.heartbeat / 2, self._admit_all)
+            card = {key: card[key] for key in ("host", "port", "data")}
+            self._guests[peer.rank] = card, [(host, port) for host, port in company]
+            here = _addresses([*self.nodes.values(), *(card for card, _ in self._guests.values())])
+            self._admit({node for node, (_, company) in self._guests.items() if all(each in here for each in company)})
+
+    def _admit(self, guests: Iterable[int]) -> None:
+        nodes = {node: self._guests.pop(node)[0] for node in guests}
+        if not self._guests:
+            self._loop.cancel("admit")
+        if nodes and self._coordinates():
+            self._publish({**self.nodes, **nodes})
+
+    def _admit_all(self) -> None:
+        """Those with whom they come are late: they have died, or join others."""
+        self._admit([*self._guests])
 
     def answered(self, dialog: Dialog, kind: Kind, body: Body) -> None:
         """Of `Phase`: somebody whom we called."""
@@ -364,6 +388,7 @@ class Cluster:
     def hung_up(self, ranks: list[int]) -> None:
         """Of `Phase`: connections of nodes that called us ended."""
         for node in ranks:
+            self._guests.pop(node, None)
             self._gone(node)
 
     def _gone(self, node: int) -> None:

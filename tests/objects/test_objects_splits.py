@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import socket
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -88,6 +89,48 @@ def test_clusters_that_fell_apart_become_one(rig, met, sides):
     del found, waiting
     for client in clients.values():
         eventually(lambda client=client: client.info()["used"] == 0, what="an empty store")
+
+
+def part(rig: Rig) -> tuple[str, str]:
+    """Two clusters of two; names of one that goes on and one that will join it."""
+    rig.grow("a", "b", "c", "d")
+    rig.settle()
+    divide(rig, "ab", "cd")
+    number = {name: node.node.cluster.me for name, node in rig.nodes.items()}
+    return ("ab", "cd") if min(number, key=number.get) in "ab" else ("cd", "ab")
+
+
+def late(monkeypatch, node: Node, seconds: float) -> threading.Event:
+    """The node joins again as much later. Returns what is set before it does."""
+    cluster, begun, join = node.cluster, threading.Event(), node.cluster._join
+
+    def wait() -> None:
+        monkeypatch.setattr(cluster, "_join", join)
+        cluster._loop.at("late", time.monotonic() + seconds, lambda: (begun.set(), join()))
+
+    monkeypatch.setattr(cluster, "_join", wait)
+    return begun
+
+
+def test_those_who_fell_apart_join_in_one_view(rig, met, monkeypatch):
+    """What only the last to come has is not lost when the others are there already."""
+    stay, come = part(rig)
+    late(monkeypatch, rig.nodes[come[0]].node, 0.3)
+    ref = rig.client(come[0]).put(numbers(SIZES[1], 7), id="x")
+    waiting = rig.client(stay[0]).get(ref, async_op=True)
+    met.set()
+    assert waiting.wait()[0] == 7
+
+
+def test_who_does_not_come_keeps_nobody_waiting(rig_of, met, monkeypatch):
+    rig = rig_of(heartbeat=0.5)
+    stay, come = part(rig)
+    begun = late(monkeypatch, rig.nodes[come[0]].node, 3.0)
+    client = rig.client(stay[0])
+    met.set()
+    eventually(lambda: len(client.info()["nodes"]) == 3, what="the view of those who came")
+    assert not begun.is_set()
+    rig.settle()
 
 
 def test_a_node_that_finds_nobody_goes_on_alone(rig_of, monkeypatch):
