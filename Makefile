@@ -4,6 +4,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 STAMPS := build/stamps
 WORKERS := -n 3 --dist worksteal# a third of a test is waiting; more of them would disturb each other
+SAN_WORKERS := -n 4 --dist worksteal# most of a C test is waiting
 EXTENSION := $(shell find cython -name '*.[ch]' ! -name _core.c -o -name '*.px[di]' -o -name '*.pyx' -o -name '*.def')
 C_FILES := $(shell find cython tests benchmarks -name '*.[ch]' ! -name _core.c)
 PACKAGES := $(wildcard hrdma/__init__.py topo/__init__.py qos/__init__.py)
@@ -85,7 +86,7 @@ check-layers: $(STAMPS)/test.pip
 	$(PY) -m pytest -q tests/test_layers.py
 
 san: $(STAMPS)/test.pip ## the C tests under the address, undefined and thread sanitizers
-	$(PY) -m pytest $(WORKERS) tests/test_core.py --flavour asan --flavour tsan
+	$(PY) -m pytest $(SAN_WORKERS) tests/test_core.py --flavour asan --flavour tsan
 
 BENCHMARKS := $(patsubst benchmarks/core/%.c,build/c/plain/%,$(wildcard benchmarks/core/bench_*.c))
 FOUND = build/bench/$@

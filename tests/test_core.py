@@ -14,7 +14,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -37,6 +37,8 @@ SHORTER = {
     "asan": {"STRESS_SECONDS": "0.5"},
     "tsan": {"WILD_ROUNDS": "4", "STRESS_SECONDS": "0.5"},
 }
+# What takes half a minute, most of it waiting, begins first: others run meanwhile.
+WAITS = {"test_verbs_spare", "test_verbs_bond_silence", "conformance-verbs"}
 SKIPPED = re.compile(r"^(\w+):? +skipped: (.*)$", re.MULTILINE)
 # What a provider's capabilities exclude is no gap: the conformance suite checks instead that such slots say so, and an
 # attack by what a provider cannot do is none. The suite runs with one thread and with two: a check for two is not lost.
@@ -118,10 +120,12 @@ def finish(command: list[str], env: dict[str, str]) -> tuple[int, str]:
         raise
 
 
-@pytest.mark.parametrize(
-    "run",
-    [pytest.param(run, id=str(run), marks=pytest.mark.slow if run.program == "conformance" else ()) for run in runs()],
-)
+def parameter(run: Run) -> Any:
+    marks = [pytest.mark.slow] if run.program == "conformance" else []
+    return pytest.param(run, id=str(run), marks=[*marks, pytest.mark.first] if str(run) in WAITS else marks)
+
+
+@pytest.mark.parametrize("run", [parameter(run) for run in runs()])
 def test_core(run: Run, flavour: str, note_skip: Callable[[str, str], None], pytestconfig: pytest.Config) -> None:
     program = f"build/c/{flavour}/{run.program}"
     built = build(flavour)

@@ -80,8 +80,9 @@ INLINE int any_lane(V m) {
 #endif
 
 #ifndef LOAD_PART
-/* Steps of constant size: a memcpy of variable size costs more than the arithmetic of a short array. */
-INLINE void copy_part(char *to, const char *from, size_t n) {
+/* Steps of constant size: a memcpy of variable size costs more than the arithmetic of a short array. A call, or a
+ * quarter of all kernels would be this. */
+static __attribute__((noinline)) void copy_part(char *to, const char *from, size_t n) {
 #    define STEP(size)              \
         if (n & (size)) {           \
             memcpy(to, from, size); \

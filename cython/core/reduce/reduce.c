@@ -70,7 +70,7 @@ static int runs_here(const hr_reduce_table *table) {
     return 1;
 }
 
-static const hr_reduce_table *chosen;
+static const hr_reduce_table *chosen, *for_float16;
 static int amd = -1;
 
 /* Threads that come first together all find the same table. */
@@ -81,6 +81,12 @@ static const hr_reduce_table *table(void) {
         t = __atomic_load_n(&chosen, __ATOMIC_RELAXED);
     }
     return t;
+}
+
+static hr_reduce_kernel kernel_of(hr_redop op, hr_dtype t) {
+    const hr_reduce_table *best = table();
+    if (t == HR_FLOAT16) best = __atomic_load_n(&for_float16, __ATOMIC_RELAXED);
+    return best->kernel[op][t];
 }
 
 /* Processors of Intel fetch ahead within a page, so several at a time, and lines that another core has are to be
@@ -102,10 +108,20 @@ static hr_store suitable(hr_store store) {
     return store == HR_STORE_SHARED && __atomic_load_n(&amd, __ATOMIC_RELAXED) ? HR_STORE_CACHED : store;
 }
 
+/* AMD's Zen 4 converts two vectors of 32 bytes faster than one of 64: a sum in the cache takes 0.85 of the time. */
+static int shorter_for_float16(const hr_reduce_table *table) {
+#if defined(__x86_64__)
+    if (table == &hr_reduce_avx512) return __atomic_load_n(&amd, __ATOMIC_RELAXED);
+#endif
+    (void)table;
+    return 0;
+}
+
 int hr_reduce_force_isa(const char *name) {
     if (__atomic_load_n(&amd, __ATOMIC_RELAXED) < 0) hr_reduce_force_amd(-1);
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if ((name && strcmp(name, tables[i]->name)) || !runs_here(tables[i])) continue;
+        __atomic_store_n(&for_float16, tables[i + (!name && shorter_for_float16(tables[i]))], __ATOMIC_RELAXED);
         __atomic_store_n(&chosen, tables[i], __ATOMIC_RELEASE);
         return 1;
     }
@@ -181,7 +197,7 @@ void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int n
         hr_copy(dst, src[0], nbytes, store);
         return;
     }
-    hr_reduce_kernel kernel = table()->kernel[op][t]; /* first: it finds out whose processor this is, too */
+    hr_reduce_kernel kernel = kernel_of(op, t); /* first: it finds out whose processor this is, too */
     hr_reduce_job job = {.src = src,
                          .nsrc = nsrc,
                          .dst = dst,
@@ -196,7 +212,7 @@ void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int n
 /* A reduction of one source is a copy. */
 void hr_copy(void *dst, const void *src, size_t len, hr_store store) {
     if (dst == src) return;
-    hr_reduce_kernel kernel = table()->kernel[HR_BOR][HR_UINT8]; /* first, as above */
+    hr_reduce_kernel kernel = kernel_of(HR_BOR, HR_UINT8); /* first, as above */
     store = suitable(store);
     if (store == HR_STORE_CACHED || len < HR_SHARED_MIN) {
         memcpy(dst, src, len);
