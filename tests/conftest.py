@@ -58,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"timeout(seconds): time limit of this test, instead of {TIME_LIMIT:g} s")
     config.addinivalue_line(
-        "markers", "first: begins before all others, on a worker each, as nothing must wait for it in the end"
+        "markers", "first(turn=1): begins before all others, on a worker each, as nothing must wait for it in the end"
     )
     config.addinivalue_line("markers", "nightly: left out without --nightly")
     config.stash[C_SKIPS] = Counter()
@@ -71,12 +71,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     late = [item for item in items if item.get_closest_marker("nightly") and not config.getoption("--nightly")]
     config.hook.pytest_deselected(items=late)
-    first = [item for item in items if item.get_closest_marker("first")]
+    marks = {item: mark for item in items if (mark := item.get_closest_marker("first"))}
+    first = sorted(marks, key=lambda item: marks[item].kwargs.get("turn", 1))
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # each begins with as many of them in a row:
     share = (len(items) - len(late)) // workers
-    items[:] = [item for item in items if item not in late and item not in first]
-    for i, item in enumerate(first):
-        items.insert(i // workers + i % workers * share, item)
+    items[:] = [item for item in items if item not in late and item not in marks]
+    for worker in range(workers):
+        items[worker * share : worker * share] = first[worker::workers]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

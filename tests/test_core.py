@@ -37,8 +37,8 @@ SHORTER = {
     "asan": {"STRESS_SECONDS": "0.5"},
     "tsan": {"WILD_ROUNDS": "4", "STRESS_SECONDS": "0.5"},
 }
-# What takes half a minute, most of it waiting, begins first: others run meanwhile.
-WAITS = {"test_verbs_spare", "test_verbs_bond_silence", "conformance-verbs"}
+# What takes half a minute, most of it waiting, begins first, in these turns: others run meanwhile.
+WAITS = {"conformance-verbs": 1, "test_verbs_spare": 1, "test_verbs_bond_silence": 2}
 SKIPPED = re.compile(r"^(\w+):? +skipped: (.*)$", re.MULTILINE)
 # What a provider's capabilities exclude is no gap: the conformance suite checks instead that such slots say so, and an
 # attack by what a provider cannot do is none. The suite runs with one thread and with two: a check for two is not lost.
@@ -122,7 +122,9 @@ def finish(command: list[str], env: dict[str, str]) -> tuple[int, str]:
 
 def parameter(run: Run) -> Any:
     marks = [pytest.mark.slow] if run.program == "conformance" else []
-    return pytest.param(run, id=str(run), marks=[*marks, pytest.mark.first] if str(run) in WAITS else marks)
+    if turn := WAITS.get(str(run)):
+        marks.append(pytest.mark.first(turn=turn))
+    return pytest.param(run, id=str(run), marks=marks)
 
 
 @pytest.mark.parametrize("run", [parameter(run) for run in runs()])

@@ -28,9 +28,10 @@ STAGES = {
 
 
 @pytest.mark.slow
-@pytest.mark.first
 @pytest.mark.timeout(620)
-@pytest.mark.parametrize("hosts", STAGES)
+@pytest.mark.parametrize(  # one after the other: each takes a processor, and others have work for the second
+    "hosts", [pytest.param(hosts, marks=pytest.mark.first(turn=turn)) for turn, hosts in enumerate(STAGES, 1)]
+)
 def test_in_guests(run, hosts):
     out = ROOT / "build" / "rxe_vm" / hosts  # JUnit results stay there
     results = out / "junit.xml"
