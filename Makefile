@@ -18,11 +18,13 @@ unexport PYTHONDONTWRITEBYTECODE# each of the thousands of processes that tests 
 .venv/pyvenv.cfg: tools/bootstrap
 	@tools/bootstrap
 
-# What setup, extras of pyproject.toml and the interpreter need; pip asks no network for what is there.
+# What setup, extras of pyproject.toml and the interpreter need; pip asks no network for what is there. It would compile all of it on one
+# processor, and half of that nobody imports.
 $(STAMPS)/%.pip: pyproject.toml tools/requirements.py .venv/pyvenv.cfg
 	@mkdir -p $(@D)
 	@echo "pip: the requirements for $*"
-	@$(PY) tools/requirements.py $* >$@.txt && $(PIP) install -r $@.txt
+	@$(PY) tools/requirements.py $* >$@.txt && $(PIP) install --no-compile -r $@.txt
+	@$(PY) -m compileall -q -j 0 -x '/(tests|scipy|sklearn|Cython|pip)/' $$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))') || :
 	@touch $@
 
 # pip compiles everything anew in a folder that it throws away, so it is called only where more than the extension changed.

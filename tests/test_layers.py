@@ -86,7 +86,7 @@ RULES = {
         "click rich",
     ),
     "hrdma.__main__": Rule("hrdma.cli"),
-    "hrdma.examples": Rule(f"{BASE} hrdma hrdma.integrations", "numpy sklearn rich ray"),
+    "hrdma.examples": Rule(f"{BASE} hrdma hrdma.integrations", "numpy rich ray"),
     "hrdma.integrations": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma.objects", "numpy torch ray dask distributed"),
     "hrdma": Rule(),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 
 import pytest
 from bench_objects_apps import PROGRAMS, WAYS, measure, table
@@ -22,8 +23,8 @@ class Asked:
         return {"done": [each * (step + 1) for step in range(what["steps"])], "score": 0.25}
 
 
+@pytest.mark.skipif(find_spec("sklearn") is None, reason="scikit-learn is not installed: pip install hrdma[demo]")
 def test_sizes_are_those_that_are_moved():
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install hrdma[demo]")
     from hrdma.examples import async_sgd, cart_pole
 
     assert async_sgd.Training(PROGRAMS["sgd"].size).network.theta.nbytes == PROGRAMS["sgd"].nbytes
