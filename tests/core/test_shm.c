@@ -35,6 +35,28 @@ TEST(records_wrap_and_fill_the_ring) {
     side_close(&a), side_close(&b);
 }
 
+/* What is long is written past the cache while that is faster, and nothing but the time may tell. */
+TEST(payload_past_the_cache) {
+    struct side a, b;
+    pair_open(&a, &b, "");
+    struct shm_ep *e = shm_ep(a.ep);
+    b.check_pattern = 1;
+    uint64_t sent = 0, far = 0;
+    while (sent < 300) {
+        size_t len = 32768 + rnd() % 32768;
+        e->far_until = sent % 3 ? INT64_MAX : 0;
+        far += sent % 3 != 0;
+        hr_status status = send_pattern(&a, sent, len);
+        sent += status == HR_OK;
+        CHECK(status == HR_OK || status == HR_AGAIN);
+        if (status == HR_AGAIN) turn(&b);
+    }
+    UNTIL(5, b.received == sent, BOTH(&a, &b));
+    CHECK(far > 100);
+    CHECK_EQ(b.bad, 0);
+    side_close(&a), side_close(&b);
+}
+
 /* Whatever stands in the shared segment: nothing crashes, nothing is read outside, and the endpoint ends with a
  * protocol error or goes on. (Under the address sanitizer this is the bounds test.) */
 TEST(damaged_rings) {

@@ -123,7 +123,9 @@ struct shm_ep {
     struct ring_tx tx;
     struct ring_rx rx;
     int peer_wakefd;
-    uint64_t blocked; /* bytes for which post_* found no room; 0: none since */
+    uint64_t blocked;  /* bytes for which post_* found no room; 0: none since */
+    int far;           /* long payloads in a row that took so long to write as if the consumer's cache were far away */
+    int64_t far_until; /* they are written past the cache */
     enum shm_pushing pushing;
     struct shm_push push;
     struct shm_op ops[SHM_OPS];
