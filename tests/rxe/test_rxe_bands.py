@@ -170,12 +170,10 @@ def test_rotations_under_rdma_and_tcp(ends, control, output, other, record_tests
 
         for _ in range(4):
             first.append(one_good(turned, lambda share: share > 0.8))
+        calm_for = 2 if rotations >= 100 else 0.2  # seconds; what is steady is judged at night only
         blocks = []
         for _ in range(4):
-            steady, before = (
-                speed(lambda: time.sleep(2 if rotations >= 100 else 0.2)),
-                counted(),
-            )  # below it is only told
+            steady, before = speed(lambda: time.sleep(calm_for)), counted()
             rotating, after = speed(rotate), counted()
             wrong = {name: after[name] - before[name] for name in after if after[name] != before[name]}
             blocks.append({"steady": steady, "rotating": rotating, "wrong": wrong})

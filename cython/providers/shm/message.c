@@ -87,6 +87,13 @@ static hr_status may_send(struct shm_ep *e, uint64_t n) {
 #define FAR_ROW 3   /* one alone may have been interrupted */
 #define FAR_NS (20 * 1000 * 1000)
 
+void hr_shm_wrote(struct shm_ep *e, size_t len, int64_t start, int64_t end) {
+    e->far = (uint64_t)(end - start) * FAR_BYTES > len ? e->far + 1 : 0;
+    if (e->far < FAR_ROW) return;
+    e->far_until = end + FAR_NS;
+    e->far = FAR_ROW - 1; /* the first that is tried again decides */
+}
+
 static void put_payload(struct shm_ep *e, uint8_t *to, const void *payload, size_t len) {
     if (len < FAR_MIN) {
         hr_copy(to, payload, len, HR_STORE_SHARED);
@@ -98,11 +105,7 @@ static void put_payload(struct shm_ep *e, uint8_t *to, const void *payload, size
         return;
     }
     hr_copy(to, payload, len, HR_STORE_SHARED);
-    int64_t end = hr_now();
-    e->far = (uint64_t)(end - start) * FAR_BYTES > len ? e->far + 1 : 0;
-    if (e->far < FAR_ROW) return;
-    e->far_until = end + FAR_NS;
-    e->far = FAR_ROW - 1; /* the first that is tried again decides */
+    hr_shm_wrote(e, len, start, hr_now());
 }
 
 hr_status hr_shm_post_send(struct hr_ep *ep, const struct hr_msg *msg) {

@@ -166,6 +166,8 @@ int hr_shm_watch(struct shm_domain *dom, int fd, struct shm_watch *watch, enum s
 
 /* message.c */
 hr_status hr_shm_post_send(struct hr_ep *ep, const struct hr_msg *msg);
+/* So long did it take to write a long payload into the ring: sets far_until where that was too long, again. */
+void hr_shm_wrote(struct shm_ep *e, size_t len, int64_t start, int64_t end);
 int hr_shm_ep_poll(struct shm_ep *e, int budget);
 /* Asks for room when ring_tx_fits said no: HR_OK, HR_AGAIN (noted: whoever sleeps is woken by room), or why the
  * endpoint is lost. */
