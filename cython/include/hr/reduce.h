@@ -33,7 +33,7 @@ int hr_reduce_supported(hr_redop op, hr_dtype t);
 
 typedef enum hr_store {
     HR_STORE_CACHED,
-    HR_STORE_UNREAD, /* a piece of more than the caches hold: written past them, unless in place */
+    HR_STORE_UNREAD, /* written past the caches, unless in place: more than they hold, or far from who reads it */
     HR_STORE_SHARED, /* memory that other cores have read: where it pays, its lines are claimed ahead of the stores */
 } hr_store;
 
