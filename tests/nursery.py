@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,7 @@ class Rank:
         self.rank = rank
         self.log = log
         self.who = self._nursery.new()
+        self.mates: Sequence[Rank] = (self,)  #: the ranks that are shown when this one does not do what its test waits for
 
     def start(self, function: Callable[..., Any], env: dict[str, str], arguments: dict[str, Any]) -> None:
         """Has it call ``function(me, **arguments)``, which stands at the top of its module, with this environment."""
@@ -131,9 +132,11 @@ class Rank:
 
         found = self._nursery.until(self.who, find, seconds)
         if found is None:
-            self.signal(signal.SIGUSR2)  # faulthandler writes where each thread is
+            for rank in self.mates:
+                rank.signal(signal.SIGUSR2)  # faulthandler writes where each thread is
             time.sleep(0.3)
-            pytest.fail(f"rank {self.rank}: no {'/'.join(events)} within {seconds} s\n{self.shown()}", pytrace=False)
+            shown = "\n".join(rank.shown() for rank in self.mates)
+            pytest.fail(f"rank {self.rank}: no {'/'.join(events)} within {seconds} s\n{shown}", pytrace=False)
         return found
 
     def signal(self, number: int) -> float:

@@ -59,6 +59,7 @@ def start_job(
     }
     job = Job(Rank(rank, folder / f"rank{rank}") for rank in range(n))
     for rank in job:
+        rank.mates = job
         own = {"RANK": str(rank.rank), "LOCAL_RANK": str(rank.rank), **(each or {}).get(rank.rank, {})}
         rank.start(function, {**base, **own}, arguments)
     return job
