@@ -105,7 +105,9 @@ class Rank:
         self.rank = rank
         self.log = log
         self.who = self._nursery.new()
-        self.mates: Sequence[Rank] = (self,)  #: the ranks that are shown when this one does not do what its test waits for
+        self.mates: Sequence[Rank] = (
+            self,
+        )  #: the ranks that are shown when this one does not do what its test waits for
 
     def start(self, function: Callable[..., Any], env: dict[str, str], arguments: dict[str, Any]) -> None:
         """Has it call ``function(me, **arguments)``, which stands at the top of its module, with this environment."""

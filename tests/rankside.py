@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -31,7 +32,7 @@ class Me:
     def tell(self, event: str, **fields: Any) -> float:
         """Says to the test what happens now; returns the time."""
         now = time.monotonic()
-        text = json.dumps({"who": self._who, "event": event, **fields, "time": now}).encode()
+        text = json.dumps({"who": self._who, "event": event, **fields, "time": now, "waited": waited()}).encode()
         assert len(text) < LIMIT, text
         os.write(self._news, text + b"\n")
         return now
@@ -71,6 +72,15 @@ class Me:
             return found
 
         setattr(owner, name, struck)
+
+
+def waited() -> float:
+    """Seconds, in all, that threads of this process were ready to run and had no processor: read where a test was too slow."""
+    total = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            total += int(path.read_text().split()[1])
+    return round(total / 1e9, 3)
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
