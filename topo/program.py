@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 __all__ = [
-    "BORROW", "BUF_BORROWED", "BUF_IN", "BUF_OUT", "BUF_TMP", "COPY", "INSTR", "NOP", "NT", "RECV", "RECV_REDUCE",
+    "BORROW", "BUF_BORROWED", "BUF_IN", "BUF_OUT", "BUF_TMP", "CHANGED", "COPY", "INSTR", "NOP", "NT", "RECV", "RECV_REDUCE",
     "REDUCE", "REDUCE_MAX_SRC", "REF", "SCALE", "SEND", "STAGED", "SWAP", "ProgramSpec", "stage",
 ]  # fmt: skip
 
 BUF_IN, BUF_OUT, BUF_TMP, BUF_BORROWED = range(4)
 SEND, RECV, RECV_REDUCE, BORROW, REDUCE, COPY, NOP = range(7)
-SCALE, NT, SWAP, STAGED = 1, 2, 4, 8
+SCALE, NT, SWAP, STAGED, CHANGED = 1, 2, 4, 8, 16
 REDUCE_MAX_SRC = 64
 
 INSTR = np.dtype(
@@ -28,7 +28,7 @@ INSTR = np.dtype(
 REF = np.dtype({"names": ["buf", "off"], "formats": ["u4", "u8"], "offsets": [0, 8], "itemsize": 16})
 
 _NAMES = ("SEND", "RECV", "RECV_REDUCE", "BORROW", "REDUCE", "COPY", "NOP")
-_FLAGS = ((SCALE, "scale"), (NT, "nt"), (SWAP, "swap"), (STAGED, "staged"))
+_FLAGS = ((SCALE, "scale"), (NT, "nt"), (SWAP, "swap"), (STAGED, "staged"), (CHANGED, "changed"))
 _BUFS = ("in", "out", "tmp", "borrowed")
 
 
@@ -89,17 +89,17 @@ class ProgramSpec:
 
 
 def stage(spec: ProgramSpec, most: int) -> None:
-    """Marks the sends of up to so many bytes whose memory the program changes, before or after: they go in messages.
+    """Marks the sends whose memory the program changes, before or after. Those of up to so many bytes go in messages.
 
     To change a line that another core has read in place can take longer than to copy it. Where chunks are borrowed in place
-    nothing is marked: there reading where they lie saves a pass.
+    they need not: there reading where they lie saves a pass.
     """
     instrs = spec.instrs
     ops, lens = instrs["op"], instrs["len"]
     if spec.alias is not None and (ops == BORROW).any():
-        return
+        most = 0
     for buf in (BUF_OUT, BUF_TMP):
-        sent = np.flatnonzero((ops == SEND) & (instrs["src_buf"] == buf) & (lens <= most) & (lens > 0))
+        sent = np.flatnonzero((ops == SEND) & (instrs["src_buf"] == buf) & (lens > 0))
         written = np.isin(ops, (RECV, RECV_REDUCE, REDUCE, COPY)) & (instrs["dst_buf"] == buf)
         starts = instrs["dst_off"][written]
         order = np.argsort(starts)
@@ -108,4 +108,5 @@ def stage(spec: ProgramSpec, most: int) -> None:
         before = np.searchsorted(starts[order], begin + lens[sent])  # how many begin before the end of what is sent
         changed = before > 0
         changed[changed] = ends[before[changed] - 1] > begin[changed]
-        instrs["flags"][sent[changed]] |= STAGED
+        instrs["flags"][sent[changed]] |= CHANGED
+        instrs["flags"][sent[changed & (lens[sent] <= most)]] |= STAGED

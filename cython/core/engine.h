@@ -206,7 +206,7 @@ struct hr_conn {
     uint32_t ack_every, asked_every;  /* bulk that is acknowledged at a time: what the peer, what we have asked for */
     uint32_t told_credit, told_ack, heard_credit, heard_ack, nbreaks;
     uint64_t rx_bulk;
-    struct hr_relay relay;
+    struct hr_relay relay[HR_RELAY_CLASSES];
     /* offers to pull */
     struct hr_mem ledger_mem;
     struct hr_rmem peer_ledger;

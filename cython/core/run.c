@@ -172,7 +172,8 @@ static uint32_t recv_flags(const struct hr_instr *in) {
 static void start_talk(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
     struct hr_request *req = &run->st[i].req;
     int send = in->op == HR_OP_SEND;
-    req->flags = (run->program->paced ? HR_REQ_PACED : 0) | (in->flags & HR_INSTR_STAGED ? HR_REQ_STAGED : 0);
+    req->flags = (run->program->paced ? HR_REQ_PACED : 0) | (in->flags & HR_INSTR_STAGED ? HR_REQ_STAGED : 0) |
+                 (in->flags & HR_INSTR_CHANGED ? HR_REQ_CHANGED : 0);
     req->priority = run->priority;
     req->then = child_done;
     req->state = run;

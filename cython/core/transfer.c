@@ -22,6 +22,7 @@
 #include "core/engine.h"
 #include "hr/memory.h"
 
+#define SHORT (1u << 20)    /* what has but a few pieces comes in shorter ones, and what is changed in messages */
 #define BUSY_MIN (4u << 20) /* a send that keeps this side's processor busy */
 
 static struct hr_xfer *xfer_find(struct hr_conn *conn, uint32_t id) {
@@ -65,6 +66,7 @@ static uint64_t segment_size(struct hr_conn *conn, const struct hr_xfer *x) {
     const struct hr_caps *caps = conn->caps;
     int message = x->mode == HR_XFER_SEND_SEG;
     uint64_t n = message && caps->piece ? caps->piece : caps->segment;
+    if (message && caps->piece && x->len < SHORT && !(x->req->flags & HR_REQ_CHANGED)) n = caps->piece / 4;
     if (message && caps->flags & HR_CAP_RELAYS && x->len >= HR_UNREAD_MIN) n = caps->max_send;
     if (caps->window) {
         uint64_t share = x->sure && conn->rate > 0 ? conn->window : conn->window / 4;
@@ -87,13 +89,21 @@ static int conn_pulls(struct hr_conn *conn) {
 /* Whether bulk goes by one endpoint, which says of writes when they have arrived. */
 static int confirms(const struct hr_conn *conn) { return conn->caps->flags & HR_CAP_CONFIRMS && conn->nlanes <= 2; }
 
+/* What a core has just written takes another longer to read than to get it sent; where both send, neither waits. */
+static int in_messages(const struct hr_conn *conn, const struct hr_request *req) {
+    struct hr_arena_info arena;
+    if (req->flags & HR_REQ_STAGED) return 1;
+    return req->flags & HR_REQ_CHANGED && conn->caps->flags & HR_CAP_RELAYS && req->len < SHORT &&
+           !hr_arena_find(req->buf, req->len, &arena);
+}
+
 hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_hdr_long *rts) {
     struct hr_ep *ep = conn->lanes[0].ep;
     struct hr_xfer *x = hr_xfer_new(conn->engine, req, conn, HR_XFER_SEND);
     if (!x) return HR_ERR_NOMEM;
     rts->h.sreq = x->id;
     if (confirms(conn)) rts->h.flags = HR_HDR_SURE;
-    if (!conn_pulls(conn) || req->flags & HR_REQ_STAGED) return HR_OK;
+    if (!conn_pulls(conn) || in_messages(conn, req)) return HR_OK;
     hr_status status = conn->caps->flags & HR_CAP_MAP ? hr_ledger_enter(conn, x->id) : HR_OK;
     if (status == HR_AGAIN || conn->state == HR_CONN_LOST) {
         hr_xfer_free(conn->engine, x);
@@ -296,7 +306,7 @@ static int is_read(struct hr_xfer *x) {
     }
     if (read) return 1;
     x->timed = 1;
-    return hr_relay_begin(&conn->relay, hr_now()) == HR_READ;
+    return hr_relay_begin(&conn->relay[hr_relay_class(x->len)], hr_now()) == HR_READ;
 }
 
 static void ask(struct hr_conn *conn, struct hr_xfer *x, struct hr_hdr_long *cts) {

@@ -50,7 +50,7 @@ void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x) {
             hr_work_remove(engine, &x->work);
         }
     }
-    if (x->timed) hr_relay_end(&conn->relay, x->completed, hr_now());
+    if (x->timed) hr_relay_end(&conn->relay[hr_relay_class(x->len)], x->completed, hr_now());
     if (x->has_rmem) conn->lanes[0].ep->domain->ops->mem_release(conn->lanes[0].ep, &x->rmem);
     if (x->has_mem) conn->lanes[0].ep->domain->ops->mem_deregister(conn->lanes[0].ep->domain, &x->mem);
     if (x->req && x->req->xfer == x) x->req->xfer = NULL;

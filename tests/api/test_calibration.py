@@ -297,15 +297,15 @@ def test_the_log_says_which_and_why(tmp_path):
         assert "ring in 3 parts" in forced and "no other" in forced
 
 
-def through_messages(rank, folder, staged):
-    """How the halves of an allreduce of registered memory went: unasked, in pieces, read in place."""
+def through_messages(rank, folder, staged, registered):
+    """How the halves of an allreduce went: unasked, in pieces, read in place."""
     os.environ["HRDMA_CACHE_DIR"] = folder
     calibration.measure = lambda name: replace(DEFAULT_COST[name], staged=staged)
     os.sched_getaffinity = lambda _: {0, 1}  # however many there are: as if each rank had its own
     found = []
     with hrdma.init() as comm:
         for elements in (1 << 16, 1 << 18, 1 << 20):
-            x, before = hrdma.empty(elements, "float32"), comm.stats()["counters"]
+            x, before = (hrdma.empty if registered else np.empty)(elements, "float32"), comm.stats()["counters"]
             x[:] = np.arange(elements) + comm.rank
             comm.allreduce(x)
             after = comm.stats()["counters"]
@@ -319,6 +319,16 @@ def through_messages(rank, folder, staged):
 @pytest.mark.parametrize("staged", (0, 512 << 10))
 def test_what_is_changed_goes_in_messages_where_that_was_faster(tmp_path, staged):
     env = {"HRDMA_TRANSPORT": "shm"}
-    for found in harness.ranks(through_messages, 2, init=False, env=env, folder=str(tmp_path), staged=staged):
+    how = {"folder": str(tmp_path), "staged": staged, "registered": True}
+    for found in harness.ranks(through_messages, 2, init=False, env=env, **how):
         assert [pulled for *_, pulled in found] == ([0, 0, 2] if staged else [2, 2, 2])
         assert [unasked + pieces for unasked, pieces, _ in found] == ([2, 2, 0] if staged else [0, 0, 0])
+
+
+def test_what_is_changed_in_plain_memory_goes_in_messages_unless_it_is_long(tmp_path):
+    """Its core has just written it, and nobody waits where both send."""
+    how = {"folder": str(tmp_path), "staged": 0, "registered": False}
+    for found in harness.ranks(through_messages, 2, init=False, env={"HRDMA_TRANSPORT": "shm"}, **how):
+        assert found[:2] == [[2, 0, 0], [0, 2, 0]]
+        unasked, pieces, read = found[2]
+        assert unasked == 0 and pieces + read == 2

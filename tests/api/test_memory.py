@@ -179,3 +179,27 @@ def test_both_ranks_copy_a_plain_array_that_goes_alone():
     read = int(siblings_may_read()[0])
     crowded = read * (len(os.sched_getaffinity(0)) < 2)
     assert found == [[[0, 1 - crowded], [read, 1 - read]], [[crowded, 0], [read, 1 - read]]]
+
+
+def short_and_plain(comm):
+    """How 100 messages of numpy arrays of 64 KiB went, one after the other: unasked, read, in pieces."""
+    x, y = np.arange(8192.0), np.zeros(8192)
+    before = comm.stats()["counters"]
+    for i in range(100):
+        if comm.rank == 0:
+            x[0] = i
+            comm.send(x, 1)
+        else:
+            comm.recv(y, 0)
+            assert y[0] == i and (y[1:] == x[1:]).all()
+    comm.barrier()
+    kinds = ("messages_eager", "transfers_pulled", "transfers_segments")
+    after = comm.stats()["counters"]
+    return [after[kind] - before[kind] for kind in kinds]
+
+
+def test_a_short_plain_array_goes_the_way_that_is_faster():
+    (unasked, _, pieces), (_, read, _) = harness.ranks(short_and_plain, 2, env={"HRDMA_TRANSPORT": "shm"})
+    assert unasked < 20 and read + pieces == 100  # the barrier has messages of its own
+    if len(os.sched_getaffinity(0)) > 1:
+        assert bool(read) == bool(siblings_may_read()[0]) and pieces > 0, "each way was tried"

@@ -177,7 +177,7 @@ def test_the_mirror_is_what_the_header_says() -> None:
     names = re.findall(r"HR_OP_(\w+)", re.sub(r"/\*.*?\*/", "", codes.group(1)))
     assert [getattr(isa, name) for name in names] == list(range(7))
     assert re.search(r"HR_BUF_IN,\s+HR_BUF_OUT,\s+HR_BUF_TMP,\s+HR_BUF_BORROWED", text)
-    for name in ("SCALE", "NT", "SWAP"):
+    for name in ("SCALE", "NT", "SWAP", "STAGED", "CHANGED"):
         assert int(re.search(rf"HR_INSTR_{name} = (\d+)", text).group(1)) == getattr(isa, name)
     assert f"HR_REDUCE_MAX_SRC {isa.REDUCE_MAX_SRC}" in (INCLUDE / "hr" / "reduce.h").read_text()
 
@@ -197,14 +197,14 @@ def test_the_mirror_has_the_compilers_offsets(tmp_path: Path) -> None:
     assert [int(line) for line in printed.split()] == [*mirror, INSTR.itemsize, REF.itemsize]
 
 
-def staged(collective: str, size: int, elements: int, **options) -> list[list[bool]]:
-    """Of each rank's sends, whether they go in messages though they could be read in place."""
+def staged(collective: str, size: int, elements: int, flag: int = isa.STAGED, **options) -> list[list[bool]]:
+    """Of each rank's sends, whether they go in messages though they could be read in place (or have another flag)."""
     cost = Cost(2e-7, 1e-10, 2e-11, 2e-7, eager=32 << 10, pull=True, staged=128 << 10)
     plans = [
         plan(collective, size=size, rank=rank, counts=elements, itemsize=4, dtype="float32", mapped=True, cost=cost, **options)
         for rank in range(size)
     ]  # fmt: skip
-    return [[bool(i["flags"] & isa.STAGED) for i in p.instrs if i["op"] == isa.SEND] for p in plans]
+    return [[bool(i["flags"] & flag) for i in p.instrs if i["op"] == isa.SEND] for p in plans]
 
 
 def test_what_a_program_changes_goes_in_messages_where_they_are_faster() -> None:
@@ -218,3 +218,12 @@ def test_what_a_program_changes_goes_in_messages_where_they_are_faster() -> None
     assert staged("allgather", 2, half, in_place=True, algorithm="direct") == [[False]] * 2, (
         "each changes the other's block"
     )
+
+
+def test_what_a_program_changes_is_marked_whatever_its_length() -> None:
+    n, flag = 1 << 20, isa.CHANGED
+    assert staged("allreduce", 2, n, flag, in_place=True, algorithm="direct") == [[True, True]] * 2
+    assert staged("allreduce", 2, n, flag, algorithm="direct") == [[False, True]] * 2, "nobody writes the input"
+    assert all(map(all, staged("allreduce", 4, n, flag, in_place=True, algorithm="direct"))), "borrowed ones, too"
+    assert not any(map(any, staged("broadcast", 2, n, flag, algorithm="direct")))
+    assert not any(map(any, staged("alltoall", 2, n, flag)))

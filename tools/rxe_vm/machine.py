@@ -32,7 +32,7 @@ PR_SET_PDEATHSIG = 1
 #: Programs lie at the same addresses each time, so what QEMU has translated for one start of Python serves the next.
 #: An oops in a driver ends the guest. Stalls are the host's doing: the guest shares its cores with whatever runs there.
 KERNEL_OPTIONS = (
-    "console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off "
+    "console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off init_on_alloc=0 "
     "norandmaps tsc=reliable no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1"
 )
 

@@ -75,9 +75,10 @@ struct hr_request {
 };
 
 enum {
-    HR_REQ_ASYNC = 1,  /* nobody may be waiting: the background thread serves it, completion goes to the done list */
-    HR_REQ_PACED = 2,  /* of a program that sends to one peer at most before something has come */
-    HR_REQ_STAGED = 4, /* as HR_INSTR_STAGED */
+    HR_REQ_ASYNC = 1,   /* nobody may be waiting: the background thread serves it, completion goes to the done list */
+    HR_REQ_PACED = 2,   /* of a program that sends to one peer at most before something has come */
+    HR_REQ_STAGED = 4,  /* as HR_INSTR_STAGED */
+    HR_REQ_CHANGED = 8, /* as HR_INSTR_CHANGED */
 };
 
 struct hr_config {

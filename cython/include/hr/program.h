@@ -42,10 +42,11 @@ enum hr_opcode {
 };
 
 enum {
-    HR_INSTR_SCALE = 1, /* avg: multiply by 1/size of the communicator; set on each element's last reduction */
-    HR_INSTR_NT = 2,    /* the result is not read again soon: bypass the cache */
-    HR_INSTR_SWAP = 4,  /* RECV_REDUCE: the peer's operand is the left one */
-    HR_INSTR_STAGED = 8 /* SEND: in messages, though the peer could read it in place: the program changes it */
+    HR_INSTR_SCALE = 1,   /* avg: multiply by 1/size of the communicator; set on each element's last reduction */
+    HR_INSTR_NT = 2,      /* the result is not read again soon: bypass the cache */
+    HR_INSTR_SWAP = 4,    /* RECV_REDUCE: the peer's operand is the left one */
+    HR_INSTR_STAGED = 8,  /* SEND: in messages, though the peer could read it in place: the program changes it */
+    HR_INSTR_CHANGED = 16 /* SEND: the program changes it: what is not mapped comes in messages, unless it is long */
 };
 
 struct hr_ref {

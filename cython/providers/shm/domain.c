@@ -15,8 +15,7 @@
 #include "providers/shm/address.h"
 #include "providers/shm/shm.h"
 
-#define STAGE_BELOW ((uint64_t)4 << 20)
-#define EAGER (32u << 10)        /* of arenas, and of all memory where ranks share cores or rings are small */
+#define EAGER (32u << 10)        /* what is longer is read in place, or begins to arrive while the rest is copied */
 #define EAGER_CROWDED (4u << 10) /* of arenas where ranks share cores: what is read in place is not copied twice */
 #define PIECE (64u << 10)        /* of what was asked for: one is read while the next is written */
 
@@ -162,8 +161,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     dom->cma_allowed = o.cma;
     if (!crowded) dom->base.caps.flags |= HR_CAP_RELAYS;
     dom->base.caps.max_send = message_for(o.ring);
-    dom->base.caps.eager_max = crowded || o.ring < 1 << 20 ? EAGER : dom->base.caps.max_send;
-    dom->stage_below = crowded ? 0 : STAGE_BELOW;
+    dom->base.caps.eager_max = EAGER;
     if (status == HR_OK) status = find_host(dom, o.host[0] ? o.host : NULL, detail);
     if (status == HR_OK && (getrandom(dom->name, sizeof dom->name, 0) != sizeof dom->name ||
                             getrandom(&dom->probe, sizeof dom->probe, 0) != sizeof dom->probe)) {

@@ -4,10 +4,13 @@
  * Memory in an arena is mapped by the peer, once per endpoint and arena, read-only: that is where HR_CAP_MAP comes
  * from. Other memory is read by process_vm_readv if the kernel permitted it when the endpoint was connected. What can
  * be reached in neither way is not exported, and the engine sends it in messages. So it does while every rank has a
- * core (HR_CAP_RELAYS): two copies that run at once, one behind the other through a ring in the cache, are faster than
- * one of the kernel, which looks up every page (measured, 1 MiB: 25 instead of 10 GB/s; 16 MiB 16 and 10, 256 MiB 12.5
- * and 10). Cores that share no cache need four times as long for it, so the engine measures which is faster
- * (core/relay.h). Where as much comes as goes it reads, from stage_below on: both cores have copies to make. Reads
+ * core (HR_CAP_RELAYS) and that is faster: two copies that run at once, one behind the other through a ring in the
+ * cache, against one of the kernel, which looks up every page. Measured, in GB/s:
+ *
+ *     Zen 4, a cache in common     1 MiB 25 and 10, 16 MiB 16 and 10, 256 MiB 12.5 and 10
+ *     Granite Rapids, none         64 KiB 11 and 20, 256 KiB 15 and 27, 1 MiB 12 and 17, 4 MiB 12 and 11
+ *
+ * So the engine measures it (core/relay.h). Where as much comes as goes it reads: both cores have copies to make. Reads
  * cannot be taken back (hence no HR_CAP_REVOKE); late ones see bytes that nobody needs any more.
  */
 
@@ -87,7 +90,7 @@ hr_status hr_shm_mem_export(struct hr_ep *ep, const struct hr_mem *mem, void *ad
         hr_status status = hr_shm_arena_give(e, addr, len, &desc.arena);
         if (status == HR_OK)
             route = SHM_ROUTE_ARENA;
-        else if (status == HR_ERR_UNSUPPORTED && e->peer_can_read && len >= shm_ep_domain(e)->stage_below)
+        else if (status == HR_ERR_UNSUPPORTED && e->peer_can_read)
             route = SHM_ROUTE_PROCESS;
         else
             return status;

@@ -70,7 +70,6 @@ struct shm_domain {
     uint64_t self_id;
     uint8_t name[16], host[16];
     uint64_t ring_size;
-    uint64_t stage_below;     /* memory outside of arenas is exported from this length on */
     int cma_allowed;          /* option cma */
     uint32_t cma_yes, cma_no; /* endpoints whose memory could be, could not be read by process_vm_readv */
     uint64_t probe;           /* what a peer reads to find out whether it may; random */
