@@ -22,3 +22,20 @@ def one_good(measure: Callable[[], Found], good: Callable[[Found], bool], window
         if good(found[-1]):
             return found[-1]
     raise AssertionError(f"none of {windows} windows is good: {found}")
+
+
+class Starved(Exception):
+    """What was late had no processor for as long as it was too late."""
+
+
+def unless_starved(measure: Callable[[], Found], windows: int = 3) -> Found:
+    """What the first window found in which nobody starved; fails where all did."""
+    for _ in range(windows - 1):
+        try:
+            return measure()
+        except Starved as starved:
+            print(f"measured again: {starved}")  # pytest shows it with a failure
+    try:
+        return measure()
+    except Starved as starved:
+        raise AssertionError(f"in none of {windows} windows was there a processor: {starved}") from None

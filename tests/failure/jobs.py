@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from machine import took
 from nursery import Rank, environment
 from ports import free_port
 from rankside import JOB_SECONDS
+from windows import Starved
 
 import harness
 
@@ -23,6 +25,22 @@ class Job(list[Rank]):
 
     def shown(self) -> str:
         return "\n".join(rank.shown() for rank in self)
+
+
+def in_time(job: Job, rank: Rank, since: float, event: dict[str, Any], limit: float) -> None:
+    """Fails when a rank said this too late; as `Starved` when its threads were ready for so long and had no processor.
+
+    The machine's scheduler has kept all threads of two ranks waiting for 1.7 s while processes beside them, one on each processor, woke in
+    time: `machine.took` knows nothing of it.
+    """
+    late = took(since, event["time"])
+    if late < limit:
+        return
+    text = f"rank {rank.rank} took {late:.2f} s\n{job.shown()}"
+    before = [one["waited"] for one in rank.news if "waited" in one and one["time"] <= since]
+    if late - (event["waited"] - max(before, default=0.0)) < limit:
+        raise Starved(text)
+    raise AssertionError(text)
 
 
 def start_job(
