@@ -171,7 +171,8 @@ class Rank:
         """What its function returned; the test fails when it raised or died."""
         found = self.event("returned", "failed", "ended", seconds=seconds)
         if found["event"] != "returned":
-            pytest.fail(f"rank {self.rank} did not return\n{self.shown()}", pytrace=False)
+            shown = "\n".join(rank.shown() for rank in self.mates)
+            pytest.fail(f"rank {self.rank} did not return\n{shown}", pytrace=False)
         return found["value"]
 
     def shown(self) -> str:

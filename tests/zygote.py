@@ -125,7 +125,9 @@ class Zygote:
 def be_rank(zygote: Zygote, request: dict[str, Any]) -> int:
     """What a rank does: calls the function of the test module with `me`, and says how that ended."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.setsid()  # what a rank starts is ended with its process group
+    # What a rank starts is ended with its process group. No session of its own: the kernel schedules each as a group of tasks
+    # (sched_autogroup), and Linux 6.18 was seen to leave such a group, so all threads of a rank, without a processor for 1.7 s.
+    os.setpgid(0, 0)
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
