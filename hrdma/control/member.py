@@ -387,8 +387,9 @@ class ControlPlane:
         if left:
             self.left.add(rank)
         self.lost[rank] = reason
-        logger.log(10 if left or self._leaving else 30, "control: %s", reason)
         self._call(lambda: self._on_left if left else self._on_lost, rank, reason)
+        # Last: where the log goes to a disk that stalls, those who wait for the rank have heard of it.
+        logger.log(10 if left or self._leaving else 30, "control: %s", reason)
 
     def mismatch(self, comm: int, text: str) -> None:
         self._call(lambda: self._on_verdict, comm, text)
