@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -105,9 +105,8 @@ class Rank:
         self.rank = rank
         self.log = log
         self.who = self._nursery.new()
-        self.mates: Sequence[Rank] = (
-            self,
-        )  #: the ranks that are shown when this one does not do what its test waits for
+        #: shown when this one does not do what its test waits for
+        self.mates: Sequence[Rank] = (self,)
 
     def start(self, function: Callable[..., Any], env: dict[str, str], arguments: dict[str, Any]) -> None:
         """Has it call ``function(me, **arguments)``, which stands at the top of its module, with this environment."""
@@ -137,8 +136,7 @@ class Rank:
             for rank in self.mates:
                 rank.signal(signal.SIGUSR2)  # faulthandler writes where each thread is
             time.sleep(0.3)
-            shown = "\n".join(rank.shown() for rank in self.mates)
-            pytest.fail(f"rank {self.rank}: no {'/'.join(events)} within {seconds} s\n{shown}", pytrace=False)
+            self._fail(f"no {'/'.join(events)} within {seconds} s")
         return found
 
     def signal(self, number: int) -> float:
@@ -171,9 +169,12 @@ class Rank:
         """What its function returned; the test fails when it raised or died."""
         found = self.event("returned", "failed", "ended", seconds=seconds)
         if found["event"] != "returned":
-            shown = "\n".join(rank.shown() for rank in self.mates)
-            pytest.fail(f"rank {self.rank} did not return\n{shown}", pytrace=False)
+            self._fail("did not return")
         return found["value"]
+
+    def _fail(self, why: str) -> NoReturn:
+        shown = "\n".join(rank.shown() for rank in self.mates)
+        pytest.fail(f"rank {self.rank}: {why}\n{shown}", pytrace=False)
 
     def shown(self) -> str:
         said = "\n".join(str(message) for message in self.news)

@@ -321,9 +321,8 @@ def test_data_that_overtakes_data_would_be_taken_for_a_loss(net):
     kept = u32.bare_acks
     data = (0x0800, u32.U32(((6 << 16, 0xFF << 16, 8), (4000 << 16, 0xFFFF << 16, 20), (1 << 12, 1 << 12, 24))))
     u32.bare_acks = lambda: [*kept(), data]
-    with (
-        IPRoute() as kernel
-    ):  # else a queue's packet is of up to 64 KiB, and the few that there are can all be on one side of the bit
+    # Else a queue's packet is of up to 64 KiB, and the few that there are can all be on one side of the bit.
+    with IPRoute() as kernel:
         kernel.link("set", index=kernel.link_lookup(ifname="v0")[0], gso_max_segs=1)
     with both_ways(net) as measure:
         one_good(measure, disturbed)
