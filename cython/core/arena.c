@@ -2,7 +2,8 @@
 
 /*
  * Small blocks share arenas: the first has 4 MiB, each further one as much as all before it up to 64 MiB, so that a
- * hundred thousand small arrays cost hundreds of descriptors and imports, not a hundred thousand. A big block (32 MiB
+ * hundred thousand small arrays cost hundreds of descriptors and imports, not a hundred thousand. Where pages are small
+ * an arena costs by its size, and has what is asked for, in steps of 2 MiB. A big block (32 MiB
  * and more) has an arena of its own, so that freeing it gives the memory back whatever else was allocated meanwhile.
  *
  * An arena that became empty stays until the empty ones together pass a bound; the one that has been empty longest goes
@@ -73,6 +74,11 @@ static size_t round_up(size_t len, size_t to) { return (len + to - 1) / to * to;
 
 static int is_empty(const struct hr_arena *a) { return a->extents.blocks == 0; }
 
+/* What it has of the arenas from whose sizes the next one's follows. */
+static size_t counted(const struct hr_arena *a) {
+    return a->big || a->flags & HR_ARENA_SMALL_PAGES ? 0 : a->pages.size;
+}
+
 static void arena_discard(struct hr_arena *a) {
     hr_extents_free(&a->extents);
     hr_pages_unmap(&a->pages);
@@ -84,7 +90,7 @@ static struct hr_arena *arena_new(size_t size, uint32_t flags, int big) {
     struct hr_arena *a = calloc(1, sizeof *a);
     if (!a) return NULL;
     int rc = hr_extents_init(&a->extents, size) ? ENOMEM : 0;
-    if (!rc) rc = hr_pages_map(size, flags & HR_ARENA_WRITABLE_BY_PEERS, &a->pages);
+    if (!rc) rc = hr_pages_map(size, flags, &a->pages);
     if (rc) {
         hr_extents_free(&a->extents);
         free(a);
@@ -109,7 +115,7 @@ static int arena_link(struct hr_arena *a) {
     struct hr_arena_info info = {a->id, a->pages.fd, a->pages.base, a->pages.size, a->flags};
     hr_arena_index_add(&info, a);
     empty_bytes += a->pages.size;
-    if (!a->big) shared_bytes += a->pages.size;
+    shared_bytes += counted(a);
     return 0;
 }
 
@@ -121,7 +127,7 @@ static void arena_unlink(struct hr_arena *a) {
     else
         arenas = a->next;
     empty_bytes -= a->pages.size;
-    if (!a->big) shared_bytes -= a->pages.size;
+    shared_bytes -= counted(a);
 }
 
 /* Unlinks empty arenas, longest empty first, until those left are within bound. The list is the caller's to discard. */
@@ -177,7 +183,8 @@ static void *cut_big(size_t len, uint32_t flags) {
     return best ? cut(best, len) : NULL;
 }
 
-static size_t shared_size(size_t len) {
+static size_t shared_size(size_t len, uint32_t flags) {
+    if (flags & HR_ARENA_SMALL_PAGES) return round_up(len, HR_HUGE_PAGE);
     size_t size = shared_bytes < FIRST_SHARED ? FIRST_SHARED : shared_bytes;
     if (size > LARGEST_SHARED) size = LARGEST_SHARED;
     return round_up(size > len ? size : len, HR_HUGE_PAGE);
@@ -194,7 +201,7 @@ void *hr_arena_alloc(size_t len, uint32_t flags) {
 
     pthread_mutex_lock(&lock);
     void *block = big ? cut_big(len, flags) : cut_shared(len, flags);
-    size_t size = big ? round_up(len, HR_HUGE_PAGE) : shared_size(len);
+    size_t size = big ? round_up(len, HR_HUGE_PAGE) : shared_size(len, flags);
     pthread_mutex_unlock(&lock);
     if (block) return block;
 

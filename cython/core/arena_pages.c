@@ -3,17 +3,21 @@
 /*
  * Huge pages for shared memory are off by default (shmem_enabled is `never` almost everywhere), but MADV_COLLAPSE
  * (Linux 6.1) asks for them explicitly and is heeded. It copies the small pages that are there, so the cheap way is to
- * let it find next to none: one small page in each 2 MiB (a hole cannot be collapsed), collapse, next. Per 256 MiB,
+ * let it find next to none: one small page in each 2 MiB (a hole cannot be collapsed), then collapse. Per 256 MiB,
  * measured:
  *
- *     one page, collapse, for each 2 MiB     14 ms
+ *     one page in each 2 MiB, collapse all   14 ms
  *     4 KiB pages, no attempt at huge ones  115 ms  (fallocate 55, populate 60)
  *     fallocate all, collapse all           113 ms to 890 ms
  *     fallocate, populate, collapse         600 ms
  *
- * So huge pages are also the fastest way to get memory at all. What could not be collapsed (an older kernel, fragmented
- * memory) is filled with small pages, or with huge ones by MADV_HUGEPAGE where shmem_enabled is `advise`. The hugetlb
- * pool is left alone: it was reserved for somebody.
+ * So huge pages are also the fastest way to get memory, most of the time. But each MADV_COLLAPSE first has a kernel
+ * thread run on every processor (lru_add_drain_all), and nothing ends that wait, not even SIGKILL: 0.1 ms, and on two
+ * processors with more to do than they can, one in a thousand above 0.1 s, up to 2.3 s. Hence one call for all of an
+ * arena, and none for what short calls with a deadline need of their own (HR_ARENA_SMALL_PAGES).
+ *
+ * What could not be collapsed (an older kernel, fragmented memory) is filled with small pages, or with huge ones by
+ * MADV_HUGEPAGE where shmem_enabled is `advise`. The hugetlb pool is left alone: it was reserved for somebody.
  *
  * fallocate beyond the memory there is does not fail, it wakes the OOM killer: hence arena_room.h.
  */
@@ -22,6 +26,7 @@
 #include "core/arena_pages.h"
 
 #include "core/arena_room.h"
+#include "hr/memory.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -78,20 +83,30 @@ static int allocate(int fd, size_t offset, size_t len) {
     return 0;
 }
 
-/* As much in huge pages as the kernel gives without a struggle; *huge_p says how much. */
-static int fill_huge(int fd, uint8_t *base, size_t size, size_t *huge_p) {
+/* One by one, as collapsing all has failed somewhere; returns how much is in huge pages. */
+static size_t collapse_each(uint8_t *base, size_t size) {
     size_t huge = 0;
     int failures = 0;
     for (size_t at = 0; at < size && failures < COLLAPSE_FAILURES; at += HR_HUGE_PAGE) {
-        int rc = allocate(fd, at, SMALL_PAGE), tries = 1;
-        if (rc) return rc;
+        int rc, tries = 1;
         while ((rc = madvise(base + at, HR_HUGE_PAGE, MADV_COLLAPSE)) && errno == EAGAIN && tries < COLLAPSE_TRIES)
             tries++;
-        if (rc && errno == EINVAL) break; /* this kernel does not know it, or not for this memory */
         failures = rc ? failures + 1 : 0;
         if (!rc) huge += HR_HUGE_PAGE;
     }
-    *huge_p = huge;
+    return huge;
+}
+
+/* As much in huge pages as the kernel gives without a struggle; *huge_p says how much. */
+static int fill_huge(int fd, uint8_t *base, size_t size, size_t *huge_p) {
+    for (size_t at = 0; at < size; at += HR_HUGE_PAGE) {
+        int rc = allocate(fd, at, SMALL_PAGE);
+        if (rc) return rc;
+    }
+    if (madvise(base, size, MADV_COLLAPSE) == 0)
+        *huge_p = size;
+    else if (errno != EINVAL) /* which says that this kernel does not know it, or not for this memory */
+        *huge_p = collapse_each(base, size);
     return 0;
 }
 
@@ -114,7 +129,7 @@ static int seal(int fd, int writable_by_peers) {
     return fcntl(fd, F_ADD_SEALS, seals) ? errno : 0;
 }
 
-int hr_pages_map(size_t size, int writable_by_peers, struct hr_pages *pages_p) {
+int hr_pages_map(size_t size, uint32_t flags, struct hr_pages *pages_p) {
     struct hr_pages pages = {.size = size};
     int rc;
     if (size > hr_arena_room()) return ENOMEM;
@@ -125,9 +140,9 @@ int hr_pages_map(size_t size, int writable_by_peers, struct hr_pages *pages_p) {
         close(pages.fd);
         return rc;
     }
-    rc = fill_huge(pages.fd, pages.base, size, &pages.huge);
+    rc = flags & HR_ARENA_SMALL_PAGES ? 0 : fill_huge(pages.fd, pages.base, size, &pages.huge);
     if (!rc && pages.huge < size) rc = fill_rest(pages.fd, pages.base, size);
-    if (!rc) rc = seal(pages.fd, writable_by_peers);
+    if (!rc) rc = seal(pages.fd, flags & HR_ARENA_WRITABLE_BY_PEERS);
     if (rc) {
         hr_pages_unmap(&pages);
         return rc == ENOSPC ? ENOMEM : rc;

@@ -3,6 +3,7 @@
 #define HR_ARENA_PAGES_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #define HR_HUGE_PAGE ((size_t)2 << 20)
 
@@ -13,8 +14,8 @@ struct hr_pages {
     size_t huge; /* bytes known to be in huge pages */
 };
 
-/* size: a multiple of HR_HUGE_PAGE. 0, or an errno with nothing left behind. */
-int hr_pages_map(size_t size, int writable_by_peers, struct hr_pages *pages_p);
+/* size: a multiple of HR_HUGE_PAGE; flags: HR_ARENA_*. 0, or an errno with nothing left behind. */
+int hr_pages_map(size_t size, uint32_t flags, struct hr_pages *pages_p);
 void hr_pages_unmap(struct hr_pages *pages);
 
 #endif

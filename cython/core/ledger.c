@@ -20,7 +20,7 @@
 
 static int ledger_open(struct hr_engine *engine) {
     if (engine->ledger) return 1;
-    engine->ledger = hr_arena_alloc(BYTES, 0);
+    engine->ledger = hr_arena_alloc(BYTES, HR_ARENA_SMALL_PAGES);
     if (engine->ledger) memset(engine->ledger, 0, BYTES);
     return engine->ledger != NULL;
 }

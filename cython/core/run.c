@@ -13,6 +13,7 @@
 #include "hr/memory.h"
 
 #define TMP_KEEP (256u << 10) /* scratch up to this stays with the idle run; more goes back to the arenas */
+#define TMP_HUGE (8u << 20)   /* scratch from here on is in huge pages: up to a twentieth of a call's time */
 #define WORK_BYTES (512u << 10)
 
 struct instr_state {
@@ -69,7 +70,7 @@ static struct hr_run *run_new(struct hr_program *p) {
 static int run_tmp(struct hr_run *run, uint64_t need) {
     if (run->tmp_have >= need) return 1;
     hr_arena_free(run->bufs[HR_BUF_TMP]);
-    run->bufs[HR_BUF_TMP] = hr_arena_alloc(need, 0);
+    run->bufs[HR_BUF_TMP] = hr_arena_alloc(need, need < TMP_HUGE ? HR_ARENA_SMALL_PAGES : 0);
     run->tmp_have = run->bufs[HR_BUF_TMP] ? need : 0;
     return run->bufs[HR_BUF_TMP] != NULL;
 }

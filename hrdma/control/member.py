@@ -313,7 +313,7 @@ class ControlPlane:
             A rank is gone; the others have come.
         """
         present = self.agree(key, range(self.size), payload, deadline=deadline)
-        for rank in range(self.size):
+        for rank in (*list(self.lost), *range(self.size)):  # who was lost first: others may be gone because of it
             if rank not in present:
                 reason = self.lost.get(rank, f"rank {rank} is gone")
                 operation = key.partition(":")[0]

@@ -36,6 +36,19 @@ def test_the_coordinator_may_die(start):
         assert took(killed, rank.event("lost", rank=3)["time"]) < 0.5
 
 
+def test_a_barrier_blames_who_was_lost_first(start):
+    """Rank 0 may have ended because of rank 2, so the lowest rank is not the cause."""
+    ranks = start(4).joined()
+    rest = (ranks[1], ranks[3])
+    for gone in (2, 0):
+        ranks[gone].signal(signal.SIGKILL)
+        for rank in rest:
+            rank.event("lost", rank=gone)
+    for number, rank in [(rank.ask("barrier"), rank) for rank in rest]:
+        error, text = rank.answer(number)["error"]
+        assert error == "PeerError" and text.startswith("barrier: rank 2 "), text
+
+
 @pytest.mark.parametrize("dead", [(0, 1), (0, 2), (0, 1, 2)])
 def test_several_die_at_once(start, dead):
     """The coordinator and others: nobody is left to tell of the others' death, so survivors find out themselves."""

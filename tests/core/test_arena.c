@@ -130,6 +130,24 @@ TEST(huge_pages) {
     hr_arena_free(block);
 }
 
+/* Collapsing waits for all processors, and nothing ends that. */
+TEST(small_pages_are_not_collapsed_and_are_their_own) {
+    struct hr_arena_stats before = stats();
+    uint8_t *scratch = hr_arena_alloc(3 * MIB, HR_ARENA_SMALL_PAGES);
+    uint8_t *more = hr_arena_alloc(MIB / 2, HR_ARENA_SMALL_PAGES);
+    REQUIRE(scratch && more);
+    struct hr_arena_stats after = stats();
+    CHECK_EQ(after.bytes_mapped - before.bytes_mapped, 4 * MIB);
+    CHECK_EQ(after.bytes_huge, before.bytes_huge);
+    CHECK_EQ(find(scratch).id, find(more).id);
+    uint8_t *block = hr_arena_alloc(100, 0);
+    REQUIRE(block);
+    CHECK(find(scratch).id != find(block).id);
+    hr_arena_free(scratch);
+    hr_arena_free(more);
+    hr_arena_free(block);
+}
+
 TEST(peers_map_read_only) {
     uint8_t *block = hr_arena_alloc(100, 0);
     struct hr_arena_info info = find(block);

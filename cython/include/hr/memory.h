@@ -4,11 +4,11 @@
 
 /*
  * An arena is one memfd: sealed against shrinking, allocated in full (ENOMEM here, never SIGBUS later), prefaulted, in
- * huge pages where the kernel can be brought to it, aligned to 2 MiB. Blocks are cut from arenas, 64-byte aligned,
- * first fit, neighbours merged on free; an empty arena is kept up to a bound and then given back. Peers on the host map
- * an arena read-only (F_SEAL_FUTURE_WRITE after our own mapping, unless exposed for one-sided writes). Nothing has a
- * name in any file system, so nothing is left after kill -9. Arenas belong to the process, not to an engine, and are
- * thread safe.
+ * huge pages where they are not refused and the kernel can be brought to it, aligned to 2 MiB. Blocks are cut from
+ * arenas, 64-byte aligned, first fit, neighbours merged on free; an empty arena is kept up to a bound and then given
+ * back. Peers on the host map an arena read-only (F_SEAL_FUTURE_WRITE after our own mapping, unless exposed for
+ * one-sided writes). Nothing has a name in any file system, so nothing is left after kill -9. Arenas belong to the
+ * process, not to an engine, and are thread safe.
  *
  * After fork the child shares the pages (MAP_SHARED): it may read and write blocks it inherited, which are the parent's
  * to free (here nothing happens) and to hr_arena_find no arena's. What it allocates is in arenas of its own.
@@ -19,7 +19,11 @@
 
 #include "hr/status.h"
 
-enum { HR_ARENA_WRITABLE_BY_PEERS = 1, HR_MEMORY_KEPT = 2 };
+enum {
+    HR_ARENA_WRITABLE_BY_PEERS = 1,
+    HR_MEMORY_KEPT = 2,
+    HR_ARENA_SMALL_PAGES = 4 /* for who has a deadline: a huge page can take seconds (arena_pages.c) */
+};
 
 struct hr_arena_info {
     uint64_t id; /* unique in this process, never reused */
