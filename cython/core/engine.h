@@ -92,7 +92,8 @@ struct hr_hdr {
 };
 enum {
     HR_HDR_DESC = 1, /* it has a descriptor */
-    HR_HDR_SURE = 2  /* the provider confirms writes (HR_CAP_CONFIRMS); CTS: both do, so only the last is told of */
+    HR_HDR_SURE = 2, /* the provider confirms writes (HR_CAP_CONFIRMS); CTS: both do, so only the last is told of */
+    HR_HDR_READ = 4  /* RTS: if you send as well, read it; the same, shifted by one: if you reduce it */
 };
 
 struct hr_hdr_long { /* RTS (size, desc), CTS (desc) */
@@ -139,9 +140,9 @@ struct hr_xfer {         /* one rendezvous, on one side */
     struct hr_request *req;
     struct hr_conn *conn;
     uint32_t id, remote;
-    uint8_t mode, has_mem, has_rmem, sure, timed; /* sure: of writes that are confirmed; timed: by conn->relay */
+    uint8_t mode, has_mem, has_rmem, sure, relay; /* sure: writes are confirmed; relay: 1 + which of the reading */
     uint32_t outstanding;                         /* reads or writes in the provider */
-    char *buf;
+    char *buf, *scratch;                          /* scratch: pieces that are read to be reduced */
     uint64_t len, posted, completed;
     uint32_t writes[HR_WRITES], first; /* SEND_PUSH: bytes of those in the provider, where it confirms them; a ring */
     struct hr_mem mem;
@@ -201,12 +202,11 @@ struct hr_conn {
     /* receiving */
     uint32_t order_rx[HR_BUCKETS];
     struct hr_link early[HR_BUCKETS]; /* struct hr_umsg before their turn, in order */
-    uint64_t held;                    /* credit that the peer has used and not got back */
+    uint64_t held, rx_bulk;           /* credit that the peer has used and not got back; bulk that came */
     uint32_t owed_credit, owed_ack;   /* not told yet */
     uint32_t ack_every, asked_every;  /* bulk that is acknowledged at a time: what the peer, what we have asked for */
     uint32_t told_credit, told_ack, heard_credit, heard_ack, nbreaks;
-    uint64_t rx_bulk;
-    struct hr_relay relay[HR_RELAY_CLASSES];
+    struct hr_reading reading;
     /* offers to pull */
     struct hr_mem ledger_mem;
     struct hr_rmem peer_ledger;

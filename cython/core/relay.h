@@ -4,57 +4,112 @@
  * Two copies at once are faster where the cores share a cache, and several times slower where they do not, which a
  * process is not told, and which changes under a virtual machine. So it is measured: periods in which something is on
  * its way go one way or the other, what was faster is taken, and now and then the other way is tried. What fits some
- * cache has times of its own.
+ * cache has times of its own, and so has what is reduced.
+ *
+ * Where one side sends, what counts is the time that passes. Where both do, the time of each depends on the way of the
+ * other, so one chooses for both; and no core is idle, so work counts, of both cores, which have as much of it.
  */
 #ifndef HR_CORE_RELAY_H
 #define HR_CORE_RELAY_H
 
 #include <stdint.h>
 
-enum { HR_RELAYED, HR_READ, HR_WAYS };
-enum { HR_RELAY_CLASSES = 3 }; /* of lengths */
+#include "hr/status.h"
 
-#define HR_RELAY_TRIAL 32                    /* after a trial, so many times as long passes until the next one, */
+enum { HR_RELAYED, HR_READ, HR_WAYS };
+enum { HR_RELAY_REDUCED = 3, HR_RELAY_BOTH = 6, HR_RELAYS = 12 }; /* of lengths; reduced; while both send */
+
+#define HR_RELAY_PERIODS 8                   /* of a trial: caches have to get used to it */
+#define HR_RELAY_TRIAL 64                    /* after a trial, so many times as long passes until the next one, */
 #define HR_RELAY_GAP ((int64_t)10000000)     /* and not less than this, in ns */
 #define HR_RELAY_PERIOD ((uint64_t)64 << 20) /* bytes, after which a period ends at the latest */
 
 struct hr_relay {         /* what one connection receives, of one class */
     double cost[HR_WAYS]; /* ns for a byte; 0: not tried */
-    int way, open, trial; /* of this period; transfers that have begun and not ended */
-    int64_t since, next;  /* when it began; when there may be a trial again */
+    int way, open, trial; /* of this period; transfers that have begun and not ended; periods that a trial has left */
+    int64_t since, busy;  /* when it began; ns of work in it */
+    int64_t began, next;  /* when the trial began; when there may be one again */
     uint64_t bytes;
+};
+
+struct hr_reading { /* of one connection */
+    struct hr_relay relay[HR_RELAYS];
+    double copying[HR_RELAY_REDUCED]; /* ns for a byte of a segment that is sent */
+    int unanswered;                   /* long messages that came since one was sent */
+    char *scratch; /* of a transfer that was read and reduced; NULL: one has it, or none was needed */
 };
 
 static inline int hr_relay_class(uint64_t len) { return len < 512 << 10 ? 0 : len < 4 << 20 ? 1 : 2; }
 
+/* Good news is believed at once, bad news by half, and never that it is twice as bad: somebody may have been
+ * interrupted. */
+static inline void hr_relay_learn(double *cost, double new) {
+    if (*cost && new > 2 * *cost) new = 2 * *cost;
+    *cost = !*cost || new < *cost ? new : (*cost + new) / 2;
+}
+
 static inline void hr_relay_start(struct hr_relay *r, int64_t now) {
-    int untried = !r->cost[HR_RELAYED] || !r->cost[HR_READ];
-    r->way = r->cost[HR_READ] < r->cost[HR_RELAYED] ? HR_READ : HR_RELAYED;
-    r->trial = !untried && now >= r->next;
-    if (r->trial) r->way = !r->way;
+    if (!r->trial) {
+        int untried = !r->cost[HR_RELAYED] || !r->cost[HR_READ];
+        r->way = r->cost[HR_READ] < r->cost[HR_RELAYED] ? HR_READ : HR_RELAYED;
+        if (!untried && now >= r->next) r->way = !r->way;
+        if (untried || now >= r->next) r->trial = HR_RELAY_PERIODS;
+        r->began = now;
+    }
     r->since = now;
     r->bytes = 0;
+    r->busy = 0;
+}
+
+/* The way of the next transfer. */
+static inline int hr_relay_next(struct hr_relay *r, int64_t now) {
+    if (!r->open) hr_relay_start(r, now);
+    return r->way;
 }
 
 /* A transfer begins: its way. */
 static inline int hr_relay_begin(struct hr_relay *r, int64_t now) {
-    if (!r->open++) hr_relay_start(r, now);
-    return r->way;
+    int way = hr_relay_next(r, now);
+    r->open++;
+    return way;
 }
 
-/* It ends, after so many bytes. Good news is believed at once, bad news by half, and never that it is twice as bad:
- * somebody may have been interrupted. */
-static inline void hr_relay_end(struct hr_relay *r, uint64_t bytes, int64_t now) {
+/* It ends, after so many bytes. copying: ns for a byte that the sender copied, where work counts, 0: as much as this
+ * side had with it; negative: time counts. */
+static inline void hr_relay_end(struct hr_relay *r, uint64_t bytes, int64_t now, double copying) {
     r->bytes += bytes;
     if (--r->open && r->bytes < HR_RELAY_PERIOD) return;
     if (r->bytes) {
-        double old = r->cost[r->way], new = (double)(now - r->since) / (double)r->bytes;
-        if (old && new > 2 * old) new = 2 * old;
-        r->cost[r->way] = !old || new < old ? new : (old + new) / 2;
-        int64_t rest = (now - r->since) * HR_RELAY_TRIAL;
-        if (r->trial || !r->next) r->next = now + (rest > HR_RELAY_GAP ? rest : HR_RELAY_GAP);
+        double ns = (double)(copying < 0 ? now - r->since : r->busy) / (double)r->bytes;
+        if (copying >= 0 && r->way == HR_RELAYED) ns += copying ? copying : ns;
+        hr_relay_learn(&r->cost[r->way], ns);
+        int64_t rest = (now - r->began) * HR_RELAY_TRIAL;
+        if (r->trial && !--r->trial) r->next = now + (rest > HR_RELAY_GAP ? rest : HR_RELAY_GAP);
     }
     if (r->open) hr_relay_start(r, now);
 }
+
+/* reading.c */
+#define HR_SCRATCH (128u << 10) /* what is read to be reduced lies there, and in the cache */
+
+struct hr_xfer;
+struct hr_conn;
+/* Whether a receive is read by calls of the provider; where it reduces it has a scratch then. flags: of its RTS. */
+int hr_read_chosen(struct hr_xfer *x, uint8_t flags);
+/* For an RTS: what the peer shall do with it if it sends as well. */
+uint8_t hr_read_flags(struct hr_conn *conn, uint64_t len);
+/* Reads a piece of a PULL that is not mapped, and reduces it where it is to be; as post_read. */
+hr_status hr_read_piece(struct hr_xfer *x, uint64_t len);
+/* That has left the provider. */
+void hr_read_done(struct hr_xfer *x);
+/* LENT and not mapped: HR_OK, this piece of it, HR_SCRATCH at most, is in the scratch. HR_AGAIN: ask again. An error.
+ */
+hr_status hr_read_lent(struct hr_xfer *x, uint64_t offset, uint64_t len);
+void hr_read_lent_done(struct hr_xfer *x, hr_status status);
+/* Since then a segment that came was copied or reduced, or one was copied and sent. */
+void hr_read_relayed(struct hr_xfer *x, int64_t since);
+void hr_read_copied(struct hr_xfer *x, uint64_t len, int64_t since);
+/* The transfer is over. */
+void hr_read_end(struct hr_xfer *x);
 
 #endif

@@ -193,6 +193,11 @@ static void start_talk(struct hr_run *run, uint32_t i, const struct hr_instr *in
     }
 }
 
+/* The transfer of an operand that is borrowed and was not received after all; else NULL. */
+static struct hr_xfer *lent(struct hr_run *run, const struct hr_ref *r) {
+    return r->buf == HR_BUF_BORROWED ? run->st[r->off].req.xfer : NULL;
+}
+
 static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offset, uint64_t len) {
     char *dst = run->bufs[in->dst_buf] + in->dst_off + offset;
     if (in->op == HR_OP_COPY) {
@@ -204,8 +209,9 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
     for (uint32_t k = 0; k < in->nref; k++) {
         const struct hr_ref *r = &run->program->refs_[in->ref + k];
         if (r->buf == HR_BUF_BORROWED) {
-            struct hr_request *lent = &run->st[r->off].req;
-            src[k] = (lent->xfer ? (const char *)lent->xfer->rmem.ptr : (const char *)lent->buf) + offset;
+            const struct hr_xfer *x = lent(run, r);
+            src[k] =
+                x && x->scratch ? x->scratch : (x ? (char *)x->rmem.ptr : (char *)run->st[r->off].req.buf) + offset;
         } else {
             src[k] = run->bufs[r->buf] + r->off + offset;
         }
@@ -218,8 +224,7 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
 /* What it read may have been taken back by a lender that has broken the communicator: the run ends when we hear. */
 static int borrowed_in_vain(struct hr_run *run, const struct hr_instr *in) {
     for (uint32_t k = in->ref; in->op == HR_OP_REDUCE && k < in->ref + in->nref; k++) {
-        const struct hr_ref *r = &run->program->refs_[k];
-        struct hr_xfer *x = r->buf == HR_BUF_BORROWED ? run->st[r->off].req.xfer : NULL;
+        struct hr_xfer *x = lent(run, &run->program->refs_[k]);
         if (x && !hr_ledger_stands(x->conn, x->remote)) return 1;
     }
     return 0;
@@ -229,9 +234,8 @@ static void computed(struct hr_run *run, uint32_t i, const struct hr_instr *in) 
     if (borrowed_in_vain(run, in)) return;
     if (in->op == HR_OP_REDUCE)
         for (uint32_t k = in->ref; k < in->ref + in->nref; k++) {
-            const struct hr_ref *r = &run->program->refs_[k];
-            if (r->buf == HR_BUF_BORROWED && run->st[r->off].req.xfer)
-                hr_xfer_return(run->comm->engine, run->st[r->off].req.xfer);
+            struct hr_xfer *x = lent(run, &run->program->refs_[k]);
+            if (x) hr_xfer_return(run->comm->engine, x);
         }
     instr_ended(run, i);
 }
@@ -241,13 +245,49 @@ static uint64_t piece_size(const struct hr_instr *in) {
     return (n < HR_INLINE_WORK ? HR_INLINE_WORK : n) & ~63ull;
 }
 
+static int is_fetched(struct hr_run *run, const struct hr_instr *in) {
+    for (uint32_t k = 0; in->op == HR_OP_REDUCE && k < in->nref; k++) {
+        const struct hr_xfer *x = lent(run, &run->program->refs_[in->ref + k]);
+        if (x && x->scratch) return 1;
+    }
+    return 0;
+}
+
+/* Reads a piece of what is not mapped. HR_OK: all of it is there. HR_AGAIN: not yet. After an error nothing more is to
+ * be done, and the run may be gone. */
+static hr_status fetch(struct instr_state *st, const struct hr_instr *in, uint64_t len) {
+    struct hr_run *run = st->run;
+    hr_status all = HR_OK;
+    for (uint32_t k = 0; k < in->nref; k++) {
+        const struct hr_ref *r = &run->program->refs_[in->ref + k];
+        struct hr_xfer *x = lent(run, r);
+        if (!x || !x->scratch) continue;
+        hr_status status = hr_read_lent(x, st->offset, len);
+        if (hr_is_error(status)) {
+            if (!hr_ledger_stands(x->conn, x->remote)) { /* in vain */
+                hr_work_remove(x->conn->engine, &st->work);
+                run->outstanding--;
+            } else {
+                hr_read_lent_done(x, status);
+            }
+            return status;
+        }
+        if (status != HR_OK) all = status;
+    }
+    return all;
+}
+
 static int compute_step(struct hr_engine *engine, struct hr_work *work) {
     struct instr_state *st = hr_container(work, struct instr_state, work);
     struct hr_run *run = st->run;
     uint32_t i = (uint32_t)(st - run->st);
     const struct hr_instr *in = &run->program->instrs[i];
     uint64_t left = in->len - st->offset, n = piece_size(in);
+    int fetched = is_fetched(run, in);
+    if (fetched && n > HR_SCRATCH) n = HR_SCRATCH;
     if (n > left) n = left;
+    hr_status status = fetched ? fetch(st, in, n) : HR_OK;
+    if (status != HR_OK) return status == HR_AGAIN;
     compute(run, in, st->offset, n);
     st->offset += n;
     if (st->offset < in->len) return 1;

@@ -2,7 +2,7 @@
 
 /*
  * The receiver decides, when its receive matches the sender's RTS:
- *   lent     the borrower reads the sender's mapped memory in place and says FIN when it is through
+ *   lent     the borrower reads the sender's memory, in place where it is mapped, and says FIN when it is through
  *   pull     the RTS has a descriptor that this side can read: it reads (or reduces) piece by piece, then FIN
  *   push     this side's buffer can be written by the peer: CTS with a descriptor; the sender writes with notification,
  *            of the last write alone where its provider says of each when it has arrived
@@ -22,8 +22,7 @@
 #include "core/engine.h"
 #include "hr/memory.h"
 
-#define SHORT (1u << 20)    /* what has but a few pieces comes in shorter ones, and what is changed in messages */
-#define BUSY_MIN (4u << 20) /* a send that keeps this side's processor busy */
+#define SHORT (1u << 20) /* what has but a few pieces comes in shorter ones, and what is changed in messages */
 
 static struct hr_xfer *xfer_find(struct hr_conn *conn, uint32_t id) {
     struct hr_engine *engine = conn->engine;
@@ -74,6 +73,7 @@ static uint64_t segment_size(struct hr_conn *conn, const struct hr_xfer *x) {
         if (n < HR_SEGMENT_MIN) n = HR_SEGMENT_MIN;
     }
     if (message && n > caps->max_send) n = caps->max_send;
+    if (x->scratch && n > HR_SCRATCH) n = HR_SCRATCH;
     return n & ~63ull;
 }
 
@@ -114,7 +114,7 @@ hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_
         return HR_OK;
     x->has_mem = 1;
     status = ep->domain->ops->mem_export(ep, &x->mem, x->buf, x->len, &rts->desc);
-    if (status == HR_OK) rts->h.flags |= HR_HDR_DESC;
+    if (status == HR_OK) rts->h.flags |= HR_HDR_DESC | hr_read_flags(conn, x->len);
     if (status == HR_AGAIN) {
         hr_xfer_free(conn->engine, x);
         return HR_AGAIN;
@@ -186,7 +186,9 @@ hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t
         status = write_segment(conn, &rma);
     } else {
         struct hr_hdr h = {.kind = HR_MSG_SEG, .comm = x->req->comm->id, .aux = x->posted, .rreq = x->remote};
+        int64_t since = hr_now();
         status = hr_conn_post_segment(conn, &h, x->id, x->buf + x->posted, n, HR_XFER_COOKIE(x));
+        if (status == HR_OK) hr_read_copied(x, n, since);
     }
     if (status == HR_AGAIN) return status;
     if (hr_is_error(status)) {
@@ -256,7 +258,6 @@ static void pull_finished(struct hr_conn *conn, struct hr_xfer *x) {
 static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     struct hr_xfer *x = hr_container(work, struct hr_xfer, work);
     struct hr_conn *conn = x->conn;
-    struct hr_ep *ep = conn->lanes[0].ep;
     uint64_t n = segment_size(conn, x), left = x->len - x->posted;
     if (n > left) n = left;
     if (!hr_ledger_stands(conn, x->remote)) { /* in the same process the memory may even be gone */
@@ -266,12 +267,7 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     if (x->rmem.ptr) {
         hr_consume(x->req, (const char *)x->rmem.ptr + x->posted, x->posted, n);
     } else {
-        struct hr_rma rma = {.local = x->buf + x->posted,
-                             .len = n,
-                             .remote = &x->rmem,
-                             .offset = x->posted,
-                             .cookie = HR_XFER_COOKIE(x)};
-        hr_status status = ep->domain->ops->post_read(ep, &rma);
+        hr_status status = hr_read_piece(x, n);
         if (status == HR_AGAIN) return 1;
         if (status == HR_ERR_ACCESS && !hr_ledger_stands(conn, x->remote)) return 1;
         if (hr_is_error(status)) {
@@ -281,32 +277,15 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
             hr_fail(engine, req, status, req->peer, HR_PHASE_TRANSFER, conn);
             return 0;
         }
-        if (status == HR_INPROGRESS)
-            x->outstanding++;
-        else
-            x->completed += n;
     }
     conn->rx_bytes += n;
     x->posted += n;
-    if (x->posted < x->len) return 1;
+    int waits = x->scratch && x->outstanding; /* there is one scratch */
+    if (x->posted < x->len && !waits) return 1;
     hr_work_remove(engine, work);
+    if (x->posted < x->len) return 0;
     if (!x->outstanding) pull_finished(conn, x);
     return 0;
-}
-
-/* Whether it is read by a call of the provider: not where both sides are faster together, unless both send. What could
- * have gone either way is measured. */
-static int is_read(struct hr_xfer *x) {
-    struct hr_conn *conn = x->conn;
-    const struct hr_engine *engine = conn->engine;
-    int read = !(conn->caps->flags & HR_CAP_RELAYS);
-    for (uint32_t i = 0; i < engine->nxfers && !read; i++) {
-        const struct hr_xfer *y = engine->xfers[i];
-        read = y->conn == conn && y->mode >= HR_XFER_SEND && y->mode <= HR_XFER_SEND_SEG && y->len >= BUSY_MIN;
-    }
-    if (read) return 1;
-    x->timed = 1;
-    return hr_relay_begin(&conn->relay[hr_relay_class(x->len)], hr_now()) == HR_READ;
 }
 
 static void ask(struct hr_conn *conn, struct hr_xfer *x, struct hr_hdr_long *cts) {
@@ -345,14 +324,15 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
             hr_conn_lost(conn, HR_ERR_PROTOCOL, "a memory descriptor that is too short");
             return;
         }
-        if (x->rmem.ptr && (req->rflags & HR_RECV_BORROW)) {
+        int borrow = req->rflags & HR_RECV_BORROW, read = !x->rmem.ptr && hr_read_chosen(x, rts->h.flags);
+        if (borrow && (x->rmem.ptr || x->scratch)) {
             x->mode = HR_XFER_LENT;
             HR_COUNT(engine, lent);
             req->nbytes = x->len;
             hr_finish(engine, req, HR_OK);
             return;
         }
-        if (x->rmem.ptr || (!(req->rflags & HR_RECV_REDUCE) && is_read(x))) {
+        if (x->rmem.ptr || read) {
             x->mode = HR_XFER_PULL;
             x->work.step = pull_step;
             HR_COUNT(engine, pull);
@@ -387,8 +367,10 @@ void hr_xfer_on_seg(struct hr_conn *conn, const struct hr_hdr *h, const void *pa
         hr_conn_lost(conn, HR_ERR_PROTOCOL, "a segment that does not fit its transfer");
         return;
     }
+    int64_t since = x->relay ? hr_now() : 0;
     hr_consume(x->req, payload, x->completed, len);
     x->completed += len;
+    hr_read_relayed(x, since);
     if (x->completed == x->len) recv_finished(conn, x, 0);
 }
 
@@ -450,6 +432,10 @@ void hr_xfer_on_done(struct hr_xfer *x, hr_status status) {
         hr_window_wrote(conn, n);
     }
     x->outstanding--;
+    if (x->mode == HR_XFER_LENT) {
+        hr_read_lent_done(x, status);
+        return;
+    }
     if (status == HR_ERR_ACCESS && x->mode == HR_XFER_PULL && !hr_ledger_stands(conn, x->remote)) return;
     if (hr_is_error(status)) {
         struct hr_request *req = x->req;
@@ -462,6 +448,7 @@ void hr_xfer_on_done(struct hr_xfer *x, hr_status status) {
         hr_fail(conn->engine, req, status, hr_comm_rank_of(req->comm, conn), HR_PHASE_TRANSFER, conn);
         return;
     }
+    hr_read_done(x);
     if (x->posted < x->len || x->outstanding) return;
     if (x->mode == HR_XFER_PULL)
         pull_finished(conn, x);

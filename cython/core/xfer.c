@@ -50,13 +50,13 @@ void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x) {
             hr_work_remove(engine, &x->work);
         }
     }
-    if (x->timed) hr_relay_end(&conn->relay[hr_relay_class(x->len)], x->completed, hr_now());
+    hr_read_end(x);
     if (x->has_rmem) conn->lanes[0].ep->domain->ops->mem_release(conn->lanes[0].ep, &x->rmem);
     if (x->has_mem) conn->lanes[0].ep->domain->ops->mem_deregister(conn->lanes[0].ep->domain, &x->mem);
     if (x->req && x->req->xfer == x) x->req->xfer = NULL;
     x->mode = HR_XFER_FREE;
     x->req = NULL;
-    x->has_mem = x->has_rmem = x->timed = 0;
+    x->has_mem = x->has_rmem = 0;
     x->id += 1u << HR_ID_INDEX_BITS;
     if (!(x->id >> HR_ID_INDEX_BITS)) x->id += 1u << HR_ID_INDEX_BITS; /* no id is 0 */
     x->remote = engine->xfer_free;

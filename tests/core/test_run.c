@@ -146,10 +146,35 @@ static struct hr_program *direct(int rank, int size, uint64_t elements) {
     return program;
 }
 
+/* The same of two ranks, reduced as it arrives. */
+static struct hr_program *halves(int rank, uint64_t elements) {
+    struct builder *b = calloc(1, sizeof *b);
+    uint64_t chunk = elements / 2 * 4, mine = chunk * (uint64_t)rank, other = chunk * (uint64_t)(1 - rank);
+    struct hr_instr send = {.op = HR_OP_SEND, .peer = 1 - rank, .src_buf = HR_BUF_OUT, .len = chunk}, recv = send;
+    recv.op = HR_OP_RECV_REDUCE;
+    recv.dst_buf = HR_BUF_OUT;
+    for (uint64_t tag = 0; tag < 2; tag++) {
+        send.tag = recv.tag = tag;
+        send.src_off = tag ? mine : other;
+        recv.dst_off = tag ? other : mine;
+        uint32_t sent = add(b, send), came = add(b, recv);
+        if (tag) { /* what is sent first is received last, and the other way round */
+            after(b, 1, sent);
+            after(b, 0, came);
+        }
+        recv.op = HR_OP_RECV;
+    }
+    struct hr_program *program = build(b, elements * 4, 0, 2);
+    free(b);
+    return program;
+}
+
 struct job {
     uint64_t elements;
     int arena, rounds;
     uint64_t odd_sig; /* rank 1 signs differently */
+    int arriving;     /* reduced as it arrives */
+    int fails;        /* until it does */
 };
 static hr_status run_once(struct rank *r, struct hr_program *p, float *x, uint64_t sig, struct hr_request *req,
                           double seconds) {
@@ -161,12 +186,15 @@ static hr_status run_once(struct rank *r, struct hr_program *p, float *x, uint64
 static void *allreduce(void *arg) {
     struct rank *r = arg;
     struct job *j = r->arg;
-    struct hr_program *p = direct(r->rank, r->size, j->elements);
+    struct hr_program *p = j->arriving ? halves(r->rank, j->elements) : direct(r->rank, r->size, j->elements);
     float *x = j->arena ? hr_arena_alloc(j->elements * 4, 0) : malloc(j->elements * 4);
     for (int round = 0; round < j->rounds; round++) {
         struct hr_request req;
         for (uint64_t i = 0; i < j->elements; i++) x[i] = (float)(i % 1000 * (uint64_t)r->size + (uint64_t)r->rank);
-        CHECK_EQ(run_once(r, p, x, 99, &req, 30), HR_OK);
+        hr_status status = run_once(r, p, x, 99, &req, 30);
+        if (j->fails && status != HR_OK) break;
+        CHECK_EQ(status, HR_OK);
+        CHECK(!j->fails || round + 1 < j->rounds);
         uint64_t wrong = 0;
         for (uint64_t i = 0; i < j->elements; i++)
             wrong +=
@@ -189,6 +217,34 @@ static void allreduce_world(int n, struct job job) {
 TEST(direct_allreduce_small) { allreduce_world(2, (struct job){.elements = 1000, .rounds = 200}); }
 TEST(direct_allreduce_lent) { allreduce_world(3, (struct job){.elements = 300000, .arena = 1, .rounds = 10}); }
 TEST(direct_allreduce_copied) { allreduce_world(3, (struct job){.elements = 300000, .rounds = 10}); }
+/* Chunks above a MiB, no multiple of a piece: where memory is not mapped they are read when they are reduced, or sent
+ * in segments, whichever was faster; each is tried. */
+enum { HALF = 300001, TURNS = 40 };
+TEST(allreduce_of_long_plain_memory) {
+    for (int arriving = 0; arriving < 2; arriving++)
+        allreduce_world(2, (struct job){.elements = 2 * HALF, .rounds = TURNS, .arriving = arriving});
+}
+
+/* A read that is late, or fails: only where a provider maps is there one. */
+static void read_with(const char *fault, int fails) {
+    for (int arriving = 0; arriving < 2; arriving++) {
+        struct job job = {.elements = 2 * HALF, .rounds = fails ? 1000 : TURNS, .arriving = arriving, .fails = fails};
+        struct world w;
+        char text[64];
+        uint64_t before = hr_faults_fired();
+        snprintf(text, sizeof text, "%s:%s,ops=read", world_provider(), fault);
+        world_open(&w, 2, text);
+        hr_lock(w.ranks[0].engine);
+        int reads = w.ranks[0].comm->conns[1]->caps->flags & HR_CAP_MAP;
+        hr_unlock(w.ranks[0].engine);
+        if (reads) world_run(&w, allreduce, &job);
+        world_close(&w);
+        CHECK(!reads || hr_faults_fired() > before);
+    }
+}
+TEST(reads_that_are_late_are_waited_for) { read_with("delay=0.2:300us", 0); }
+TEST(a_read_that_fails_ends_the_collective_on_all_ranks) { read_with("error=0.05", 1); }
+
 TEST(direct_allreduce_eight) { allreduce_world(8, (struct job){.elements = 80000, .arena = 1, .rounds = 10}); }
 
 /* --- what goes unasked

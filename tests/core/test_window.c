@@ -122,7 +122,7 @@ TEST(what_was_taken_for_lost_may_come) {
 static int moved(struct hr_relay *r, int64_t *now_p, int64_t relayed_ns, int64_t read_ns) {
     int way = hr_relay_begin(r, *now_p);
     *now_p += way == HR_READ ? read_ns : relayed_ns;
-    hr_relay_end(r, 1 << 20, *now_p);
+    hr_relay_end(r, 1 << 20, *now_p, -1);
     CHECK_EQ(r->open, 0);
     return way;
 }
@@ -139,19 +139,24 @@ static int64_t read_ms(struct hr_relay *r, int64_t *now_p, int64_t ms, int64_t r
     return read / MS;
 }
 
+/* The two first trials. */
+static void tried_both(struct hr_relay *r, int64_t *now_p, int64_t relayed_ns, int64_t read_ns) {
+    for (int i = 0; i < 2 * HR_RELAY_PERIODS; i++)
+        CHECK_EQ(moved(r, now_p, relayed_ns, read_ns), i < HR_RELAY_PERIODS ? HR_RELAYED : HR_READ);
+}
+
 TEST(the_faster_way_is_taken_and_the_other_tried_now_and_then) {
     struct hr_relay r = {0};
-    int64_t now = 1000;
-    CHECK_EQ(moved(&r, &now, MS, 2 * MS), HR_RELAYED);
-    CHECK_EQ(moved(&r, &now, MS, 2 * MS), HR_READ);
-    CHECK_EQ(read_ms(&r, &now, HR_RELAY_TRIAL - 3, MS, 2 * MS), 0);
-    int64_t read = read_ms(&r, &now, 2000, MS, 2 * MS); /* a part in 32 */
-    CHECK(read >= 50 && read <= 64);
+    int64_t now = 1000, trial = 2 * HR_RELAY_PERIODS; /* ms */
+    tried_both(&r, &now, MS, 2 * MS);
+    CHECK_EQ(read_ms(&r, &now, HR_RELAY_TRIAL * trial - 2, MS, 2 * MS), 0);
+    int64_t read = read_ms(&r, &now, 10 * HR_RELAY_TRIAL * trial, MS, 2 * MS); /* a part in 64 */
+    CHECK(read >= 9 * trial && read <= 10 * trial);
     /* the caches have come apart: the first few say so, and what was tried while it lasts does not change that */
-    CHECK(read_ms(&r, &now, 2000, 10 * MS, 2 * MS) > 1900);
+    CHECK(read_ms(&r, &now, 10000, 10 * MS, 2 * MS) > 9700);
     /* and are together again: the next trial says so */
-    CHECK(read_ms(&r, &now, 2000, MS, 2 * MS) <= 64 + 20 * HR_RELAY_TRIAL);
-    CHECK(read_ms(&r, &now, 2000, MS, 2 * MS) <= 64);
+    CHECK(read_ms(&r, &now, 10000, MS, 2 * MS) <= (HR_RELAY_TRIAL + 2) * 10 * HR_RELAY_PERIODS);
+    CHECK(read_ms(&r, &now, 10000, MS, 2 * MS) <= 10 * trial);
 }
 
 TEST(a_trial_of_short_ones_comes_no_sooner_than_it_has_to) {
@@ -159,42 +164,68 @@ TEST(a_trial_of_short_ones_comes_no_sooner_than_it_has_to) {
     int64_t now = 1000;
     int reads = 0;
     while (now < 1000 * MS) reads += moved(&r, &now, 4 * US, 6 * US) == HR_READ;
-    CHECK(reads >= 90 && reads <= 102); /* of a quarter of a million */
+    CHECK(reads >= 90 * HR_RELAY_PERIODS && reads <= 102 * HR_RELAY_PERIODS); /* of a quarter of a million */
+}
+
+TEST(a_trial_is_long_enough_for_caches_to_get_used_to_it) {
+    struct hr_relay r = {0};
+    int64_t now = 1000;
+    for (int i = 0; i < HR_RELAY_PERIODS; i++) moved(&r, &now, 2 * MS, 0);
+    for (int i = 0; i < HR_RELAY_PERIODS; i++) moved(&r, &now, 0, i < HR_RELAY_PERIODS / 2 ? 3 * MS : MS);
+    CHECK_EQ(moved(&r, &now, 2 * MS, MS), HR_READ);
+}
+
+TEST(where_both_send_work_counts_and_the_senders_as_well) {
+    struct hr_relay r = {0};
+    const double copying[] = {0.5, 0};
+    for (int i = 0; i < 2; i++) { /* of what nobody knows the sender's part it is taken to be as much */
+        r = (struct hr_relay){0};
+        CHECK_EQ(hr_relay_begin(&r, 1000), HR_RELAYED);
+        r.busy = 100;
+        hr_relay_end(&r, 100, 900000, copying[i]);
+        CHECK(r.cost[HR_RELAYED] == (i ? 2 : 1.5));
+    }
+    r.trial = 0;
+    CHECK_EQ(hr_relay_begin(&r, 1000), HR_READ);
+    CHECK_EQ(r.busy, 0);
+    r.busy = 150;
+    hr_relay_end(&r, 100, 900000, 0.5);
+    CHECK(r.cost[HR_READ] == 1.5);
 }
 
 TEST(somebody_who_was_interrupted_once_is_forgiven) {
     struct hr_relay r = {0};
     int64_t now = 1000;
-    read_ms(&r, &now, 20, MS, 2 * MS);
+    tried_both(&r, &now, MS, 2 * MS);
     CHECK_EQ(moved(&r, &now, 1000 * MS, 1000 * MS), HR_RELAYED);
     CHECK(read_ms(&r, &now, 20, MS, 2 * MS) <= 2); /* at once: it was not that bad */
     struct hr_relay close = {0};
-    read_ms(&close, &now, 20, MS, MS + MS / 4);
+    tried_both(&close, &now, MS, MS + MS / 4);
     CHECK_EQ(moved(&close, &now, 1000 * MS, 1000 * MS), HR_RELAYED);
-    read_ms(&close, &now, 2 * HR_RELAY_TRIAL, MS, MS + MS / 4); /* at the next trial */
+    read_ms(&close, &now, 20 * HR_RELAY_TRIAL, MS, MS + MS / 4); /* at the next trial */
     CHECK_EQ(close.cost[HR_RELAYED], (double)MS / (1 << 20));
 }
 
 TEST(what_is_on_its_way_together_goes_one_way_and_is_measured_as_one) {
     struct hr_relay r = {0};
     for (int i = 0; i < 3; i++) CHECK_EQ(hr_relay_begin(&r, 1000), HR_RELAYED);
-    hr_relay_end(&r, 100, 1100);
+    hr_relay_end(&r, 100, 1100, -1);
     CHECK_EQ(hr_relay_begin(&r, 1100), HR_RELAYED);
-    hr_relay_end(&r, 100, 1200);
-    hr_relay_end(&r, 100, 1300);
+    hr_relay_end(&r, 100, 1200, -1);
+    hr_relay_end(&r, 100, 1300, -1);
     CHECK(r.cost[HR_RELAYED] == 0);
-    hr_relay_end(&r, 100, 1800);
-    CHECK(r.cost[HR_RELAYED] == 2 && !r.open);
+    hr_relay_end(&r, 100, 1800, -1);
+    CHECK(r.cost[HR_RELAYED] == 2 && !r.open && r.trial == HR_RELAY_PERIODS - 1);
+    r.trial = 0;
     /* one that came to nothing says nothing */
     CHECK_EQ(hr_relay_begin(&r, 2000), HR_READ);
-    hr_relay_end(&r, 0, 9000);
-    CHECK(r.cost[HR_READ] == 0 && !r.open);
+    hr_relay_end(&r, 0, 9000, -1);
+    CHECK(r.cost[HR_READ] == 0 && !r.open && r.trial == HR_RELAY_PERIODS);
     /* a stream without a pause is judged all the same */
     CHECK_EQ(hr_relay_begin(&r, 10000), HR_READ);
     for (int i = 0; i < 4; i++) {
         CHECK_EQ(hr_relay_begin(&r, 10000), HR_READ);
-        hr_relay_end(&r, HR_RELAY_PERIOD / 4, 10000 + (int64_t)HR_RELAY_PERIOD);
+        hr_relay_end(&r, HR_RELAY_PERIOD / 4, 10000 + (int64_t)HR_RELAY_PERIOD, -1);
     }
-    CHECK(r.cost[HR_READ] == 1 && r.open == 1 && r.bytes == 0);
-    CHECK(r.trial && r.way == HR_RELAYED); /* it took so long that the other way has its turn */
+    CHECK(r.cost[HR_READ] == 1 && r.open == 1 && r.bytes == 0 && r.trial == HR_RELAY_PERIODS - 1);
 }

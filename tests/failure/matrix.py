@@ -128,7 +128,8 @@ def run(me: Me, case: list[Any]) -> None:
     if this.phase == "close":
         _close(me, comm, this, victim)
         return
-    error = attempt(me, lambda: _work(me, comm, this, victim))
+    falls = victim and this.phase not in JOINING  # there it has fallen already, and goes on when it was stopped
+    error = attempt(me, lambda: _work(me, comm, this, falls))
     me.tell("raised", **(error or {"error": None}), where="work")
     again = attempt(me, lambda: comm.barrier(timeout=5.0))
     me.tell("raised again", **(again or {"error": None}))
@@ -181,8 +182,8 @@ class _Replaced:
         return getattr(self._module, name)
 
 
-def _work(me: Me, comm: hrdma.Communicator, case: Case, victim: bool) -> None:
-    """Repeats the operation until it fails; the victim falls meanwhile."""
+def _work(me: Me, comm: hrdma.Communicator, case: Case, falls: bool) -> None:
+    """Repeats the operation until it fails; who is to fall does so meanwhile."""
     rng = case.rng()
     rng.random()
     step = _step(comm, case, rng.random() < 0.5)
@@ -191,14 +192,14 @@ def _work(me: Me, comm: hrdma.Communicator, case: Case, victim: bool) -> None:
     early = rng.random() < 0.3 or case.phase == "between"
     if case.phase not in JOINING:
         comm.barrier()
-    if victim and not early and not case.fault:
+    if falls and not early and not case.fault:
         me.fall_later(case.how, delay)
-    if victim and case.phase == "between":
+    if falls and case.phase == "between":
         me.fall("leave" if case.how == "exit0" and rng.random() < 0.5 else case.how)
     if case.phase == "between":
         time.sleep(0.3)
     for count in range(1_000_000):
-        if victim and early and count == calls and not case.fault:
+        if falls and early and count == calls and not case.fault:
             # between two of many calls; a process that ends in good order says so to the others
             me.fall("leave" if case.how == "exit0" else case.how)
         step()

@@ -14,9 +14,9 @@
  * lengths are bytes, lengths of reductions a multiple of the element size.
  *
  * BORROW makes a peer's chunk readable for REDUCE: in place, without a copy, where the provider maps the peer's memory;
- * otherwise it receives into dst (a scratch range the program provides). The lender's SEND ends when the borrower's
- * REDUCE that names it has ended. So a REDUCE over borrowed chunks reads every contribution once and writes the result
- * once.
+ * piece by piece where a provider reads what is not mapped, and that is faster; otherwise it receives into dst (a
+ * scratch range the program provides). The lender's SEND may end only when the borrower's REDUCE that names it has. So
+ * a REDUCE over borrowed chunks reads every contribution once and writes the result once.
  */
 
 #include <stdint.h>

@@ -1,0 +1,144 @@
+/* reading.c - memory that nobody has mapped, read by calls of the provider: when, and how it is reduced. */
+
+/*
+ * What is reduced is read into a scratch, piece by piece, and each piece is reduced while the cache has it: by
+ * RECV_REDUCE here, by REDUCE of what was borrowed in run.c. So memory is gone through once, where what was received
+ * whole into other memory would be gone through three times.
+ */
+
+#include <stdlib.h>
+
+#include "core/engine.h"
+
+#define BUSY_MIN (256u << 10) /* a send that keeps this side's processor busy */
+#define LENT_MIN (1u << 20)   /* what is shorter is read as a whole: the cache has it still when it is reduced */
+
+static int reduces(const struct hr_xfer *x) { return x->req->rflags & HR_RECV_REDUCE; }
+
+static int lends(const struct hr_xfer *x) { return x->req->rflags & HR_RECV_BORROW && x->len >= LENT_MIN; }
+
+static struct hr_relay *relay_of(struct hr_xfer *x) { return &x->conn->reading.relay[x->relay - 1]; }
+
+static int work_counts(const struct hr_xfer *x) { return x->relay > HR_RELAY_BOTH; }
+
+static void worked(struct hr_xfer *x, int64_t since) {
+    if (x->relay) relay_of(x)->busy += hr_now() - since;
+}
+
+/* Takes the scratch that the connection has, or another. */
+static int take_scratch(struct hr_xfer *x) {
+    x->scratch = x->conn->reading.scratch ? x->conn->reading.scratch : malloc(HR_SCRATCH);
+    x->conn->reading.scratch = NULL;
+    return x->scratch != NULL;
+}
+
+/* Whether this side sends something long there meanwhile. In a collective it may be about to: what it is to send may be
+ * made of what it receives now. */
+static int sends(const struct hr_xfer *x) {
+    struct hr_conn *conn = x->conn;
+    const struct hr_engine *engine = conn->engine;
+    if (x->len >= BUSY_MIN && ++conn->reading.unanswered <= 2 && x->req->then) return 1;
+    for (uint32_t i = 0; i < engine->nxfers; i++) {
+        const struct hr_xfer *y = engine->xfers[i];
+        if (y->conn == conn && y->mode >= HR_XFER_SEND && y->mode <= HR_XFER_SEND_SEG && y->len >= BUSY_MIN) return 1;
+    }
+    return 0;
+}
+
+/* Where both send, one of them chooses for both: what one measures depends on what the other does. */
+static int leads(const struct hr_conn *conn) { return conn->engine->config.self_id < conn->peer_id; }
+
+uint8_t hr_read_flags(struct hr_conn *conn, uint64_t len) {
+    if (len >= BUSY_MIN) conn->reading.unanswered = 0;
+    struct hr_relay *copied = &conn->reading.relay[HR_RELAY_BOTH + hr_relay_class(len)],
+                    *reduced = copied + HR_RELAY_REDUCED;
+    if (!(conn->caps->flags & HR_CAP_RELAYS) || !leads(conn)) return 0;
+    int64_t now = hr_now();
+    int read = hr_relay_next(copied, now) == HR_READ, reduce = hr_relay_next(reduced, now) == HR_READ;
+    return (uint8_t)(read * HR_HDR_READ + reduce * (HR_HDR_READ << 1));
+}
+
+/* Whether messages are not faster, and the transfer is one of those from which that is known: x->relay. */
+static int is_faster(struct hr_xfer *x, uint8_t flags) {
+    int both = sends(x),
+        kind = hr_relay_class(x->len) + (reduces(x) ? HR_RELAY_REDUCED : 0) + (both ? HR_RELAY_BOTH : 0);
+    struct hr_relay *relay = &x->conn->reading.relay[kind];
+    int64_t now = hr_now();
+    if (both && !leads(x->conn)) return flags & HR_HDR_READ << (reduces(x) ? 1 : 0);
+    if (lends(x) && hr_relay_next(relay, now) == HR_READ && !relay->trial)
+        return 1; /* its end says little of reading */
+    x->relay = (uint8_t)(kind + 1);
+    return hr_relay_begin(relay, now) == HR_READ;
+}
+
+int hr_read_chosen(struct hr_xfer *x, uint8_t flags) {
+    if (x->conn->caps->flags & HR_CAP_RELAYS && !is_faster(x, flags)) return 0;
+    if (!reduces(x) && (!lends(x) || x->relay)) return 1;
+    x->req->rflags &= (uint8_t)~HR_RECV_NT; /* the result's lines are read anyway */
+    return take_scratch(x);
+}
+
+static hr_status read_to(struct hr_xfer *x, char *to, uint64_t offset, uint64_t len) {
+    struct hr_ep *ep = x->conn->lanes[0].ep;
+    struct hr_rma rma = {.local = to, .len = len, .remote = &x->rmem, .offset = offset, .cookie = HR_XFER_COOKIE(x)};
+    int64_t since = hr_now();
+    hr_status status = ep->domain->ops->post_read(ep, &rma);
+    if (status == HR_OK) worked(x, since);
+    return status;
+}
+
+static void have_read(struct hr_xfer *x, uint64_t len) {
+    int64_t since = hr_now();
+    if (x->scratch) hr_consume(x->req, x->scratch, x->completed, len);
+    x->completed += len;
+    worked(x, since);
+}
+
+hr_status hr_read_piece(struct hr_xfer *x, uint64_t len) {
+    hr_status status = read_to(x, x->scratch ? x->scratch : x->buf + x->posted, x->posted, len);
+    if (status == HR_OK) have_read(x, len);
+    if (status == HR_INPROGRESS) x->outstanding++;
+    return status;
+}
+
+void hr_read_done(struct hr_xfer *x) {
+    if (!x->scratch) return;
+    have_read(x, x->posted - x->completed);
+    if (x->posted < x->len) hr_work_add(x->conn->engine, &x->work, x->req->priority);
+}
+
+hr_status hr_read_lent(struct hr_xfer *x, uint64_t offset, uint64_t len) {
+    if (x->posted == offset) {
+        hr_status status = read_to(x, x->scratch, offset, len);
+        if (status != HR_OK && status != HR_INPROGRESS) return status;
+        x->posted += len;
+        if (status == HR_OK) x->completed += len;
+        if (status == HR_INPROGRESS) x->outstanding++;
+    }
+    return x->completed == offset + len ? HR_OK : HR_AGAIN;
+}
+
+void hr_read_lent_done(struct hr_xfer *x, hr_status status) {
+    struct hr_request *req = x->req;
+    if (!hr_is_error(status))
+        x->completed = x->posted;
+    else if (hr_ledger_stands(x->conn, x->remote)) /* else the lender has broken it, and says so */
+        hr_comm_break_locked(req->comm, status, req->peer, HR_PHASE_TRANSFER, x->conn->provider->name, NULL, 1);
+}
+
+void hr_read_relayed(struct hr_xfer *x, int64_t since) { worked(x, since); }
+
+void hr_read_copied(struct hr_xfer *x, uint64_t len, int64_t since) {
+    if (x->conn->caps->flags & HR_CAP_RELAYS)
+        hr_relay_learn(&x->conn->reading.copying[hr_relay_class(x->len)], (double)(hr_now() - since) / (double)len);
+}
+
+void hr_read_end(struct hr_xfer *x) {
+    double copying = work_counts(x) ? x->conn->reading.copying[hr_relay_class(x->len)] : -1.0;
+    if (x->relay) hr_relay_end(relay_of(x), x->completed, hr_now(), copying);
+    x->relay = 0;
+    if (!x->scratch) return;
+    free(x->conn->reading.scratch);
+    x->conn->reading.scratch = x->scratch;
+    x->scratch = NULL;
+}
