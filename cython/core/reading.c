@@ -11,7 +11,7 @@
 #include "core/engine.h"
 
 #define BUSY_MIN (256u << 10) /* a send that keeps this side's processor busy */
-#define LENT_MIN (1u << 20)   /* what is shorter is read as a whole: the cache has it still when it is reduced */
+#define LENT_MIN (1u << 20)   /* what is shorter is not read in pieces: the cache has it still when it is reduced */
 
 static int reduces(const struct hr_xfer *x) { return x->req->rflags & HR_RECV_REDUCE; }
 
@@ -19,10 +19,13 @@ static int lends(const struct hr_xfer *x) { return x->req->rflags & HR_RECV_BORR
 
 static struct hr_relay *relay_of(struct hr_xfer *x) { return &x->conn->reading.relay[x->relay - 1]; }
 
+/* Where work counts: the clock, before and after it. */
 static int work_counts(const struct hr_xfer *x) { return x->relay > HR_RELAY_BOTH; }
 
-static void worked(struct hr_xfer *x, int64_t since) {
-    if (x->relay) relay_of(x)->busy += hr_now() - since;
+static int64_t begin(const struct hr_xfer *x) { return work_counts(x) ? hr_now() : 0; }
+
+static void end(struct hr_xfer *x, int64_t since) {
+    if (work_counts(x)) relay_of(x)->busy += hr_now() - since;
 }
 
 /* Takes the scratch that the connection has, or another. */
@@ -64,6 +67,7 @@ static int is_faster(struct hr_xfer *x, uint8_t flags) {
         kind = hr_relay_class(x->len) + (reduces(x) ? HR_RELAY_REDUCED : 0) + (both ? HR_RELAY_BOTH : 0);
     struct hr_relay *relay = &x->conn->reading.relay[kind];
     int64_t now = hr_now();
+    if (reduces(x) && (!both || x->len < LENT_MIN)) return 0;
     if (both && !leads(x->conn)) return flags & HR_HDR_READ << (reduces(x) ? 1 : 0);
     if (lends(x) && hr_relay_next(relay, now) == HR_READ && !relay->trial)
         return 1; /* its end says little of reading */
@@ -81,17 +85,17 @@ int hr_read_chosen(struct hr_xfer *x, uint8_t flags) {
 static hr_status read_to(struct hr_xfer *x, char *to, uint64_t offset, uint64_t len) {
     struct hr_ep *ep = x->conn->lanes[0].ep;
     struct hr_rma rma = {.local = to, .len = len, .remote = &x->rmem, .offset = offset, .cookie = HR_XFER_COOKIE(x)};
-    int64_t since = hr_now();
+    int64_t since = begin(x);
     hr_status status = ep->domain->ops->post_read(ep, &rma);
-    if (status == HR_OK) worked(x, since);
+    if (status == HR_OK) end(x, since);
     return status;
 }
 
 static void have_read(struct hr_xfer *x, uint64_t len) {
-    int64_t since = hr_now();
+    int64_t since = begin(x);
     if (x->scratch) hr_consume(x->req, x->scratch, x->completed, len);
     x->completed += len;
-    worked(x, since);
+    end(x, since);
 }
 
 hr_status hr_read_piece(struct hr_xfer *x, uint64_t len) {
@@ -126,11 +130,20 @@ void hr_read_lent_done(struct hr_xfer *x, hr_status status) {
         hr_comm_break_locked(req->comm, status, req->peer, HR_PHASE_TRANSFER, x->conn->provider->name, NULL, 1);
 }
 
-void hr_read_relayed(struct hr_xfer *x, int64_t since) { worked(x, since); }
+void hr_read_arrived(struct hr_xfer *x, const void *data, size_t len) {
+    int64_t since = begin(x);
+    hr_consume(x->req, data, x->completed, len);
+    x->completed += len;
+    end(x, since);
+}
 
-void hr_read_copied(struct hr_xfer *x, uint64_t len, int64_t since) {
-    if (x->conn->caps->flags & HR_CAP_RELAYS)
-        hr_relay_learn(&x->conn->reading.copying[hr_relay_class(x->len)], (double)(hr_now() - since) / (double)len);
+hr_status hr_read_send(struct hr_xfer *x, struct hr_hdr *h, size_t len) {
+    int class = hr_relay_class(x->len), timed = class && x->conn->caps->flags & HR_CAP_RELAYS;
+    int64_t since = timed ? hr_now() : 0;
+    hr_status status = hr_conn_post_segment(x->conn, h, x->id, x->buf + x->posted, len, HR_XFER_COOKIE(x));
+    if (status == HR_OK && timed)
+        hr_relay_learn(&x->conn->reading.copying[class], (double)(hr_now() - since) / (double)len);
+    return status;
 }
 
 void hr_read_end(struct hr_xfer *x) {

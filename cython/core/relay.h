@@ -12,6 +12,7 @@
 #ifndef HR_CORE_RELAY_H
 #define HR_CORE_RELAY_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "hr/status.h"
@@ -34,7 +35,7 @@ struct hr_relay {         /* what one connection receives, of one class */
 
 struct hr_reading { /* of one connection */
     struct hr_relay relay[HR_RELAYS];
-    double copying[HR_RELAY_REDUCED]; /* ns for a byte of a segment that is sent */
+    double copying[HR_RELAY_REDUCED]; /* ns for a byte of a segment that is sent; 0: not known, or short */
     int unanswered;                   /* long messages that came since one was sent */
     char *scratch; /* of a transfer that was read and reduced; NULL: one has it, or none was needed */
 };
@@ -94,6 +95,7 @@ static inline void hr_relay_end(struct hr_relay *r, uint64_t bytes, int64_t now,
 
 struct hr_xfer;
 struct hr_conn;
+struct hr_hdr;
 /* Whether a receive is read by calls of the provider; where it reduces it has a scratch then. flags: of its RTS. */
 int hr_read_chosen(struct hr_xfer *x, uint8_t flags);
 /* For an RTS: what the peer shall do with it if it sends as well. */
@@ -106,9 +108,10 @@ void hr_read_done(struct hr_xfer *x);
  */
 hr_status hr_read_lent(struct hr_xfer *x, uint64_t offset, uint64_t len);
 void hr_read_lent_done(struct hr_xfer *x, hr_status status);
-/* Since then a segment that came was copied or reduced, or one was copied and sent. */
-void hr_read_relayed(struct hr_xfer *x, int64_t since);
-void hr_read_copied(struct hr_xfer *x, uint64_t len, int64_t since);
+/* Copies or reduces a segment that came. */
+void hr_read_arrived(struct hr_xfer *x, const void *data, size_t len);
+/* Sends the next segment; as hr_conn_post_segment. */
+hr_status hr_read_send(struct hr_xfer *x, struct hr_hdr *h, size_t len);
 /* The transfer is over. */
 void hr_read_end(struct hr_xfer *x);
 

@@ -186,9 +186,7 @@ hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t
         status = write_segment(conn, &rma);
     } else {
         struct hr_hdr h = {.kind = HR_MSG_SEG, .comm = x->req->comm->id, .aux = x->posted, .rreq = x->remote};
-        int64_t since = hr_now();
-        status = hr_conn_post_segment(conn, &h, x->id, x->buf + x->posted, n, HR_XFER_COOKIE(x));
-        if (status == HR_OK) hr_read_copied(x, n, since);
+        status = hr_read_send(x, &h, n);
     }
     if (status == HR_AGAIN) return status;
     if (hr_is_error(status)) {
@@ -367,10 +365,7 @@ void hr_xfer_on_seg(struct hr_conn *conn, const struct hr_hdr *h, const void *pa
         hr_conn_lost(conn, HR_ERR_PROTOCOL, "a segment that does not fit its transfer");
         return;
     }
-    int64_t since = x->relay ? hr_now() : 0;
-    hr_consume(x->req, payload, x->completed, len);
-    x->completed += len;
-    hr_read_relayed(x, since);
+    hr_read_arrived(x, payload, len);
     if (x->completed == x->len) recv_finished(conn, x, 0);
 }
 
