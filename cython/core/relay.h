@@ -21,16 +21,18 @@ enum { HR_RELAYED, HR_READ, HR_WAYS };
 enum { HR_RELAY_REDUCED = 3, HR_RELAY_BOTH = 6, HR_RELAYS = 12 }; /* of lengths; reduced; while both send */
 
 #define HR_RELAY_PERIODS 8                   /* of a trial: caches have to get used to it */
+#define HR_RELAY_ENOUGH ((uint64_t)64 << 20) /* bytes: what is so long has no cache to get used to, but two there are \
+                                              */
 #define HR_RELAY_TRIAL 64                    /* after a trial, so many times as long passes until the next one, */
 #define HR_RELAY_GAP ((int64_t)10000000)     /* and not less than this, in ns */
 #define HR_RELAY_PERIOD ((uint64_t)64 << 20) /* bytes, after which a period ends at the latest */
 
-struct hr_relay {         /* what one connection receives, of one class */
-    double cost[HR_WAYS]; /* ns for a byte; 0: not tried */
-    int way, open, trial; /* of this period; transfers that have begun and not ended; periods that a trial has left */
-    int64_t since, busy;  /* when it began; ns of work in it */
-    int64_t began, next;  /* when the trial began; when there may be one again */
-    uint64_t bytes;
+struct hr_relay {          /* what one connection receives, of one class */
+    double cost[HR_WAYS];  /* ns for a byte; 0: not tried */
+    int way, open, trial;  /* of this period; transfers that have begun and not ended; periods that a trial has left */
+    int64_t since, busy;   /* when it began; ns of work in it */
+    int64_t began, next;   /* when the trial began; when there may be one again */
+    uint64_t bytes, tried; /* in this period, in the trial */
 };
 
 struct hr_reading { /* of one connection */
@@ -56,6 +58,7 @@ static inline void hr_relay_start(struct hr_relay *r, int64_t now) {
         if (!untried && now >= r->next) r->way = !r->way;
         if (untried || now >= r->next) r->trial = HR_RELAY_PERIODS;
         r->began = now;
+        r->tried = 0;
     }
     r->since = now;
     r->bytes = 0;
@@ -85,7 +88,11 @@ static inline void hr_relay_end(struct hr_relay *r, uint64_t bytes, int64_t now,
         if (copying >= 0 && r->way == HR_RELAYED) ns += copying ? copying : ns;
         hr_relay_learn(&r->cost[r->way], ns);
         int64_t rest = (now - r->began) * HR_RELAY_TRIAL;
-        if (r->trial && !--r->trial) r->next = now + (rest > HR_RELAY_GAP ? rest : HR_RELAY_GAP);
+        r->tried += r->bytes;
+        if (r->trial && --r->trial < HR_RELAY_PERIODS - 1 && (!r->trial || r->tried >= HR_RELAY_ENOUGH)) {
+            r->trial = 0;
+            r->next = now + (rest > HR_RELAY_GAP ? rest : HR_RELAY_GAP);
+        }
     }
     if (r->open) hr_relay_start(r, now);
 }
