@@ -20,9 +20,8 @@
 enum { HR_RELAYED, HR_READ, HR_WAYS };
 enum { HR_RELAY_REDUCED = 3, HR_RELAY_BOTH = 6, HR_RELAYS = 12 }; /* of lengths; reduced; while both send */
 
-#define HR_RELAY_PERIODS 8                   /* of a trial: caches have to get used to it */
-#define HR_RELAY_ENOUGH ((uint64_t)64 << 20) /* bytes: what is so long has no cache to get used to, but two there are \
-                                              */
+#define HR_RELAY_PERIODS 8                   /* of a trial: caches have to get used to it; but for what is long: */
+#define HR_RELAY_ENOUGH ((uint64_t)64 << 20) /* bytes, in two periods at least */
 #define HR_RELAY_TRIAL 64                    /* after a trial, so many times as long passes until the next one, */
 #define HR_RELAY_GAP ((int64_t)10000000)     /* and not less than this, in ns */
 #define HR_RELAY_PERIOD ((uint64_t)64 << 20) /* bytes, after which a period ends at the latest */
