@@ -148,7 +148,8 @@ hr_status hr_read_send(struct hr_xfer *x, struct hr_hdr *h, size_t len) {
 
 void hr_read_end(struct hr_xfer *x) {
     double copying = work_counts(x) ? x->conn->reading.copying[hr_relay_class(x->len)] : -1.0;
-    if (x->relay) hr_relay_end(relay_of(x), x->completed, hr_now(), copying);
+    int way = x->mode == HR_XFER_PULL || x->mode == HR_XFER_LENT ? HR_READ : HR_RELAYED;
+    if (x->relay) hr_relay_end(relay_of(x), way, x->completed, hr_now(), copying);
     x->relay = 0;
     if (!x->scratch) return;
     free(x->conn->reading.scratch);

@@ -77,9 +77,16 @@ static inline int hr_relay_begin(struct hr_relay *r, int64_t now) {
     return way;
 }
 
-/* It ends, after so many bytes. copying: ns for a byte that the sender copied, where work counts, 0: as much as this
- * side had with it; negative: time counts. */
-static inline void hr_relay_end(struct hr_relay *r, uint64_t bytes, int64_t now, double copying) {
+/* One that went this way ends, after so many bytes. copying: ns for a byte that the sender copied, where work counts,
+ * 0: as much as this side had with it; negative: time counts. What the way before has left only delays the period. */
+static inline void hr_relay_end(struct hr_relay *r, int way, uint64_t bytes, int64_t now, double copying) {
+    if (way != r->way) {
+        r->open--;
+        r->since = now;
+        r->bytes = 0;
+        r->busy = 0;
+        return;
+    }
     r->bytes += bytes;
     if (--r->open && r->bytes < HR_RELAY_PERIOD) return;
     if (r->bytes) {

@@ -2,6 +2,7 @@
 
 #include "core/engine.h"
 #include "core/program.h"
+#include "hr/fault.h"
 #include "world.h"
 
 /* --- validation

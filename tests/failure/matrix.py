@@ -128,7 +128,8 @@ def run(me: Me, case: list[Any]) -> None:
     if this.phase == "close":
         _close(me, comm, this, victim)
         return
-    falls = victim and this.phase not in JOINING  # there it has fallen already, and goes on when it was stopped
+    # after init it has fallen already, and goes on where it was stopped; at other points it may not have come to it
+    falls = victim and this.phase != "after_init"
     error = attempt(me, lambda: _work(me, comm, this, falls))
     me.tell("raised", **(error or {"error": None}), where="work")
     again = attempt(me, lambda: comm.barrier(timeout=5.0))
