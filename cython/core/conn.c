@@ -74,7 +74,7 @@ void hr_conn_free(struct hr_conn *conn) {
     hr_list_remove(&conn->active);
     hr_list_remove(&conn->owing);
     hr_list_remove(&conn->link);
-    free(conn->reading.scratch);
+    hr_reading_close(&conn->reading);
     free(conn);
 }
 

@@ -28,11 +28,20 @@ static void end(struct hr_xfer *x, int64_t since) {
     if (work_counts(x)) relay_of(x)->busy += hr_now() - since;
 }
 
-/* Takes the scratch that the connection has, or another. */
+/* One that the connection has, or another, which it keeps then: as many as transfers have been under way at once. */
 static int take_scratch(struct hr_xfer *x) {
-    x->scratch = x->conn->reading.scratch ? x->conn->reading.scratch : malloc(HR_SCRATCH);
-    x->conn->reading.scratch = NULL;
+    void **kept = x->conn->reading.scratch;
+    x->scratch = kept ? (char *)kept : malloc(HR_SCRATCH);
+    if (kept) x->conn->reading.scratch = *kept;
     return x->scratch != NULL;
+}
+
+void hr_reading_close(struct hr_reading *reading) {
+    while (reading->scratch) {
+        void **kept = reading->scratch;
+        reading->scratch = *kept;
+        free(kept);
+    }
 }
 
 /* Whether this side sends something long there meanwhile. In a collective it may be about to: what it is to send may be
@@ -152,7 +161,8 @@ void hr_read_end(struct hr_xfer *x) {
     if (x->relay) hr_relay_end(relay_of(x), way, x->completed, hr_now(), copying);
     x->relay = 0;
     if (!x->scratch) return;
-    free(x->conn->reading.scratch);
-    x->conn->reading.scratch = x->scratch;
+    void **kept = (void **)(void *)x->scratch;
+    *kept = x->conn->reading.scratch;
+    x->conn->reading.scratch = kept;
     x->scratch = NULL;
 }

@@ -38,7 +38,7 @@ struct hr_reading { /* of one connection */
     struct hr_relay relay[HR_RELAYS];
     double copying[HR_RELAY_REDUCED]; /* ns for a byte of a segment that is sent; 0: not known, or short */
     int unanswered;                   /* long messages that came since one was sent */
-    char *scratch; /* of a transfer that was read and reduced; NULL: one has it, or none was needed */
+    void *scratch;                    /* those that no transfer has: each begins with the next */
 };
 
 static inline int hr_relay_class(uint64_t len) { return len < 512 << 10 ? 0 : len < 4 << 20 ? 1 : 2; }
@@ -125,6 +125,8 @@ void hr_read_lent_done(struct hr_xfer *x, hr_status status);
 void hr_read_arrived(struct hr_xfer *x, const void *data, size_t len);
 /* Sends the next segment; as hr_conn_post_segment. */
 hr_status hr_read_send(struct hr_xfer *x, struct hr_hdr *h, size_t len);
+/* The connection is over. */
+void hr_reading_close(struct hr_reading *reading);
 /* The transfer is over. */
 void hr_read_end(struct hr_xfer *x);
 

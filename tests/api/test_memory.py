@@ -154,20 +154,22 @@ def test_dtypes_and_ops_have_the_order_of_the_core():
 
 
 def long_and_plain(comm, crossing):
-    """How 40 messages of numpy arrays of 4 MiB went, one after the other, or while each side has another on its way."""
-    other = 1 - comm.rank
-    x, y = np.arange(4 << 20, dtype="uint8"), np.zeros(4 << 20, "uint8")
+    """How 40 messages of numpy arrays of 4 MiB went: one after the other, or in alltoalls, where both send."""
+    x = np.arange(8 << 20, dtype="uint8").reshape(2, -1)
+    y = np.zeros_like(x)
+    sent, came, other = x[1 - comm.rank], y[1 - comm.rank], 1 - comm.rank
     before = comm.stats()["counters"]
     for i in range(40):
-        x[0] = i
-        y[0] = 255
-        request = comm.isend(x, other) if crossing or comm.rank == 0 else None
+        x[:, 0], came[0] = i, 255
+        if crossing:
+            comm.alltoall(x, y)
+        elif comm.rank == 0:
+            comm.send(sent, other)
+        else:
+            comm.recv(came, other)
         comm.barrier()
         if crossing or comm.rank == 1:
-            comm.recv(y, other)
-            assert y[0] == i and (y[1:] == x[1:]).all()
-        if request:
-            request.wait()
+            assert came[0] == i and (came[1:] == x[comm.rank][1:]).all()
     after = comm.stats()["counters"]
     return [after[kind] - before[kind] for kind in ("transfers_pulled", "transfers_segments")]
 

@@ -226,7 +226,7 @@ TEST(allreduce_of_long_plain_memory) {
         allreduce_world(2, (struct job){.elements = 2 * HALF, .rounds = TURNS, .arriving = arriving});
 }
 
-/* A read that is late, or fails: only where a provider maps is there one. */
+/* A read that is late, or fails. */
 static void read_with(const char *fault, int fails) {
     for (int arriving = 0; arriving < 2; arriving++) {
         struct job job = {.elements = 2 * HALF, .rounds = fails ? 1000 : TURNS, .arriving = arriving, .fails = fails};
@@ -240,7 +240,8 @@ static void read_with(const char *fault, int fails) {
         hr_unlock(w.ranks[0].engine);
         if (reads) world_run(&w, allreduce, &job);
         world_close(&w);
-        CHECK(!reads || hr_faults_fired() > before);
+        if (!reads) SKIP("the provider does not have HR_CAP_MAP");
+        CHECK(hr_faults_fired() > before);
     }
 }
 TEST(reads_that_are_late_are_waited_for) { read_with("delay=0.2:300us", 0); }
