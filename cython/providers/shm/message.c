@@ -142,6 +142,7 @@ static inline int deliver(struct shm_ep *e, uint64_t word) {
         shm_ep_domain(e)->base.sink->recv(&e->base, at, hdr_len, payload, len);
     else if (!hr_shm_on_remote(e, ring_word_kind(word), at, hdr_len, payload, len))
         return 0;
+    ring_tx_again(&e->tx);
     if (ring_rx_consume(&e->rx, ring_record(hdr_len, len))) hr_shm_wake(e);
     return 1;
 }

@@ -15,7 +15,8 @@
  * may lie there. The producer zeroes words ahead, after it has published, while the consumer is busy with what it got.
  * That takes the lines over from the consumer's cache as well, so that the next record is written into the producer's
  * own. Lines of longer records are claimed instead, by a prefetch for writing: the next locked instruction would wait
- * for so many stores.
+ * for so many stores. The consumer's processor fetches beyond the end of what it reads and so takes the first of them
+ * back; they are claimed again when an answer has come, by when it has read.
  *
  * The data is mapped twice in a row: a record may run over the end of the first map and still lies in one piece.
  *
@@ -39,8 +40,9 @@
 #define SHM_LINE 64
 #define SHM_WORD 8
 #define SHM_ALIGN 1024  /* payload from this length on begins on a line */
-#define SHM_ZERO 1024   /* records up to this are zeroed ahead */
+#define SHM_ZERO 256    /* records up to this are zeroed ahead */
 #define SHM_AHEAD 16384 /* of longer ones so much is claimed */
+#define SHM_AGAIN 5120  /* records up to this are claimed again */
 #define SHM_FETCH 4096  /* of a record that has come are fetched at once, before anybody looks at them */
 
 struct ring_ctl { /* in shared memory; each member on lines of its own, two because processors fetch pairs */
@@ -55,6 +57,7 @@ struct ring_tx { /* the producer's own */
     uint64_t tail;  /* where the next record goes; positions count up for ever */
     uint64_t clear; /* the words of all lines in [tail, clear) are zero */
     uint64_t limit; /* head + size, as last seen */
+    uint64_t again; /* bytes to claim when the consumer answers */
     struct ring_ctl *ctl;
 };
 
@@ -122,13 +125,19 @@ static inline void ring_claim(const uint8_t *line) {
 #endif
 }
 
+static inline void ring_tx_claim(struct ring_tx *tx, uint64_t n) {
+    uint64_t end = tx->tail + (n < SHM_AHEAD ? n : SHM_AHEAD);
+    if (end > tx->limit) end = tx->limit;
+    for (uint64_t at = tx->tail; at < end; at += SHM_LINE) ring_claim(tx->data + (at & tx->mask));
+}
+
 /* Takes lines ahead for one or two more records like the last one, of n bytes. */
 static inline void ring_tx_ahead(struct ring_tx *tx, uint64_t n) {
     uint64_t end;
+    tx->again = 0;
     if (n > SHM_ZERO) {
-        end = tx->tail + (n < SHM_AHEAD ? n : SHM_AHEAD);
-        if (end > tx->limit) end = tx->limit;
-        for (uint64_t at = tx->tail; at < end; at += SHM_LINE) ring_claim(tx->data + (at & tx->mask));
+        ring_tx_claim(tx, n);
+        if (n <= SHM_AGAIN) tx->again = n;
         return;
     }
     if (__builtin_expect(tx->clear >= tx->tail + n + 2 * SHM_LINE, 1)) return;
@@ -136,6 +145,13 @@ static inline void ring_tx_ahead(struct ring_tx *tx, uint64_t n) {
     if (end > tx->limit) end = tx->limit;
     for (; tx->clear < end; tx->clear += SHM_LINE)
         atomic_store_explicit(ring_slot(tx->data, tx->mask, tx->clear), 0, memory_order_relaxed);
+}
+
+/* The consumer has answered. */
+static inline void ring_tx_again(struct ring_tx *tx) {
+    if (!tx->again) return;
+    ring_tx_claim(tx, tx->again);
+    tx->again = 0;
 }
 
 /* Publishes the record of n bytes that was written at tail. 1: the consumer sleeps and has to be woken. */
