@@ -185,8 +185,11 @@ cdef int check_dtype(object dtype) except -1:
     return code
 
 
+cdef dict op_codes = OP_CODE  # typed, so that no bound method is made for each look
+
+
 cdef int check_op(object op, int dtype) except -1:
-    code = OP_CODE.get(op)
+    code = op_codes.get(op)
     if code is None:
         raise ValueError(f"unknown op {op!r}: one of {', '.join(OP_CODE)}")
     if not hr_reduce_supported(<hr_redop> <int> code, <hr_dtype> dtype):
