@@ -4,6 +4,8 @@
 * Hazards: two instructions of a rank that touch overlapping bytes, one of them writing, are ordered by the
 dependencies. A
   SEND reads until it ends; a REDUCE reads the fallback range of what it borrowed; IN and OUT may be the same memory.
+* Folding: what a RECV brings into scratch for one REDUCE may be reduced out of the message, and then is not there for
+others.
 * Deadlock: with the worst choice everywhere, that is every send waits for its receive to be posted and every borrowed
 one
   for the reduction that names it, the graph of who waits for whom over all ranks has no cycle. An engine that sends
@@ -176,6 +178,7 @@ def _hazards(spec: ProgramSpec, instrs: list[tuple]) -> None:
         raise ScheduleError(
             f"rank {rank}: instruction {next(k for k in range(n) if waiting[k])} waits for itself", rank=rank
         )
+    folds, shared = _folds(spec, instrs), []
     for memory in _accesses(spec, instrs):
         memory.sort()
         active: list[tuple[int, int, int, bool]] = []
@@ -189,7 +192,36 @@ def _hazards(spec: ProgramSpec, instrs: list[tuple]) -> None:
                         " touch the same memory in no order",
                         rank=rank,
                     )
+                shared += [(*pair, wrote and writes) for pair in ((other, index), (index, other)) if pair[0] in folds]
             active.append(access)
+    for receive, other, writes in shared:
+        if writes or other in (receive, folds[receive]) or not before[other] >> receive & 1:
+            continue
+        later = (w for r, w, writes in shared if r == receive and writes and w != receive)
+        if not any(before[other] >> w & 1 and before[w] >> receive & 1 for w in later):
+            raise ScheduleError(
+                f"rank {rank}: instruction {other} reads what {receive} brings for {folds[receive]} alone: an edge of its own is missing",
+                rank=rank,
+            )
+
+
+def _folds(spec: ProgramSpec, instrs: list[tuple]) -> dict[int, int]:
+    """What the core may reduce out of a message: RECV into scratch -> the REDUCE that alone waits for it."""
+    unlocks, refs, found = spec.unlocks.tolist(), spec.refs.tolist(), {}
+    for index, i in enumerate(instrs):
+        if i[0] != isa.RECV or i[11] != isa.BUF_TMP or i[7] != 1:
+            continue
+        reduce = instrs[unlocks[i[6]]]
+        operands = refs[reduce[8] : reduce[8] + reduce[9]]
+        borrows = any(buf == isa.BUF_BORROWED for buf, _ in operands)
+        if (
+            reduce[0] == isa.REDUCE
+            and reduce[10] == i[10]
+            and operands.count((isa.BUF_TMP, i[13])) == 1
+            and not borrows
+        ):
+            found[index] = unlocks[i[6]]
+    return found
 
 
 def _deadlock(programs, listed: list[list[tuple]], pairs: list[tuple[int, int, int, int]]) -> None:

@@ -450,8 +450,7 @@ void hr_onesided_close(struct hr_comm *comm);
 /* ledger.c */
 #define HR_ID_INDEX_BITS 20 /* of a transfer's id; the rest is its generation */
 #define HR_ID_INDEX(id) ((id) & ((1u << HR_ID_INDEX_BITS) - 1))
-hr_status hr_ledger_enter(struct hr_conn *conn,
-                          uint32_t id); /* HR_OK: may be offered. HR_AGAIN. Error: not for pulling */
+hr_status hr_ledger_enter(struct hr_conn *conn, uint32_t id); /* HR_OK: may be offered. HR_AGAIN. Error: no pulling */
 void hr_ledger_strike(struct hr_engine *engine, uint32_t id);
 void hr_ledger_arrived(struct hr_conn *conn, const struct hr_hdr_long *m);
 int hr_ledger_covers(struct hr_conn *conn, uint32_t id);
@@ -461,7 +460,8 @@ void hr_ledger_close(struct hr_engine *engine);
 
 /* request.c */
 enum hr_req_kind { HR_REQ_SEND = 1, HR_REQ_RECV, HR_REQ_RUN, HR_REQ_RMA, HR_REQ_NOTE };
-enum { HR_RECV_REDUCE = 1, HR_RECV_SWAP = 2, HR_RECV_BORROW = 4, HR_RECV_SCALE = 8, HR_RECV_NT = 16, HR_RECV_ANY = 32 };
+enum { HR_RECV_REDUCE = 1, HR_RECV_SWAP = 2, HR_RECV_BORROW = 4, HR_RECV_SCALE = 8, HR_RECV_NT = 16 };
+enum { HR_RECV_ANY = 32 /* from anybody */, HR_RECV_FOLD = 64 /* hr_run_fold */ };
 enum { HR_QUEUED_NO, HR_QUEUED_POSTED /* receive in a chain */, HR_QUEUED_SEND, HR_QUEUED_PROVIDER };
 /* buf, len, tag, sig and the caller's fields are set; flags of a receive in rflags */
 void hr_send_start(struct hr_comm *comm, struct hr_request *req, int dst, unsigned lane);

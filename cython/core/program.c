@@ -183,6 +183,23 @@ static int is_paced(const struct hr_program *p) {
     return paced;
 }
 
+/* Scratch that is received for one REDUCE, which waits for it: nobody else reads it, or they would wait as well. */
+static void find_folds(struct hr_program *p) {
+    for (uint32_t i = 0; i < p->ninstr; i++) {
+        const struct hr_instr *in = &p->instrs[i];
+        if (in->op != HR_OP_RECV || in->dst_buf != HR_BUF_TMP || in->nunlock != 1) continue;
+        uint32_t next = p->unlocks[in->unlock];
+        const struct hr_instr *reduce = &p->instrs[next];
+        if (reduce->op != HR_OP_REDUCE || reduce->len != in->len) continue;
+        int reads = 0, borrows = 0;
+        for (uint32_t k = reduce->ref; k < reduce->ref + reduce->nref; k++) {
+            reads += p->refs_[k].buf == HR_BUF_TMP && p->refs_[k].off == in->dst_off;
+            borrows += p->refs_[k].buf == HR_BUF_BORROWED;
+        }
+        if (reads == 1 && !borrows) p->folds[i] = next + 1;
+    }
+}
+
 static void *copy_of(const void *data, size_t n) {
     void *copy = malloc(n ? n : 1);
     if (copy && n) memcpy(copy, data, n);
@@ -201,6 +218,7 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
     p->unlocks = copy_of(unlocks, nunlock * sizeof *unlocks);
     p->refs_ = copy_of(refs, nref * sizeof *refs);
     p->first = malloc((ninstr ? ninstr : 1) * sizeof *p->first);
+    p->folds = calloc(ninstr ? ninstr : 1, sizeof *p->folds);
     p->ninstr = ninstr;
     p->nunlock = nunlock;
     p->nref = nref;
@@ -208,7 +226,7 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
     p->out_bytes = out_bytes;
     p->tmp_bytes = tmp_bytes;
     p->size = size;
-    hr_status status = p->instrs && p->unlocks && p->refs_ && p->first ? HR_OK : HR_ERR_NOMEM;
+    hr_status status = p->instrs && p->unlocks && p->refs_ && p->first && p->folds ? HR_OK : HR_ERR_NOMEM;
     for (uint32_t i = 0; status == HR_OK && i < ninstr; i++)
         if (!operands_ok(&c, i)) status = HR_ERR_INVALID;
     if (status == HR_OK && !(order_ok(&c) && borrows_ok(&c))) status = HR_ERR_INVALID;
@@ -217,6 +235,7 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
         return status;
     }
     p->paced = is_paced(p);
+    find_folds(p);
     *program_p = p;
     return HR_OK;
 }
@@ -230,5 +249,6 @@ void hr_program_put(struct hr_program *program) {
     free(program->unlocks);
     free(program->refs_);
     free(program->first);
+    free(program->folds);
     free(program);
 }

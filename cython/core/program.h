@@ -12,6 +12,7 @@ struct hr_program {
     uint32_t *unlocks;
     struct hr_ref *refs_;
     uint32_t *first; /* instructions that may start at once */
+    uint32_t *folds; /* of a RECV: the REDUCE for which alone it is, and 1; 0: it has another use, or several */
     uint32_t ninstr, nunlock, nref, nfirst;
     uint64_t in_bytes, out_bytes, tmp_bytes;
     int size, paced;             /* paced: as HR_REQ_PACED */
@@ -19,5 +20,7 @@ struct hr_program {
 };
 
 void hr_run_free(struct hr_run *run);
+/* A RECV with HR_RECV_FOLD has come, whole, and is shown: 1, what it is for was done out of it; 0, keep it. */
+int hr_run_fold(struct hr_request *req, const void *data, size_t len);
 
 #endif

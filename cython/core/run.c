@@ -21,6 +21,7 @@ struct instr_state {
     struct hr_work work;
     struct hr_run *run;
     uint64_t offset; /* of work done in pieces */
+    int folded;      /* a REDUCE that was done when its last operand came */
 };
 
 struct hr_run {
@@ -188,7 +189,7 @@ static void start_talk(struct hr_run *run, uint32_t i, const struct hr_instr *in
     if (send) {
         hr_send_start(run->comm, req, in->peer, in->lane);
     } else {
-        req->rflags = (uint8_t)recv_flags(in);
+        req->rflags = (uint8_t)(recv_flags(in) | (run->program->folds[i] ? HR_RECV_FOLD : 0));
         hr_recv_start(run->comm, req, in->peer, in->lane);
     }
 }
@@ -198,7 +199,9 @@ static struct hr_xfer *lent(struct hr_run *run, const struct hr_ref *r) {
     return r->buf == HR_BUF_BORROWED ? run->st[r->off].req.xfer : NULL;
 }
 
-static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offset, uint64_t len) {
+/* shown: what belongs at `place` in scratch, and lies there; NULL: everything is where it belongs. */
+static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offset, uint64_t len, const void *shown,
+                    uint64_t place) {
     char *dst = run->bufs[in->dst_buf] + in->dst_off + offset;
     if (in->op == HR_OP_COPY) {
         hr_copy(dst, run->bufs[in->src_buf] + in->src_off + offset, len,
@@ -212,6 +215,8 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
             const struct hr_xfer *x = lent(run, r);
             src[k] =
                 x && x->scratch ? x->scratch : (x ? (char *)x->rmem.ptr : (char *)run->st[r->off].req.buf) + offset;
+        } else if (shown && r->buf == HR_BUF_TMP && r->off == place) {
+            src[k] = shown;
         } else {
             src[k] = run->bufs[r->buf] + r->off + offset;
         }
@@ -219,6 +224,16 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
     double scale = in->flags & HR_INSTR_SCALE ? 1.0 / run->comm->size : 1.0;
     hr_reduce(run->op, run->dtype, dst, src, (int)in->nref, len / hr_dtype_size(run->dtype), scale,
               hr_store_into(dst, len, in->flags & HR_INSTR_NT));
+}
+
+int hr_run_fold(struct hr_request *req, const void *data, size_t len) {
+    struct hr_run *run = req->state;
+    const struct hr_instr *in = &run->program->instrs[hr_container(req, struct instr_state, req) - run->st];
+    uint32_t reduce = run->program->folds[in - run->program->instrs] - 1;
+    if (len != in->len || run->after[reduce] != 1) return 0; /* it waits for others, too */
+    compute(run, &run->program->instrs[reduce], 0, len, data, in->dst_off);
+    run->st[reduce].folded = 1;
+    return 1;
 }
 
 /* What it read may have been taken back by a lender that has broken the communicator: the run ends when we hear. */
@@ -288,7 +303,7 @@ static int compute_step(struct hr_engine *engine, struct hr_work *work) {
     if (n > left) n = left;
     hr_status status = fetched ? fetch(st, in, n) : HR_OK;
     if (status != HR_OK) return status == HR_AGAIN;
-    compute(run, in, st->offset, n);
+    compute(run, in, st->offset, n, NULL, 0);
     st->offset += n;
     if (st->offset < in->len) return 1;
     hr_work_remove(engine, work);
@@ -300,8 +315,8 @@ static int compute_step(struct hr_engine *engine, struct hr_work *work) {
 static void start_compute(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
     struct instr_state *st = &run->st[i];
     uint64_t cost = in->len * (in->op == HR_OP_REDUCE ? in->nref : 1);
-    if (cost <= HR_INLINE_WORK) {
-        if (in->len) compute(run, in, 0, in->len);
+    if (cost <= HR_INLINE_WORK || st->folded) {
+        if (in->len && !st->folded) compute(run, in, 0, in->len, NULL, 0);
         computed(run, i, in);
         return;
     }
@@ -386,6 +401,7 @@ hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *i
     for (uint32_t i = 0; i < program->ninstr; i++) {
         run->after[i] = program->instrs[i].after;
         run->st[i].req.xfer = NULL;
+        run->st[i].folded = 0;
     }
     hr_lock(engine);
     hr_request_init(comm, req, HR_REQ_RUN);

@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/engine.h"
+#include "core/program.h"
 #include "hr/memory.h"
 
 #define SHORT (1u << 20) /* what has but a few pieces comes in shorter ones, and what is changed in messages */
@@ -43,7 +43,7 @@ hr_store hr_store_into(const void *dst, uint64_t len, int unread) {
 /* Copies or reduces what came into its place. Offsets of reductions are multiples of the element size. */
 void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_t len) {
     char *dst = (char *)req->buf + offset;
-    if (!len) return;
+    if (!len || (req->rflags & HR_RECV_FOLD && hr_run_fold(req, data, len))) return;
     if (!(req->rflags & HR_RECV_REDUCE)) {
         hr_copy(dst, data, len, hr_store_into(dst, len, req->rflags & HR_RECV_NT));
         return;

@@ -95,52 +95,36 @@ static struct hr_program *build(struct builder *b, uint64_t bytes, uint64_t tmp,
 /* Rank r borrows its chunk from everybody, reduces in rank order, and sends the result to all. In place. */
 static struct hr_program *direct(int rank, int size, uint64_t elements) {
     struct builder *b = calloc(1, sizeof *b);
-    uint64_t chunk = elements / (uint64_t)size * 4;
+    uint64_t chunk = elements / (uint64_t)size * 4, mine = chunk * (uint64_t)rank;
     uint32_t lend[WORLD_MAX], borrow[WORLD_MAX];
-    for (int p = 0; p < size; p++)
-        if (p != rank)
-            lend[p] = add(b, (struct hr_instr){.op = HR_OP_SEND,
-                                               .peer = p,
-                                               .tag = 0,
-                                               .src_buf = HR_BUF_OUT,
-                                               .src_off = chunk * (uint64_t)p,
-                                               .len = chunk});
-    for (int p = 0; p < size; p++)
-        if (p != rank)
-            borrow[p] = add(b, (struct hr_instr){.op = HR_OP_BORROW,
-                                                 .peer = p,
-                                                 .tag = 0,
-                                                 .dst_buf = HR_BUF_TMP,
-                                                 .dst_off = chunk * (uint64_t)p,
-                                                 .len = chunk});
-    uint32_t reduce = add(b, (struct hr_instr){.op = HR_OP_REDUCE,
-                                               .peer = -1,
-                                               .dst_buf = HR_BUF_OUT,
-                                               .dst_off = chunk * (uint64_t)rank,
-                                               .len = chunk,
-                                               .ref = 0,
-                                               .nref = (uint32_t)size});
+    struct hr_instr send = {.op = HR_OP_SEND, .src_buf = HR_BUF_OUT, .len = chunk},
+                    come = {.op = HR_OP_BORROW, .dst_buf = HR_BUF_TMP, .len = chunk};
+    for (send.peer = 0; send.peer < size; send.peer++) {
+        send.src_off = chunk * (uint64_t)send.peer;
+        if (send.peer != rank) lend[send.peer] = add(b, send);
+    }
+    for (come.peer = 0; come.peer < size; come.peer++) {
+        come.dst_off = chunk * (uint64_t)come.peer;
+        if (come.peer != rank) borrow[come.peer] = add(b, come);
+    }
+    struct hr_instr sum = {.op = HR_OP_REDUCE, .peer = -1, .dst_buf = HR_BUF_OUT, .dst_off = mine, .len = chunk};
+    sum.nref = (uint32_t)size;
+    uint32_t reduce = add(b, sum);
     for (int p = 0; p < size; p++) {
-        b->refs[b->nref++] = p == rank ? (struct hr_ref){HR_BUF_OUT, 0, chunk * (uint64_t)rank}
-                                       : (struct hr_ref){HR_BUF_BORROWED, 0, borrow[p]};
+        b->refs[b->nref++] =
+            p == rank ? (struct hr_ref){HR_BUF_OUT, 0, mine} : (struct hr_ref){HR_BUF_BORROWED, 0, borrow[p]};
         if (p != rank) after(b, borrow[p], reduce);
     }
+    send.tag = come.tag = 1;
+    send.src_off = mine;
+    come.op = HR_OP_RECV;
+    come.dst_buf = HR_BUF_OUT;
     for (int p = 0; p < size; p++) {
         if (p == rank) continue;
-        after(b, reduce,
-              add(b, (struct hr_instr){.op = HR_OP_SEND,
-                                       .peer = p,
-                                       .tag = 1,
-                                       .src_buf = HR_BUF_OUT,
-                                       .src_off = chunk * (uint64_t)rank,
-                                       .len = chunk}));
-        uint32_t recv = add(b, (struct hr_instr){.op = HR_OP_RECV,
-                                                 .peer = p,
-                                                 .tag = 1,
-                                                 .dst_buf = HR_BUF_OUT,
-                                                 .dst_off = chunk * (uint64_t)p,
-                                                 .len = chunk});
-        after(b, lend[p], recv); /* what is lent may not be overwritten */
+        send.peer = come.peer = p;
+        come.dst_off = chunk * (uint64_t)p;
+        after(b, reduce, add(b, send));
+        after(b, lend[p], add(b, come)); /* what is lent may not be overwritten */
     }
     struct hr_program *program = build(b, elements * 4, chunk * (uint64_t)size, size);
     free(b);
@@ -248,6 +232,83 @@ TEST(reads_that_are_late_are_waited_for) { read_with("delay=0.2:300us", 0); }
 TEST(a_read_that_fails_ends_the_collective_on_all_ranks) { read_with("error=0.05", 1); }
 
 TEST(direct_allreduce_eight) { allreduce_world(8, (struct job){.elements = 80000, .arena = 1, .rounds = 10}); }
+
+/* --- reduced out of the message
+ * ---------------------------------------------------------------------------------------------------------- */
+
+enum { FEW = 600, MANY = 300000, EXCHANGES = 200 };
+enum { COMES_FOR_ONE, SENT_ON_TOO, USED_TWICE, COMES_ELSEWHERE };
+
+/* Each of two ranks brings `elements`, and both get the sums. The second half of OUT shows what scratch, which had the
+ * rank's own before, holds in the end. */
+static struct hr_program *exchange(int rank, uint64_t elements, int how) {
+    struct builder *b = calloc(1, sizeof *b);
+    uint64_t bytes = elements * 4;
+    uint8_t place = how == COMES_ELSEWHERE ? HR_BUF_OUT : HR_BUF_TMP;
+    struct hr_instr talk = {.peer = 1 - rank, .len = bytes}, copy = {.op = HR_OP_COPY, .peer = -1, .len = bytes};
+    talk.op = HR_OP_SEND;
+    uint32_t sent = add(b, talk);
+    copy.dst_buf = place;
+    uint32_t own = add(b, copy);
+    talk.op = HR_OP_RECV;
+    talk.dst_buf = place;
+    uint32_t came = add(b, talk);
+    uint32_t reduce =
+        add(b, (struct hr_instr){.op = HR_OP_REDUCE, .peer = -1, .len = bytes, .dst_buf = HR_BUF_IN, .nref = 2});
+    copy.src_buf = place;
+    copy.dst_buf = HR_BUF_OUT;
+    copy.dst_off = bytes;
+    uint32_t shown = add(b, copy);
+    b->refs[b->nref++] = (struct hr_ref){how == USED_TWICE ? place : HR_BUF_IN, 0, 0};
+    b->refs[b->nref++] = (struct hr_ref){place, 0, 0};
+    after(b, own, came);
+    after(b, sent, reduce);
+    after(b, came, reduce);
+    after(b, reduce, shown);
+    if (how == SENT_ON_TOO) after(b, came, shown);
+    struct hr_program *program = build(b, 2 * bytes, bytes, 2);
+    free(b);
+    return program;
+}
+TEST(what_comes_for_one_reduction_is_known) {
+    for (int how = COMES_FOR_ONE; how <= COMES_ELSEWHERE; how++) {
+        struct hr_program *p = exchange(0, FEW, how);
+        CHECK_EQ(p->folds[2], how == COMES_FOR_ONE ? 3 + 1 : 0);
+        hr_program_put(p);
+    }
+}
+
+static void *exchanges(void *arg) {
+    struct rank *r = arg;
+    uint64_t n = *(uint64_t *)r->arg, folded = 0, wrong = 0;
+    int rounds = n == FEW ? EXCHANGES : EXCHANGES / 20;
+    struct hr_program *p = exchange(r->rank, n, COMES_FOR_ONE);
+    float *x = malloc(2 * n * 4);
+    for (int round = 0; round < rounds; round++) {
+        struct hr_request req;
+        for (uint64_t i = 0; i < n; i++) x[i] = (float)(i % 1000 * 2 + (uint64_t)r->rank);
+        CHECK_EQ(run_once(r, p, x, 7, &req, 30), HR_OK);
+        int kept = x[n] == (float)r->rank;
+        for (uint64_t i = 0; i < n; i++) {
+            wrong += x[i] != (float)(i % 1000 * 4 + 1);
+            wrong += x[n + i] != (float)(i % 1000 * 2 + (uint64_t)(kept ? r->rank : 1 - r->rank));
+        }
+        folded += (uint64_t)kept;
+    }
+    CHECK_EQ(wrong, 0);
+    if (n == FEW) CHECK(folded > 0); /* all, unless a send has to wait */
+    free(x);
+    hr_program_put(p);
+    return NULL;
+}
+TEST(what_comes_is_reduced_out_of_the_message) {
+    for (uint64_t n = FEW; n <= MANY; n += MANY - FEW) {
+        struct world w;
+        world_open(&w, 2, NULL);
+        world_run(&w, exchanges, &n);
+        world_close(&w);
+    }
+}
 
 /* --- what goes unasked
  * ------------------------------------------------------------------------------------------------------- */

@@ -147,6 +147,23 @@ def test_deadlock_of_two_lenders() -> None:
         check_programs(pair)
 
 
+@pytest.mark.parametrize("by_itself", [False, True])
+def test_what_is_reduced_out_of_its_message_is_read_by_nobody_else(by_itself: bool) -> None:
+    pair = []
+    for r in (0, 1):
+        spec = _hand(
+            r, 2, {"op": isa.SEND, "peer": 1 - r, "len": 32}, {"op": isa.RECV, "peer": 1 - r, "len": 32, "dst_buf": isa.BUF_TMP},
+            {"op": isa.REDUCE, "len": 32, "nref": 2}, {"op": isa.COPY, "len": 32, "src_buf": isa.BUF_TMP, "dst_off": 32},
+            waits={2: [0, 1], 3: [1, 2] if by_itself else [2]},
+        )  # fmt: skip
+        pair.append(replace(spec, refs=np.array([(isa.BUF_OUT, 0), (isa.BUF_TMP, 0)], REF), tmp_bytes=32))
+    if by_itself:
+        check_programs(pair)
+        return
+    with pytest.raises(ScheduleError, match="instruction 3 reads what 1 brings for 2 alone"):
+        check_programs(pair)
+
+
 def test_the_interpreter_finds_wrong_programs() -> None:
     """The runner is a checker too: it must fail when a dependency or a message is missing."""
     programs = _programs("ring", size=3, count=300, in_place=True)

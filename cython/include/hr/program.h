@@ -17,6 +17,10 @@
  * piece by piece where a provider reads what is not mapped, and that is faster; otherwise it receives into dst (a
  * scratch range the program provides). The lender's SEND may end only when the borrower's REDUCE that names it has. So
  * a REDUCE over borrowed chunks reads every contribution once and writes the result once.
+ *
+ * What a RECV brings into scratch for one REDUCE alone, which waits for it, is reduced out of the message, and not put
+ * there, where it comes whole and the REDUCE waits for nothing else by then. So that this can be seen, whoever else
+ * reads it waits for the RECV by an edge of its own.
  */
 
 #include <stdint.h>
