@@ -20,8 +20,7 @@ struct instr_state {
     struct hr_request req;
     struct hr_work work;
     struct hr_run *run;
-    uint64_t offset; /* of work done in pieces */
-    int folded;      /* a REDUCE that was done when its last operand came */
+    uint64_t offset; /* bytes of work done: in pieces, or when a REDUCE's last operand came */
 };
 
 struct hr_run {
@@ -232,7 +231,7 @@ int hr_run_fold(struct hr_request *req, const void *data, size_t len) {
     uint32_t reduce = run->program->folds[in - run->program->instrs] - 1;
     if (len != in->len || run->after[reduce] != 1) return 0; /* it waits for others, too */
     compute(run, &run->program->instrs[reduce], 0, len, data, in->dst_off);
-    run->st[reduce].folded = 1;
+    run->st[reduce].offset = len;
     return 1;
 }
 
@@ -315,12 +314,14 @@ static int compute_step(struct hr_engine *engine, struct hr_work *work) {
 static void start_compute(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
     struct instr_state *st = &run->st[i];
     uint64_t cost = in->len * (in->op == HR_OP_REDUCE ? in->nref : 1);
-    if (cost <= HR_INLINE_WORK || st->folded) {
-        if (in->len && !st->folded) compute(run, in, 0, in->len, NULL, 0);
+    if (st->offset < in->len && cost <= HR_INLINE_WORK) {
+        compute(run, in, 0, in->len, NULL, 0);
+        st->offset = in->len;
+    }
+    if (st->offset == in->len) {
         computed(run, i, in);
         return;
     }
-    st->offset = 0;
     st->work.step = compute_step;
     run->outstanding++;
     hr_work_add(run->comm->engine, &st->work, run->priority);
@@ -401,7 +402,7 @@ hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *i
     for (uint32_t i = 0; i < program->ninstr; i++) {
         run->after[i] = program->instrs[i].after;
         run->st[i].req.xfer = NULL;
-        run->st[i].folded = 0;
+        run->st[i].offset = 0;
     }
     hr_lock(engine);
     hr_request_init(comm, req, HR_REQ_RUN);
