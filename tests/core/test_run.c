@@ -240,7 +240,7 @@ enum { FEW = 600, MANY = 300000, EXCHANGES = 200 };
 enum { COMES_FOR_ONE, SENT_ON_TOO, USED_TWICE, COMES_ELSEWHERE };
 
 /* Each of two ranks brings `elements`, and both get the sums. The second half of OUT shows what scratch, which had the
- * rank's own before, holds in the end. */
+ * rank's own before, holds in the end: a look that hr/program.h forbids, as it waits for the REDUCE alone. */
 static struct hr_program *exchange(int rank, uint64_t elements, int how) {
     struct builder *b = calloc(1, sizeof *b);
     uint64_t bytes = elements * 4;
