@@ -19,6 +19,7 @@ from hrdma.errors import ScheduleError
 from hrdma.topo import fabric_file, plan_file
 from hrdma.topo.algorithms import ALGORITHMS
 from hrdma.topo.algorithms.on_fabric import lookup, refusal
+from hrdma.topo.answers import answer
 from hrdma.topo.choice import Choice, choose
 from hrdma.topo.cost import DEFAULT_COST, NETWORK, Cost
 from hrdma.topo.layout import block_counts
@@ -293,6 +294,8 @@ def plan(
     )  # fmt: skip
     schedule = ALGORITHMS[choice.algorithm].build(collective, size, parts=choice.parts, root=root, rank=rank)
     spec = lower(schedule, rank, counts, itemsize, in_place=in_place, landing=landing)
+    if mapped:
+        answer(spec)
     if mapped and cost is not None and cost.crowd(size) == 1:
         stage(spec, cost.staged)
     return Plan(**vars(spec), choice=choice, reason=why and f"not planned for {on.fabric.name}: {why}" if on else "")

@@ -8,12 +8,12 @@ import numpy as np
 
 __all__ = [
     "BORROW", "BUF_BORROWED", "BUF_IN", "BUF_OUT", "BUF_TMP", "CHANGED", "COPY", "INSTR", "NOP", "NT", "RECV", "RECV_REDUCE",
-    "REDUCE", "REDUCE_MAX_SRC", "REF", "SCALE", "SEND", "STAGED", "SWAP", "ProgramSpec", "stage",
+    "REDUCE", "REDUCE_MAX_SRC", "REF", "RETURNS", "SCALE", "SEND", "STAGED", "SWAP", "ProgramSpec", "accesses", "stage",
 ]  # fmt: skip
 
 BUF_IN, BUF_OUT, BUF_TMP, BUF_BORROWED = range(4)
 SEND, RECV, RECV_REDUCE, BORROW, REDUCE, COPY, NOP = range(7)
-SCALE, NT, SWAP, STAGED, CHANGED = 1, 2, 4, 8, 16
+SCALE, NT, SWAP, STAGED, CHANGED, RETURNS = 1, 2, 4, 8, 16, 32
 REDUCE_MAX_SRC = 64
 
 INSTR = np.dtype(
@@ -83,9 +83,36 @@ class ProgramSpec:
                 text += f" {'to' if op == SEND else 'from'} {i['peer']} tag {i['tag']}"
             flags = [name for bit, name in _FLAGS if i["flags"] & bit]
             text += f" [{' '.join(flags)}]" if flags else ""
+            text += f" answers #{i['ref']}" if i["flags"] & RETURNS else ""
             text += f" after {waits[index]}" if waits[index] else ""
             lines.append(text)
         return "\n".join(lines)
+
+
+def accesses(spec: ProgramSpec, instrs: list[tuple]) -> list[list[tuple[int, int, int, bool]]]:
+    """Per memory (IN, OUT, TMP; in place IN's are OUT's): (from, to, instruction, writes), of `spec.instrs.tolist()`."""
+    found: list[list[tuple[int, int, int, bool]]] = [[], [], []]
+    refs = spec.refs.tolist()
+
+    def add(index: int, buf: int, off: int, length: int, writes: bool) -> None:
+        if length:
+            if buf == BUF_IN and spec.alias is not None:
+                buf, off = BUF_OUT, off + spec.alias
+            found[buf].append((off, off + length, index, writes))
+
+    for index, i in enumerate(instrs):
+        op, length = i[0], i[10]
+        if op in (SEND, COPY):
+            add(index, i[12], i[14], length, False)
+        if op not in (SEND, NOP):
+            add(index, i[11], i[13], length, True)
+        if op == REDUCE:
+            for buf, off in refs[i[8] : i[8] + i[9]]:
+                if buf == BUF_BORROWED:
+                    add(index, instrs[off][11], instrs[off][13], length, False)
+                else:
+                    add(index, buf, off, length, False)
+    return found
 
 
 def stage(spec: ProgramSpec, most: int) -> None:

@@ -6,6 +6,8 @@ dependencies. A
   SEND reads until it ends; a REDUCE reads the fallback range of what it borrowed; IN and OUT may be the same memory.
 * Folding: what a RECV brings into scratch for one REDUCE may be reduced out of the message, and then is not there for
 others.
+* Answers: where a peer may write back what it makes of a chunk, nothing else touches the chunk until the message that would have
+  brought it, and that message is the one which the peer then does not send.
 * Deadlock: with the worst choice everywhere, that is every send waits for its receive to be posted and every borrowed
 one
   for the reduction that names it, the graph of who waits for whom over all ranks has no cycle. An engine that sends
@@ -21,7 +23,7 @@ import numpy as np
 
 from hrdma.errors import ScheduleError
 from hrdma.topo import program as isa
-from hrdma.topo.program import ProgramSpec
+from hrdma.topo.program import ProgramSpec, accesses
 
 __all__ = ["check_programs"]
 
@@ -42,14 +44,23 @@ def check_programs(programs: Sequence[ProgramSpec]) -> None:
     Cost: about 10 us per instruction.
     """
     listed = [spec.instrs.tolist() for spec in programs]
+    answers = []
     for rank, spec in enumerate(programs):
         if spec.rank != rank or spec.size != len(programs):
             raise ScheduleError(
                 f"program {rank} of {len(programs)} is that of rank {spec.rank} of {spec.size}", rank=rank
             )
         _ranges(spec, listed[rank])
-        _hazards(spec, listed[rank])
-    _deadlock(programs, listed, _pair(listed))
+        answers.append(_answers(spec, listed[rank], _hazards(spec, listed[rank])))
+    pairs = _pair(listed)
+    met = {(src, send): receive for src, send, _, receive in pairs}
+    for src, send, dst, receive in pairs:
+        back, there = answers[src].get(send), answers[dst].get(receive)
+        if back is not None and there is not None and met[dst, there] != back:
+            raise ScheduleError(
+                f"rank {src}: {back} takes for the answer to {send} what rank {dst} sends by {there}", rank=src
+            )
+    _deadlock(programs, listed, pairs)
 
 
 def _fields(instr: tuple) -> tuple:
@@ -88,32 +99,6 @@ def _pair(listed: list[list[tuple]]) -> list[tuple[int, int, int, int]]:
     return pairs
 
 
-def _accesses(spec: ProgramSpec, instrs: list[tuple]) -> list[list[tuple[int, int, int, bool]]]:
-    """Per memory (IN, OUT, TMP): (from, to, instruction, writes)."""
-    found: list[list[tuple[int, int, int, bool]]] = [[], [], []]
-    refs = spec.refs.tolist()
-
-    def add(index: int, buf: int, off: int, length: int, writes: bool) -> None:
-        if length:
-            if buf == isa.BUF_IN and spec.alias is not None:
-                buf, off = isa.BUF_OUT, off + spec.alias
-            found[buf].append((off, off + length, index, writes))
-
-    for index, i in enumerate(instrs):
-        op, length = i[0], i[10]
-        if op in (isa.SEND, isa.COPY):
-            add(index, i[12], i[14], length, False)
-        if op not in (isa.SEND, isa.NOP):
-            add(index, i[11], i[13], length, True)
-        if op == isa.REDUCE:
-            for buf, off in refs[i[8] : i[8] + i[9]]:
-                if buf == isa.BUF_BORROWED:
-                    add(index, instrs[off][11], instrs[off][13], length, False)
-                else:
-                    add(index, buf, off, length, False)
-    return found
-
-
 def _ranges(spec: ProgramSpec, instrs: list[tuple]) -> None:
     rank, n = spec.rank, len(instrs)
     limits = (spec.in_bytes, spec.out_bytes, spec.tmp_bytes)
@@ -123,7 +108,7 @@ def _ranges(spec: ProgramSpec, instrs: list[tuple]) -> None:
     counted = [0] * n
     for index, i in enumerate(instrs):
         op, peer, unlock, nunlock, ref, nref, length = i[0], i[3], i[6], i[7], i[8], i[9], i[10]
-        if op > isa.NOP or unlock + nunlock > len(unlocks) or ref + nref > len(refs):
+        if op > isa.NOP or unlock + nunlock > len(unlocks) or (op == isa.REDUCE and ref + nref > len(refs)):
             raise ScheduleError(f"rank {rank}: instruction {index} is malformed", rank=rank)
         for other in unlocks[unlock : unlock + nunlock]:
             counted[other] += 1
@@ -161,7 +146,8 @@ def _ranges(spec: ProgramSpec, instrs: list[tuple]) -> None:
             )
 
 
-def _hazards(spec: ProgramSpec, instrs: list[tuple]) -> None:
+def _hazards(spec: ProgramSpec, instrs: list[tuple]) -> list[int]:
+    """Bits, of each instruction: those that have ended when it starts."""
     rank, n = spec.rank, len(instrs)
     unlocks = spec.unlocks.tolist()
     waiting = [i[5] for i in instrs]
@@ -179,7 +165,11 @@ def _hazards(spec: ProgramSpec, instrs: list[tuple]) -> None:
             f"rank {rank}: instruction {next(k for k in range(n) if waiting[k])} waits for itself", rank=rank
         )
     folds, shared = _folds(spec, instrs), []
-    for memory in _accesses(spec, instrs):
+    touched = accesses(spec, instrs)
+    for i in instrs:
+        if i[0] == isa.RECV and i[2] & isa.RETURNS and i[8] < n:  # from when on the peer may write
+            touched[isa.BUF_OUT].append((i[13], i[13] + i[10], i[8], True))
+    for memory in touched:
         memory.sort()
         active: list[tuple[int, int, int, bool]] = []
         for access in memory:
@@ -203,6 +193,42 @@ def _hazards(spec: ProgramSpec, instrs: list[tuple]) -> None:
                 f"rank {rank}: instruction {other} reads what {receive} brings for {folds[receive]} alone: an edge of its own is missing",
                 rank=rank,
             )
+    return before
+
+
+def _answers(spec: ProgramSpec, instrs: list[tuple], before: list[int]) -> dict[int, int]:
+    """What is answered -> the answer, of one rank: it asks for the result that is sent, or lies where it is received."""
+    rank, refs, found = spec.rank, spec.refs.tolist(), {}
+    reader = {
+        off: index
+        for index, i in enumerate(instrs)
+        if i[0] == isa.REDUCE
+        for buf, off in refs[i[8] : i[8] + i[9]]
+        if buf == isa.BUF_BORROWED
+    }
+    out = accesses(spec, instrs)[isa.BUF_OUT]
+    moved = spec.alias or 0
+    for index, i in enumerate(instrs):
+        if not i[2] & isa.RETURNS:
+            continue
+        asks = i[8]
+        other = instrs[asks] if asks < len(instrs) else i
+        result = reader.get(asks, asks)
+        if i[0] == isa.RECV:
+            place = other[14] + (moved if other[12] == isa.BUF_IN else 0)
+            fits = other[0] == isa.SEND and other[12] != isa.BUF_TMP and (i[11], i[13]) == (isa.BUF_OUT, place)
+            fits = fits and spec.alias is not None
+        else:
+            fits = i[0] == isa.SEND and other[0] in (isa.BORROW, isa.RECV_REDUCE)
+            fits = fits and instrs[result][11] == i[12] == isa.BUF_OUT and instrs[result][13] == i[14]
+            for start, stop, writer, writes in out:
+                if writes and writer not in (result, asks) and start < i[14] + i[10] and stop > i[14]:
+                    fits = fits and bool(before[result] >> writer & 1 or before[writer] >> index & 1)
+        fits = fits and (other[3], other[10]) == (i[3], i[10]) and before[index] >> result & 1 and asks not in found
+        if not fits or other[2] & isa.RETURNS:
+            raise ScheduleError(f"rank {rank}: instruction {index} is no answer to {asks}", rank=rank)
+        found[asks] = index
+    return found
 
 
 def _folds(spec: ProgramSpec, instrs: list[tuple]) -> dict[int, int]:

@@ -2,15 +2,20 @@
 from libc.errno cimport errno
 
 
+cdef enum:
+    OPEN_MIN = 4096  # peers may write back into what has pages of its own
+
+
 cdef class Block:
     """One block of an arena. Arrays made on it hold it; it goes back when the last of them does."""
 
     cdef void *ptr
     cdef Py_ssize_t nbytes
 
-    def __cinit__(self, size_t nbytes, bint writable_by_peers=False):
+    def __cinit__(self, size_t nbytes):
+        cdef uint32_t flags = HR_ARENA_WRITABLE_BY_PEERS if nbytes >= OPEN_MIN else 0
         with nogil:
-            self.ptr = hr_arena_alloc(nbytes, HR_ARENA_WRITABLE_BY_PEERS if writable_by_peers else 0)
+            self.ptr = hr_arena_alloc(nbytes, flags)
         if self.ptr == NULL:
             raise MemoryError(
                 f"cannot get {nbytes} bytes of registered memory: {_os.strerror(errno)}; "

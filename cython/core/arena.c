@@ -23,6 +23,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "core/arena_extents.h"
@@ -55,6 +56,7 @@ static size_t shared_bytes, empty_bytes;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int inherited; /* there are blocks of a parent's */
 static size_t empty_bound;
+static _Atomic uint64_t forgotten;
 
 static void in_child(void) {
     pthread_mutex_init(&lock, NULL);
@@ -73,6 +75,10 @@ static void prepare(void) {
 static size_t round_up(size_t len, size_t to) { return (len + to - 1) / to * to; }
 
 static int is_empty(const struct hr_arena *a) { return a->extents.blocks == 0; }
+
+#define SPENT                                                                                              \
+    0x80000000u /* peers have some of its pages for good: no peer is shown it, and no block is cut from it \
+                 */
 
 /* What it has of the arenas from whose sizes the next one's follows. */
 static size_t counted(const struct hr_arena *a) {
@@ -155,9 +161,12 @@ static int discard_all(struct hr_arena *a) {
     return any;
 }
 
+/* What peers may write to has pages of its own. */
+static size_t granule(uint32_t flags) { return flags & HR_ARENA_WRITABLE_BY_PEERS ? HR_PAGE : ALIGNMENT; }
+
 static void *cut(struct hr_arena *a, size_t len) {
     int was_empty = is_empty(a);
-    size_t offset = hr_extents_take(&a->extents, len);
+    size_t offset = hr_extents_take(&a->extents, round_up(len, granule(a->flags)), len);
     if (offset == SIZE_MAX) return NULL;
     if (was_empty) empty_bytes -= a->pages.size;
     return (uint8_t *)a->pages.base + offset;
@@ -196,11 +205,13 @@ void *hr_arena_alloc(size_t len, uint32_t flags) {
         return NULL;
     }
     pthread_once(&once, prepare);
-    len = len ? round_up(len, ALIGNMENT) : ALIGNMENT;
+    if (!len) len = 1;
+    size_t asked = len;
+    len = round_up(len, granule(flags));
     int big = len >= BIG_BLOCK;
 
     pthread_mutex_lock(&lock);
-    void *block = big ? cut_big(len, flags) : cut_shared(len, flags);
+    void *block = big ? cut_big(asked, flags) : cut_shared(asked, flags);
     size_t size = big ? round_up(len, HR_HUGE_PAGE) : shared_size(len, flags);
     pthread_mutex_unlock(&lock);
     if (block) return block;
@@ -220,7 +231,7 @@ void *hr_arena_alloc(size_t len, uint32_t flags) {
 
     pthread_mutex_lock(&lock);
     int rc = arena_link(a);
-    if (!rc && !(block = cut(a, len))) { /* no memory to note the block: the arena stays, empty */
+    if (!rc && !(block = cut(a, asked))) { /* no memory to note the block: the arena stays, empty */
         a->emptied = ++tick;
         rc = ENOMEM;
     }
@@ -247,7 +258,13 @@ void hr_arena_free(void *block) {
     if (is_empty(a)) {
         a->emptied = ++tick;
         empty_bytes += a->pages.size;
-        gone = trim(empty_bound);
+        if (a->flags & SPENT) {
+            arena_unlink(a);
+            a->next = NULL;
+            gone = a;
+        } else {
+            gone = trim(empty_bound);
+        }
     }
     pthread_mutex_unlock(&lock);
     discard_all(gone);
@@ -255,8 +272,19 @@ void hr_arena_free(void *block) {
 
 int hr_memory_find(const void *addr, size_t len, struct hr_arena_info *info_p) {
     uintptr_t begin = (uintptr_t)addr;
-    if (begin + len < begin) return 0;
-    return hr_arena_index_find(begin, begin + len, info_p);
+    struct hr_arena_info info;
+    if (begin + len < begin || !hr_arena_index_find(begin, begin + len, &info) || info.flags & SPENT) return 0;
+    *info_p = info;
+    return 1;
+}
+
+int hr_arena_ends(const void *end) {
+    pthread_mutex_lock(&lock);
+    const uint8_t *last = (const uint8_t *)end - 1;
+    struct hr_arena *a = hr_arena_index_owner(last);
+    int ends = a && hr_extents_ends(&a->extents, (size_t)(last + 1 - (uint8_t *)a->pages.base));
+    pthread_mutex_unlock(&lock);
+    return ends;
 }
 
 int hr_arena_find(const void *addr, size_t len, struct hr_arena_info *info_p) {
@@ -266,9 +294,28 @@ int hr_arena_find(const void *addr, size_t len, struct hr_arena_info *info_p) {
     return 1;
 }
 
-/* ---- kept memory: known to the index alone ---- */
+/* The address of the new pages is the old one: no pointer to them changes. What the arena was known by is gone. */
+void hr_arena_abandon(void *addr, size_t len) {
+    uintptr_t begin = hr_page_down((uintptr_t)addr), end = hr_page_up((uintptr_t)addr + len);
+    pthread_mutex_lock(&lock);
+    struct hr_arena *a = hr_arena_index_owner(addr);
+    if (a && !(a->flags & SPENT)) {
+        hr_arena_index_remove(a->id); /* which leaves room for one */
+        a->id = ++last_id;
+        a->flags |= SPENT;
+        struct hr_arena_info info = {a->id, a->pages.fd, a->pages.base, a->pages.size, a->flags};
+        hr_arena_index_add(&info, a);
+        atomic_fetch_add_explicit(&forgotten, 1, memory_order_release);
+    }
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    if (a && mmap((void *)begin, end - begin, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED) {
+        perror("hr_arena_abandon: memory that another process may change could not be replaced");
+        abort();
+    }
+    pthread_mutex_unlock(&lock);
+}
 
-static _Atomic uint64_t forgotten;
+/* ---- kept memory: known to the index alone ---- */
 
 static void drop(uint64_t id) {
     hr_arena_index_remove(id);
@@ -286,7 +333,7 @@ uint64_t hr_memory_keep(void *base, size_t size) {
     pthread_once(&once, prepare);
     pthread_mutex_lock(&lock);
     drop_overlapped((uintptr_t)base, size);
-    if (hr_arena_index_reserve() == 0) {
+    if (!hr_arena_index_owner(base) && hr_arena_index_reserve() == 0) {
         info.id = ++last_id;
         hr_arena_index_add(&info, NULL);
     }

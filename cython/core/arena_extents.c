@@ -20,7 +20,7 @@
 
 struct hr_extent {
     struct hr_extent *left, *right;
-    size_t offset, len;
+    size_t offset, len, asked;
     size_t longest; /* free, in this subtree */
     uint32_t priority;
     uint32_t used;
@@ -133,7 +133,7 @@ void hr_extents_free(struct hr_extents *e) {
 
 size_t hr_extents_longest(const struct hr_extents *e) { return longest(e->root); }
 
-size_t hr_extents_take(struct hr_extents *e, size_t len) {
+size_t hr_extents_take(struct hr_extents *e, size_t len, size_t asked) {
     struct hr_extent *n = first_fit(e->root, len), *rest = NULL;
     if (!n) return SIZE_MAX;
     if (n->len > len) {
@@ -143,6 +143,7 @@ size_t hr_extents_take(struct hr_extents *e, size_t len) {
     detach(e, n);
     n->left = n->right = NULL;
     n->len = len;
+    n->asked = asked;
     n->used = 1;
     refresh(n);
     insert(e, n);
@@ -150,6 +151,11 @@ size_t hr_extents_take(struct hr_extents *e, size_t len) {
     e->blocks++;
     e->used += len;
     return n->offset;
+}
+
+int hr_extents_ends(const struct hr_extents *e, size_t end) {
+    const struct hr_extent *n = before(e->root, end);
+    return n && n->used && n->offset + n->asked == end;
 }
 
 size_t hr_extents_give(struct hr_extents *e, size_t offset) {

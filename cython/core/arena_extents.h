@@ -20,8 +20,10 @@ void hr_extents_free(struct hr_extents *e);
 /* The longest block that hr_extents_take would find room for. */
 size_t hr_extents_longest(const struct hr_extents *e);
 /* Cuts len bytes off the first free extent that has them: its offset, or SIZE_MAX (no such extent, or no memory for
- * the bookkeeping). */
-size_t hr_extents_take(struct hr_extents *e, size_t len);
+ * the bookkeeping). The first `asked` of them are in use. */
+size_t hr_extents_take(struct hr_extents *e, size_t len, size_t asked);
+/* Whether what is in use of a block ends here. */
+int hr_extents_ends(const struct hr_extents *e, size_t end);
 /* Frees the block that begins at offset and joins it with free neighbours: its length, or 0 if none begins there. */
 size_t hr_extents_give(struct hr_extents *e, size_t offset);
 

@@ -237,6 +237,7 @@ static int conn_eager(struct hr_conn *conn, const struct hr_request *req) {
     uint64_t len = req->len;
     uint64_t most = req->flags & HR_REQ_CHANGED && caps->flags & HR_CAP_RELAYS ? caps->max_send : caps->eager_max;
     if (len > most || !hr_window_fits(conn, len)) return 0;
+    if (hr_xfer_opens(conn, req)) return 0;
     if (conn->engine->yield && caps->eager_loose && len > caps->eager_loose && !(req->flags & HR_REQ_PACED)) return 0;
     if (caps->flags & HR_CAP_MAP && len > caps->eager_mapped && !(req->flags & HR_REQ_STAGED) &&
         hr_arena_find(req->buf, len, &info))

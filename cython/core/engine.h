@@ -12,6 +12,7 @@
  *   match.c     order of arrival, posted receives, unexpected messages
  *   transfer.c  rendezvous: pull, push, segments
  *   xfer.c      the table of transfers and their ids
+ *   share.c     long messages that both ends copy
  *   onesided.c  memory that users expose, their reads and writes there, notifications
  *   ledger.c    what a pulled message was read from had not been taken back
  *   request.c   isend, irecv, finish, abort
@@ -35,6 +36,7 @@
  *   CREDIT carries only what all headers of the first stream carry: eager credit and acknowledged bulk
  *   PROBE  asks how much of the bulk that was sent so far has arrived, after something was cut off
  *   ECHO   the answer: how much never did, and never will
+ *   HELP   the receiver asks the sender to copy some pieces itself (share.c); HELPED: so many
  *   LEDGER where the receiver of an offer can see that it still stands (ledger.c)
  *   BREAK  this communicator is broken
  *   BYE    nothing more will come, by this stream
@@ -53,7 +55,9 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "core/ledger.h"
 #include "core/relay.h"
+#include "core/xfer.h"
 #include "hr/hr.h"
 #include "hr/list.h"
 
@@ -71,6 +75,8 @@ enum hr_msg_kind {
     HR_MSG_PROBE,
     HR_MSG_ECHO,
     HR_MSG_LEDGER,
+    HR_MSG_HELP,
+    HR_MSG_HELPED,
     HR_MSG_KINDS
 };
 
@@ -93,7 +99,8 @@ struct hr_hdr {
 enum {
     HR_HDR_DESC = 1, /* it has a descriptor */
     HR_HDR_SURE = 2, /* the provider confirms writes (HR_CAP_CONFIRMS); CTS: both do, so only the last is told of */
-    HR_HDR_READ = 4  /* RTS: if you send as well, read it; the same, shifted by one: if you reduce it */
+    HR_HDR_READ = 4, /* RTS: if you send as well, read it; the same, shifted by one: if you reduce it */
+    HR_HDR_OPEN = 16 /* RTS: what you make of it may be put there. FIN: and was */
 };
 
 struct hr_hdr_long { /* RTS (size, desc), CTS (desc) */
@@ -113,41 +120,8 @@ struct hr_hdr_long { /* RTS (size, desc), CTS (desc) */
 #define HR_COLL_TAG (1ull << 63)
 #define HR_COLL_SEQ(tag) (((tag) & ~HR_COLL_TAG) >> 24)
 #define HR_SEGMENT_MIN (16u << 10)
-#define HR_WRITES 8 /* of a transfer, that the provider has and will confirm */
 #define HR_WINDOW_MIN (64u << 10)
 #define HR_INLINE_WORK (32u << 10) /* copying or reducing less than this is done at once */
-
-struct hr_work { /* something heavy, done one piece at a time between polls */
-    struct hr_link link;
-    int (*step)(struct hr_engine *engine, struct hr_work *work); /* 1: more to do */
-    int priority;
-};
-
-enum hr_xfer_mode {
-    HR_XFER_FREE,
-    HR_XFER_SEND,
-    HR_XFER_SEND_PUSH,
-    HR_XFER_SEND_SEG,
-    HR_XFER_RMA, /* a user's read, write or atomic: onesided.c */
-    HR_XFER_PULL,
-    HR_XFER_PUSH,
-    HR_XFER_SEG,
-    HR_XFER_LENT
-};
-
-struct hr_xfer {         /* one rendezvous, on one side */
-    struct hr_work work; /* PULL: pieces to copy; SEND_*: link in the connection's bulk queue */
-    struct hr_request *req;
-    struct hr_conn *conn;
-    uint32_t id, remote;
-    uint8_t mode, has_mem, has_rmem, sure, relay; /* sure: writes are confirmed; relay: 1 + which of the reading */
-    uint32_t outstanding;                         /* reads or writes in the provider */
-    char *buf, *scratch;                          /* scratch: pieces that are read to be reduced */
-    uint64_t len, posted, completed;
-    uint32_t writes[HR_WRITES], first; /* SEND_PUSH: bytes of those in the provider, where it confirms them; a ring */
-    struct hr_mem mem;
-    struct hr_rmem rmem;
-};
 
 enum hr_conn_state { HR_CONN_CONNECTING, HR_CONN_UP, HR_CONN_CLOSED /* said BYE */, HR_CONN_LOST };
 
@@ -293,7 +267,7 @@ struct hr_engine {
     struct hr_link ready; /* runs with instructions to start */
     uint32_t nconns, nposted;
 
-    _Atomic uint32_t *ledger;
+    _Atomic uint64_t *ledger;
     struct hr_xfer **xfers;
     uint32_t nxfers, xfer_free; /* free list by index, threaded through remote */
     uint64_t *retired;
@@ -305,7 +279,7 @@ struct hr_engine {
     pthread_t bg;
     int bg_running, bg_deep, stop;
     _Atomic uint64_t count_eager, count_pull, count_push, count_seg, count_lent, count_unexpected, count_sleeps,
-        count_stale;
+        count_stale, count_returned, count_shared;
 };
 
 static inline void hr_relax(void) {
@@ -347,7 +321,8 @@ void hr_waiter_signal(struct hr_engine *engine, struct hr_waiter *waiter);
 int hr_pass(struct hr_engine *engine, struct hr_conn *hint);
 void hr_work_add(struct hr_engine *engine, struct hr_work *work, int priority);
 void hr_work_remove(struct hr_engine *engine, struct hr_work *work);
-void hr_kick(struct hr_engine *engine); /* after posting: whoever sleeps must look at new work */
+void hr_kick(struct hr_engine *engine);         /* after posting: whoever sleeps must look at new work */
+int hr_in_background(struct hr_engine *engine); /* of the thread that asks */
 hr_status hr_bg_start(struct hr_engine *engine);
 void hr_bg_stop(struct hr_engine *engine);
 void hr_bg_rouse(struct hr_engine *engine); /* it looks every tick again, beginning now */
@@ -420,26 +395,6 @@ void hr_match_strayed(struct hr_comm *comm, struct hr_conn *conn);
 struct hr_conn *hr_match_stray(struct hr_comm *comm, uint64_t seq); /* of a run that has all it wanted */
 uint8_t hr_match_bucket(uint64_t comm, uint64_t tag);
 
-/* transfer.c */
-#define HR_XFER_COOKIE(x) ((void *)((uintptr_t)(x) | 1))
-struct hr_xfer *hr_xfer_new(struct hr_engine *engine, struct hr_request *req, struct hr_conn *conn, int mode);
-void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x);
-void hr_xfer_send_fin(struct hr_conn *conn, uint64_t comm, uint32_t sreq, hr_status status);
-hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_hdr_long *rts);
-void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct hr_hdr_long *rts);
-void hr_xfer_on_cts(struct hr_conn *conn, const struct hr_hdr_long *cts);
-void hr_xfer_on_seg(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len);
-void hr_xfer_on_fin(struct hr_conn *conn, const struct hr_hdr *h);
-void hr_xfer_on_cancel(struct hr_conn *conn, const struct hr_hdr *h);
-void hr_xfer_on_notify(struct hr_conn *conn, uint64_t value, size_t nbytes);
-void hr_xfer_on_done(struct hr_xfer *x, hr_status status);
-/* HR_AGAIN: no room. *nbytes_p: what left. The transfer may be finished and gone on return. */
-hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t *nbytes_p);
-void hr_xfer_return(struct hr_engine *engine, struct hr_xfer *x); /* LENT: the borrower is through */
-void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell);
-hr_store hr_store_into(const void *dst, uint64_t len, int unread);
-void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_t len);
-
 /* onesided.c */
 #define HR_IS_NOTE(value) ((value) >> 63)
 hr_status hr_rma_segment(struct hr_conn *conn, struct hr_xfer *x); /* as hr_xfer_send_segment */
@@ -447,21 +402,10 @@ void hr_note_arrived(struct hr_conn *conn, uint64_t value);
 hr_status hr_onesided_open(struct hr_comm *comm);
 void hr_onesided_close(struct hr_comm *comm);
 
-/* ledger.c */
-#define HR_ID_INDEX_BITS 20 /* of a transfer's id; the rest is its generation */
-#define HR_ID_INDEX(id) ((id) & ((1u << HR_ID_INDEX_BITS) - 1))
-hr_status hr_ledger_enter(struct hr_conn *conn, uint32_t id); /* HR_OK: may be offered. HR_AGAIN. Error: no pulling */
-void hr_ledger_strike(struct hr_engine *engine, uint32_t id);
-void hr_ledger_arrived(struct hr_conn *conn, const struct hr_hdr_long *m);
-int hr_ledger_covers(struct hr_conn *conn, uint32_t id);
-int hr_ledger_stands(struct hr_conn *conn, uint32_t id); /* the peer's offer, after the last byte was read */
-void hr_ledger_forget(struct hr_conn *conn);
-void hr_ledger_close(struct hr_engine *engine);
-
 /* request.c */
 enum hr_req_kind { HR_REQ_SEND = 1, HR_REQ_RECV, HR_REQ_RUN, HR_REQ_RMA, HR_REQ_NOTE };
 enum { HR_RECV_REDUCE = 1, HR_RECV_SWAP = 2, HR_RECV_BORROW = 4, HR_RECV_SCALE = 8, HR_RECV_NT = 16 };
-enum { HR_RECV_ANY = 32 /* from anybody */, HR_RECV_FOLD = 64 /* hr_run_fold */ };
+enum { HR_RECV_ANY = 32 /* from anybody */, HR_RECV_FOLD = 64 /* hr_run_fold */, HR_RECV_RETURN = 128 };
 enum { HR_QUEUED_NO, HR_QUEUED_POSTED /* receive in a chain */, HR_QUEUED_SEND, HR_QUEUED_PROVIDER };
 /* buf, len, tag, sig and the caller's fields are set; flags of a receive in rflags */
 void hr_send_start(struct hr_comm *comm, struct hr_request *req, int dst, unsigned lane);

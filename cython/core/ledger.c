@@ -1,4 +1,4 @@
-/* ledger.c - how a receiver that has read a sender's memory knows that the sender had not taken it back meanwhile. */
+/* ledger.c - how a receiver that reads a sender's memory knows that the sender has not taken it back meanwhile. */
 
 /*
  * A peer that pulls from mapped memory cannot be stopped, and a buffer whose send was withdrawn is its owner's again at
@@ -7,37 +7,46 @@
  * every byte was read before the owner could change it. It does not: what was read is worthless, and a CANCEL is on its
  * way. The table's descriptor goes to a peer before the first offer; transfers beyond its end are not offered for
  * pulling.
+ *
+ * Who writes back (HR_HDR_OPEN) takes hold of the entry for each piece. The owner strikes what nobody holds, and waits
+ * for who does: a piece is some ten microseconds. If that is not enough the peer was stopped with the piece in its
+ * hands, and the owner leaves it the pages (mem_quiet).
  */
 
+#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 
 #include "core/engine.h"
+#include "hr/clock.h"
 #include "hr/memory.h"
 
 #define ENTRIES 4096
-#define BYTES (ENTRIES * sizeof(uint32_t))
+#define BYTES (ENTRIES * sizeof(uint64_t))
+#define HELD (1ull << 32) /* beside the id, in the lower half */
+#define TAKEN 33          /* from this bit on: how many pieces (share.c) */
+#define PATIENCE 5000000  /* ns: a peer that shares this core has its turn meanwhile */
 
 static int ledger_open(struct hr_engine *engine) {
     if (engine->ledger) return 1;
-    engine->ledger = hr_arena_alloc(BYTES, HR_ARENA_SMALL_PAGES);
-    if (engine->ledger) memset(engine->ledger, 0, BYTES);
+    engine->ledger = hr_arena_alloc(BYTES, HR_ARENA_SMALL_PAGES | HR_ARENA_WRITABLE_BY_PEERS);
+    if (engine->ledger) memset((void *)engine->ledger, 0, BYTES);
     return engine->ledger != NULL;
 }
 
-void hr_ledger_close(struct hr_engine *engine) { hr_arena_free(engine->ledger); }
+void hr_ledger_close(struct hr_engine *engine) { hr_arena_free((void *)engine->ledger); }
 
 static hr_status ledger_export(struct hr_conn *conn, struct hr_desc *desc_p) {
     struct hr_ep *ep = conn->lanes[0].ep;
     const struct hr_provider *ops = ep->domain->ops;
     if (!ledger_open(conn->engine)) return HR_ERR_NOMEM;
     if (!conn->has_ledger) {
-        hr_status status =
-            ops->mem_register(ep->domain, conn->engine->ledger, BYTES, HR_ACCESS_REMOTE_READ, &conn->ledger_mem);
+        hr_status status = ops->mem_register(ep->domain, (void *)conn->engine->ledger, BYTES,
+                                             HR_ACCESS_REMOTE_READ | HR_ACCESS_REMOTE_MAP, &conn->ledger_mem);
         if (status != HR_OK) return status;
         conn->has_ledger = 1;
     }
-    return ops->mem_export(ep, &conn->ledger_mem, conn->engine->ledger, BYTES, desc_p);
+    return ops->mem_export(ep, &conn->ledger_mem, (void *)conn->engine->ledger, BYTES, desc_p);
 }
 
 /* HR_OK: the peer knows the table. HR_AGAIN: no room now. An error: nothing can be offered to it. */
@@ -58,18 +67,61 @@ hr_status hr_ledger_enter(struct hr_conn *conn, uint32_t id) {
     return status;
 }
 
+static int is(uint64_t entry, uint32_t id) { return (uint32_t)entry == id; }
+
+/* What nobody holds is struck; who holds it has PATIENCE to let go. */
+static int strike(_Atomic uint64_t *entry, uint32_t id) {
+    uint64_t found = atomic_load_explicit(entry, memory_order_relaxed);
+    int64_t deadline = 0;
+    while (is(found, id)) {
+        if (!(found & HELD)) {
+            if (atomic_compare_exchange_strong(entry, &found, 0)) return 1;
+            continue;
+        }
+        if (!deadline) deadline = hr_now() + PATIENCE;
+        if (hr_now() > deadline) {
+            atomic_store(entry, 0);
+            return 0;
+        }
+        sched_yield();
+        found = atomic_load_explicit(entry, memory_order_relaxed);
+    }
+    return 1;
+}
+
+/* Counts up what is taken, of so many: what was there before; -1: nothing is left, or it does not stand. */
+static int64_t take(_Atomic uint64_t *entry, uint32_t id, uint32_t n, uint64_t held) {
+    uint64_t found = atomic_load_explicit(entry, memory_order_relaxed);
+    while (is(found, id) && found >> TAKEN < n)
+        if (atomic_compare_exchange_strong(entry, &found, (found + (1ull << TAKEN)) | held))
+            return (int64_t)(found >> TAKEN);
+    return -1;
+}
+
+static _Atomic uint64_t *own(struct hr_engine *engine, uint32_t id) {
+    return engine->ledger && HR_ID_INDEX(id) < ENTRIES ? &engine->ledger[HR_ID_INDEX(id)] : NULL;
+}
+
 /* Comes before all else that ends an offer: its memory may be revoked, and its owner may write there. */
-void hr_ledger_strike(struct hr_engine *engine, uint32_t id) {
-    if (!engine->ledger || HR_ID_INDEX(id) >= ENTRIES) return;
-    _Atomic uint32_t *entry = &engine->ledger[HR_ID_INDEX(id)];
-    if (atomic_load_explicit(entry, memory_order_relaxed) == id) atomic_store(entry, 0);
+int hr_ledger_strike(struct hr_engine *engine, uint32_t id) {
+    _Atomic uint64_t *entry = own(engine, id);
+    return !entry || strike(entry, id);
+}
+
+int64_t hr_ledger_take_own(struct hr_engine *engine, uint32_t id, uint32_t n) {
+    _Atomic uint64_t *entry = own(engine, id);
+    return entry ? take(entry, id, n, HELD) : -1;
+}
+
+void hr_ledger_let_go_own(struct hr_engine *engine, uint32_t id) {
+    atomic_fetch_and(own(engine, id), ~HELD); /* a receiver that has struck it left 0 */
 }
 
 void hr_ledger_arrived(struct hr_conn *conn, const struct hr_hdr_long *m) {
     struct hr_ep *ep = conn->lanes[0].ep;
     hr_status status = conn->peer_ledger.len ? HR_ERR_PROTOCOL : HR_OK; /* one is enough */
     if (status == HR_OK) status = ep->domain->ops->mem_import(ep, &m->desc, &conn->peer_ledger);
-    if (status != HR_OK || conn->peer_ledger.len < BYTES || (uintptr_t)conn->peer_ledger.ptr % sizeof(uint32_t))
+    if (status != HR_OK || conn->peer_ledger.len < BYTES || (uintptr_t)conn->peer_ledger.ptr % sizeof(uint64_t))
         hr_conn_no_import(conn, status, "a ledger that cannot be read");
 }
 
@@ -78,9 +130,27 @@ int hr_ledger_covers(struct hr_conn *conn, uint32_t id) { return conn->peer_ledg
 int hr_ledger_stands(struct hr_conn *conn, uint32_t id) {
     if (!hr_ledger_covers(conn, id)) return 1; /* read from memory that is revoked when it is taken back */
     atomic_thread_fence(memory_order_acquire); /* the bytes first */
-    const _Atomic uint32_t *entries = conn->peer_ledger.ptr;
-    return atomic_load_explicit(&entries[HR_ID_INDEX(id)], memory_order_relaxed) == id;
+    const _Atomic uint64_t *entries = conn->peer_ledger.ptr;
+    return is(atomic_load_explicit(&entries[HR_ID_INDEX(id)], memory_order_relaxed), id);
 }
+
+static _Atomic uint64_t *theirs(struct hr_conn *conn, uint32_t id) {
+    return (_Atomic uint64_t *)conn->peer_ledger.out + HR_ID_INDEX(id);
+}
+
+int hr_ledger_hold(struct hr_conn *conn, uint32_t id) {
+    uint64_t stands = id;
+    return atomic_compare_exchange_strong(theirs(conn, id), &stands, HELD | id);
+}
+
+void hr_ledger_let_go(struct hr_conn *conn, uint32_t id) {
+    uint64_t held = HELD | id; /* unless it was struck meanwhile */
+    atomic_compare_exchange_strong(theirs(conn, id), &held, id);
+}
+
+int64_t hr_ledger_take(struct hr_conn *conn, uint32_t id, uint32_t n) { return take(theirs(conn, id), id, n, 0); }
+
+int hr_ledger_revoke(struct hr_conn *conn, uint32_t id) { return strike(theirs(conn, id), id); }
 
 void hr_ledger_forget(struct hr_conn *conn) {
     struct hr_ep *ep = conn->lanes[0].ep;

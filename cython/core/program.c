@@ -183,6 +183,51 @@ static int is_paced(const struct hr_program *p) {
     return paced;
 }
 
+/* The instruction whose result goes back to whom `asks` received from: its own, or that of who reads what it borrows.
+ */
+static uint32_t result_of(const struct hr_program *p, uint32_t asks) {
+    if (p->instrs[asks].op != HR_OP_BORROW) return asks;
+    for (uint32_t i = 0; i < p->ninstr; i++) {
+        const struct hr_instr *in = &p->instrs[i];
+        for (uint32_t k = in->ref; in->op == HR_OP_REDUCE && k < in->ref + in->nref; k++)
+            if (p->refs_[k].buf == HR_BUF_BORROWED && p->refs_[k].off == asks) return i;
+    }
+    return asks;
+}
+
+/* Whether instruction i may answer `asks`: with the result that lies where it sends from, or over what was sent. */
+static int answers(const struct hr_program *p, uint32_t i, uint32_t asks) {
+    const struct hr_instr *in = &p->instrs[i], *other = &p->instrs[asks];
+    if (other->peer != in->peer || other->len != in->len || other->flags & HR_INSTR_RETURNS) return 0;
+    if (in->op == HR_OP_RECV) return other->op == HR_OP_SEND;
+    const struct hr_instr *result = &p->instrs[result_of(p, asks)];
+    return in->op == HR_OP_SEND && (other->op == HR_OP_BORROW || other->op == HR_OP_RECV_REDUCE) &&
+           result->dst_buf == in->src_buf && result->dst_off == in->src_off;
+}
+
+/* Each answer waits for what it answers, and nothing is answered twice. */
+static int returns_ok(struct checker *c) {
+    struct hr_program *p = c->p;
+    uint32_t *seen = calloc(p->ninstr + 1u, sizeof *seen), *stack = malloc((p->ninstr + 1u) * sizeof *stack);
+    int ok = seen && stack;
+    if (!ok) bad(c, "no memory");
+    for (uint32_t i = 0; ok && i < p->ninstr; i++) {
+        uint32_t asks = p->instrs[i].ref;
+        if (!(p->instrs[i].flags & HR_INSTR_RETURNS)) continue;
+        if (asks >= p->ninstr || !answers(p, i, asks))
+            ok = bad(c, "instruction %u: %u has no such answer", i, asks);
+        else if (p->returns[asks])
+            ok = bad(c, "instruction %u: %u has another answer", i, asks);
+        else if (!comes_after(p, result_of(p, asks), i, seen, i + 1, stack))
+            ok = bad(c, "instruction %u does not wait for %u, which it answers", i, asks);
+        else
+            p->returns[asks] = 1;
+    }
+    free(seen);
+    free(stack);
+    return ok;
+}
+
 /* Scratch that is received for one REDUCE, which waits for it: nobody else reads it, or they would wait as well. */
 static void find_folds(struct hr_program *p) {
     for (uint32_t i = 0; i < p->ninstr; i++) {
@@ -219,6 +264,7 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
     p->refs_ = copy_of(refs, nref * sizeof *refs);
     p->first = malloc((ninstr ? ninstr : 1) * sizeof *p->first);
     p->folds = calloc(ninstr ? ninstr : 1, sizeof *p->folds);
+    p->returns = calloc(ninstr ? ninstr : 1, sizeof *p->returns);
     p->ninstr = ninstr;
     p->nunlock = nunlock;
     p->nref = nref;
@@ -226,10 +272,10 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
     p->out_bytes = out_bytes;
     p->tmp_bytes = tmp_bytes;
     p->size = size;
-    hr_status status = p->instrs && p->unlocks && p->refs_ && p->first && p->folds ? HR_OK : HR_ERR_NOMEM;
+    hr_status status = p->instrs && p->unlocks && p->refs_ && p->first && p->folds && p->returns ? HR_OK : HR_ERR_NOMEM;
     for (uint32_t i = 0; status == HR_OK && i < ninstr; i++)
         if (!operands_ok(&c, i)) status = HR_ERR_INVALID;
-    if (status == HR_OK && !(order_ok(&c) && borrows_ok(&c))) status = HR_ERR_INVALID;
+    if (status == HR_OK && !(order_ok(&c) && borrows_ok(&c) && returns_ok(&c))) status = HR_ERR_INVALID;
     if (status != HR_OK) {
         hr_program_put(p);
         return status;
@@ -250,5 +296,6 @@ void hr_program_put(struct hr_program *program) {
     free(program->refs_);
     free(program->first);
     free(program->folds);
+    free(program->returns);
     free(program);
 }

@@ -452,6 +452,10 @@ static void *bg_main(void *arg) {
 }
 
 /* Signals are for the threads of Python. */
+int hr_in_background(struct hr_engine *engine) {
+    return engine->bg_running && pthread_equal(pthread_self(), engine->bg);
+}
+
 hr_status hr_bg_start(struct hr_engine *engine) {
     sigset_t all, old;
     sigfillset(&all);

@@ -15,6 +15,7 @@
 #define TMP_KEEP (256u << 10) /* scratch up to this stays with the idle run; more goes back to the arenas */
 #define TMP_HUGE (8u << 20)   /* scratch from here on is in huge pages: up to a twentieth of a call's time */
 #define WORK_BYTES (512u << 10)
+#define OPEN_MIN 8192u /* shorter chunks are faster in messages */
 
 struct instr_state {
     struct hr_request req;
@@ -170,11 +171,21 @@ static uint32_t recv_flags(const struct hr_instr *in) {
     return flags | HR_RECV_REDUCE;
 }
 
+/* Whether what is sent may be written back to where it lies: if that goes wrong its pages are left to the peer, so
+ * nothing else may be on them. */
+static int may_open(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
+    uintptr_t begin = (uintptr_t)run->bufs[in->src_buf], at = begin + in->src_off;
+    uint64_t size = in->src_buf == HR_BUF_IN ? run->program->in_bytes : run->program->out_bytes;
+    if (!run->program->returns[i] || in->src_buf == HR_BUF_TMP || in->len < OPEN_MIN) return 0;
+    return hr_page_down(at) >= begin &&
+           (hr_page_up(at + in->len) <= begin + size || hr_arena_ends((char *)begin + size));
+}
+
 static void start_talk(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
     struct hr_request *req = &run->st[i].req;
     int send = in->op == HR_OP_SEND;
     req->flags = (run->program->paced ? HR_REQ_PACED : 0) | (in->flags & HR_INSTR_STAGED ? HR_REQ_STAGED : 0) |
-                 (in->flags & HR_INSTR_CHANGED ? HR_REQ_CHANGED : 0);
+                 (in->flags & HR_INSTR_CHANGED ? HR_REQ_CHANGED : 0) | (send && may_open(run, i, in) ? HR_REQ_OPEN : 0);
     req->priority = run->priority;
     req->then = child_done;
     req->state = run;
@@ -188,7 +199,8 @@ static void start_talk(struct hr_run *run, uint32_t i, const struct hr_instr *in
     if (send) {
         hr_send_start(run->comm, req, in->peer, in->lane);
     } else {
-        req->rflags = (uint8_t)(recv_flags(in) | (run->program->folds[i] ? HR_RECV_FOLD : 0));
+        req->rflags = (uint8_t)(recv_flags(in) | (run->program->folds[i] ? HR_RECV_FOLD : 0) |
+                                (run->program->returns[i] ? HR_RECV_RETURN : 0));
         hr_recv_start(run->comm, req, in->peer, in->lane);
     }
 }
@@ -208,12 +220,15 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
         return;
     }
     const void *src[HR_REDUCE_MAX_SRC];
+    void *also[HR_REDUCE_MAX_SRC];
+    int nalso = 0;
     for (uint32_t k = 0; k < in->nref; k++) {
         const struct hr_ref *r = &run->program->refs_[in->ref + k];
         if (r->buf == HR_BUF_BORROWED) {
             const struct hr_xfer *x = lent(run, r);
             src[k] =
                 x && x->scratch ? x->scratch : (x ? (char *)x->rmem.ptr : (char *)run->st[r->off].req.buf) + offset;
+            if (x && x->open) also[nalso++] = (char *)x->rmem.out + offset;
         } else if (shown && r->buf == HR_BUF_TMP && r->off == place) {
             src[k] = shown;
         } else {
@@ -221,8 +236,23 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
         }
     }
     double scale = in->flags & HR_INSTR_SCALE ? 1.0 / run->comm->size : 1.0;
-    hr_reduce(run->op, run->dtype, dst, src, (int)in->nref, len / hr_dtype_size(run->dtype), scale,
-              hr_store_into(dst, len, in->flags & HR_INSTR_NT));
+    hr_store store = nalso ? HR_STORE_CACHED : hr_store_into(dst, len, in->flags & HR_INSTR_NT);
+    hr_reduce_to_all(run->op, run->dtype, dst, also, nalso, src, (int)in->nref, len / hr_dtype_size(run->dtype), scale,
+                     store);
+}
+
+/* Computes a piece, with a hold of the operands that are open: they get the result. 0: one was taken back. */
+static int compute_piece(struct hr_run *run, const struct hr_instr *in, uint64_t offset, uint64_t len) {
+    struct hr_xfer *open[HR_REDUCE_MAX_SRC];
+    uint32_t n = 0, held = 0;
+    for (uint32_t k = 0; in->op == HR_OP_REDUCE && k < in->nref; k++) {
+        struct hr_xfer *x = lent(run, &run->program->refs_[in->ref + k]);
+        if (x && x->open) open[n++] = x;
+    }
+    while (held < n && hr_ledger_hold(open[held]->conn, open[held]->remote)) held++;
+    if (held == n) compute(run, in, offset, len, NULL, 0);
+    for (uint32_t k = 0; k < held; k++) hr_ledger_let_go(open[k]->conn, open[k]->remote);
+    return held == n;
 }
 
 int hr_run_fold(struct hr_request *req, const void *data, size_t len) {
@@ -230,7 +260,8 @@ int hr_run_fold(struct hr_request *req, const void *data, size_t len) {
     const struct hr_instr *in = &run->program->instrs[hr_container(req, struct instr_state, req) - run->st];
     uint32_t reduce = run->program->folds[in - run->program->instrs] - 1;
     if (len != in->len || run->after[reduce] != 1) return 0; /* it waits for others, too */
-    compute(run, &run->program->instrs[reduce], 0, len, data, in->dst_off);
+    const struct hr_instr *sum = &run->program->instrs[reduce];
+    compute(run, sum, 0, len, data, in->dst_off);
     run->st[reduce].offset = len;
     return 1;
 }
@@ -302,7 +333,11 @@ static int compute_step(struct hr_engine *engine, struct hr_work *work) {
     if (n > left) n = left;
     hr_status status = fetched ? fetch(st, in, n) : HR_OK;
     if (status != HR_OK) return status == HR_AGAIN;
-    compute(run, in, st->offset, n, NULL, 0);
+    if (!compute_piece(run, in, st->offset, n)) { /* in vain */
+        hr_work_remove(engine, work);
+        run->outstanding--;
+        return 0;
+    }
     st->offset += n;
     if (st->offset < in->len) return 1;
     hr_work_remove(engine, work);
@@ -315,7 +350,7 @@ static void start_compute(struct hr_run *run, uint32_t i, const struct hr_instr 
     struct instr_state *st = &run->st[i];
     uint64_t cost = in->len * (in->op == HR_OP_REDUCE ? in->nref : 1);
     if (st->offset < in->len && cost <= HR_INLINE_WORK) {
-        compute(run, in, 0, in->len, NULL, 0);
+        if (!compute_piece(run, in, 0, in->len)) return;
         st->offset = in->len;
     }
     if (st->offset == in->len) {
@@ -329,6 +364,10 @@ static void start_compute(struct hr_run *run, uint32_t i, const struct hr_instr 
 
 static void start(struct hr_run *run, uint32_t i) {
     const struct hr_instr *in = &run->program->instrs[i];
+    if (in->flags & HR_INSTR_RETURNS && run->st[in->ref].req.flags & HR_REQ_RETURNED) {
+        instr_ended(run, i);
+        return;
+    }
     switch (in->op) {
     case HR_OP_NOP: instr_ended(run, i); break;
     case HR_OP_COPY:

@@ -154,6 +154,7 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
     case HR_MSG_RTS:
     case HR_MSG_CTS:
     case HR_MSG_LEDGER:
+    case HR_MSG_HELP:
         if (hdr_len < sizeof m) {
             conn_protocol_error(conn, "a rendezvous header that is too short");
             return;
@@ -163,10 +164,13 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
             hr_match_arrived(conn, &m.h, NULL, 0);
         else if (h->kind == HR_MSG_CTS)
             hr_xfer_on_cts(conn, &m);
+        else if (h->kind == HR_MSG_HELP)
+            hr_share_on_help(conn, &m);
         else
             hr_ledger_arrived(conn, &m);
         break;
     case HR_MSG_SEG: hr_xfer_on_seg(conn, h, payload, len); break;
+    case HR_MSG_HELPED: hr_share_on_helped(conn, h); break;
     case HR_MSG_FIN: hr_xfer_on_fin(conn, h); break;
     case HR_MSG_CANCEL: hr_xfer_on_cancel(conn, h); break;
     case HR_MSG_SKIP: hr_match_skip(conn, h); break;

@@ -24,15 +24,6 @@
 
 #define SHORT (1u << 20) /* what has but a few pieces comes in shorter ones, and what is changed in messages */
 
-static struct hr_xfer *xfer_find(struct hr_conn *conn, uint32_t id) {
-    struct hr_engine *engine = conn->engine;
-    if (HR_ID_INDEX(id) >= engine->nxfers) return NULL;
-    struct hr_xfer *x = engine->xfers[HR_ID_INDEX(id)];
-    if (x->id == id && x->mode != HR_XFER_FREE && x->conn == conn) return x;
-    HR_COUNT(engine, stale);
-    return NULL;
-}
-
 /* Arenas are what peers read in place. */
 hr_store hr_store_into(const void *dst, uint64_t len, int unread) {
     struct hr_arena_info arena;
@@ -40,8 +31,9 @@ hr_store hr_store_into(const void *dst, uint64_t len, int unread) {
     return len >= HR_SHARED_MIN && hr_arena_find(dst, len, &arena) ? HR_STORE_SHARED : HR_STORE_CACHED;
 }
 
-/* Copies or reduces what came into its place. Offsets of reductions are multiples of the element size. */
-void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_t len) {
+/* Copies or reduces what came into its place; a reduction also goes to `back`. Offsets of reductions are multiples of
+ * the element size. */
+static void consume(struct hr_request *req, const void *data, uint64_t offset, size_t len, void *back) {
     char *dst = (char *)req->buf + offset;
     if (!len || (req->rflags & HR_RECV_FOLD && hr_run_fold(req, data, len))) return;
     if (!(req->rflags & HR_RECV_REDUCE)) {
@@ -54,8 +46,13 @@ void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_
         src[1] = dst;
     }
     double scale = req->rflags & HR_RECV_SCALE ? hr_run_scale(req) : 1.0;
-    hr_reduce(req->op, req->dtype, dst, src, 2, len / hr_dtype_size(req->dtype), scale,
-              hr_store_into(dst, len, req->rflags & HR_RECV_NT));
+    hr_store store = back ? HR_STORE_CACHED : hr_store_into(dst, len, req->rflags & HR_RECV_NT);
+    hr_reduce_to_all(req->op, req->dtype, dst, &back, back != NULL, src, 2, len / hr_dtype_size(req->dtype), scale,
+                     store);
+}
+
+void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_t len) {
+    consume(req, data, offset, len, NULL);
 }
 
 /* Pieces of a segment: whole elements, whole cache lines. What is confirmed costs the peer nothing, and each piece this
@@ -97,24 +94,34 @@ static int in_messages(const struct hr_conn *conn, const struct hr_request *req)
            !hr_arena_find(req->buf, req->len, &arena);
 }
 
+/* Whether the receiver may write there what it makes of it. */
+int hr_xfer_opens(const struct hr_conn *conn, const struct hr_request *req) {
+    struct hr_arena_info arena;
+    return req->flags & HR_REQ_OPEN && conn->caps->flags & HR_CAP_MAP_WRITE &&
+           hr_arena_find(req->buf, req->len, &arena) && arena.flags & HR_ARENA_WRITABLE_BY_PEERS;
+}
+
 hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_hdr_long *rts) {
     struct hr_ep *ep = conn->lanes[0].ep;
+    int open = hr_xfer_opens(conn, req);
+    uint32_t access = HR_ACCESS_REMOTE_READ | (open ? HR_ACCESS_REMOTE_MAP : 0);
     struct hr_xfer *x = hr_xfer_new(conn->engine, req, conn, HR_XFER_SEND);
     if (!x) return HR_ERR_NOMEM;
     rts->h.sreq = x->id;
     if (confirms(conn)) rts->h.flags = HR_HDR_SURE;
-    if (!conn_pulls(conn) || in_messages(conn, req)) return HR_OK;
+    if (!conn_pulls(conn) || (!open && in_messages(conn, req))) return HR_OK;
     hr_status status = conn->caps->flags & HR_CAP_MAP ? hr_ledger_enter(conn, x->id) : HR_OK;
     if (status == HR_AGAIN || conn->state == HR_CONN_LOST) {
         hr_xfer_free(conn->engine, x);
         return status;
     }
     if (status != HR_OK) return HR_OK;
-    if (ep->domain->ops->mem_register(ep->domain, x->buf, x->len, HR_ACCESS_REMOTE_READ, &x->mem) != HR_OK)
-        return HR_OK;
+    if (ep->domain->ops->mem_register(ep->domain, x->buf, x->len, access, &x->mem) != HR_OK) return HR_OK;
     x->has_mem = 1;
     status = ep->domain->ops->mem_export(ep, &x->mem, x->buf, x->len, &rts->desc);
     if (status == HR_OK) rts->h.flags |= HR_HDR_DESC | hr_read_flags(conn, x->len);
+    if (status == HR_OK && open) rts->h.flags |= HR_HDR_OPEN;
+    x->open = status == HR_OK && open;
     if (status == HR_AGAIN) {
         hr_xfer_free(conn->engine, x);
         return HR_AGAIN;
@@ -123,7 +130,7 @@ hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_
 }
 
 void hr_xfer_on_cts(struct hr_conn *conn, const struct hr_hdr_long *cts) {
-    struct hr_xfer *x = xfer_find(conn, cts->h.sreq);
+    struct hr_xfer *x = hr_xfer_find(conn, cts->h.sreq);
     struct hr_ep *ep = conn->lanes[0].ep;
     if (!x || x->mode != HR_XFER_SEND) {
         struct hr_hdr h = {.kind = HR_MSG_CANCEL, .status = HR_ERR_CANCELED, .comm = cts->h.comm, .rreq = cts->h.rreq};
@@ -212,10 +219,12 @@ hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t
 }
 
 void hr_xfer_on_fin(struct hr_conn *conn, const struct hr_hdr *h) {
-    struct hr_xfer *x = xfer_find(conn, h->rreq);
+    struct hr_xfer *x = hr_xfer_find(conn, h->rreq);
     if (h->status != HR_OK) hr_window_probe(conn); /* what is on its way there may be dropped without a word */
     if (!x || (x->mode != HR_XFER_SEND && x->mode != HR_XFER_SEND_PUSH && x->mode != HR_XFER_SEND_SEG)) return;
     struct hr_request *req = x->req;
+    if (h->flags & HR_HDR_OPEN && x->open) req->flags |= HR_REQ_RETURNED;
+    x->open = 0; /* the peer is through with it */
     if (h->status == HR_OK) {
         if (x->mode == HR_XFER_SEND) {
             conn->tx_bytes += x->len; /* the peer has read them */
@@ -237,19 +246,35 @@ void hr_xfer_on_fin(struct hr_conn *conn, const struct hr_hdr *h) {
 /* --- the receiver's side
  * --------------------------------------------------------------------------------------------------- */
 
+static void put_back(struct hr_engine *engine, struct hr_request *req) {
+    req->flags |= HR_REQ_RETURNED;
+    HR_COUNT(engine, returned);
+}
+
 static void recv_finished(struct hr_conn *conn, struct hr_xfer *x, int fin) {
     struct hr_request *req = x->req;
     uint64_t comm = req->comm->id;
     uint32_t sreq = x->remote;
+    int returned = x->open;
     req->nbytes = x->len;
+    if (returned) put_back(conn->engine, req);
     hr_xfer_free(conn->engine, x);
-    if (fin) hr_xfer_send_fin(conn, comm, sreq, HR_OK);
+    if (fin) hr_xfer_send_fin(conn, comm, sreq, HR_OK, returned);
     hr_finish(conn->engine, req, HR_OK);
 }
 
 /* Where the sender has taken it back, the transfer stays as it is: a CANCEL is coming. */
-static void pull_finished(struct hr_conn *conn, struct hr_xfer *x) {
-    if (hr_ledger_stands(conn, x->remote)) recv_finished(conn, x, 1);
+void hr_xfer_pulled(struct hr_xfer *x) {
+    if (hr_ledger_stands(x->conn, x->remote)) recv_finished(x->conn, x, 1);
+}
+
+/* Takes what is mapped, and where it is open puts the result there, too. 0: the sender has taken it back. */
+static int consume_mapped(struct hr_xfer *x, uint64_t len) {
+    if (x->open && !hr_ledger_hold(x->conn, x->remote)) return 0;
+    consume(x->req, (const char *)x->rmem.ptr + x->posted, x->posted, len,
+            x->open ? (char *)x->rmem.out + x->posted : NULL);
+    if (x->open) hr_ledger_let_go(x->conn, x->remote);
+    return 1;
 }
 
 /* One piece of a pull. */
@@ -258,19 +283,17 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     struct hr_conn *conn = x->conn;
     uint64_t n = segment_size(conn, x), left = x->len - x->posted;
     if (n > left) n = left;
-    if (!hr_ledger_stands(conn, x->remote)) { /* in the same process the memory may even be gone */
-        hr_work_remove(engine, work);
+    if (!hr_ledger_stands(conn, x->remote) || (x->rmem.ptr && !consume_mapped(x, n))) {
+        hr_work_remove(engine, work); /* in the same process the memory may even be gone */
         return 0;
     }
-    if (x->rmem.ptr) {
-        hr_consume(x->req, (const char *)x->rmem.ptr + x->posted, x->posted, n);
-    } else {
+    if (!x->rmem.ptr) {
         hr_status status = hr_read_piece(x, n);
         if (status == HR_AGAIN) return 1;
         if (status == HR_ERR_ACCESS && !hr_ledger_stands(conn, x->remote)) return 1;
         if (hr_is_error(status)) {
             struct hr_request *req = x->req;
-            hr_xfer_send_fin(conn, req->comm->id, x->remote, status);
+            hr_xfer_send_fin(conn, req->comm->id, x->remote, status, 0);
             hr_xfer_abort(engine, x, 0);
             hr_fail(engine, req, status, req->peer, HR_PHASE_TRANSFER, conn);
             return 0;
@@ -282,7 +305,7 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     if (x->posted < x->len && !waits) return 1;
     hr_work_remove(engine, work);
     if (x->posted < x->len) return 0;
-    if (!x->outstanding) pull_finished(conn, x);
+    if (!x->outstanding) hr_xfer_pulled(x);
     return 0;
 }
 
@@ -308,7 +331,7 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
     if (!x) {
         if (status == HR_OK) status = HR_ERR_NOMEM;
         req->nbytes = rts->size;
-        hr_xfer_send_fin(conn, rts->h.comm, rts->h.sreq, status);
+        hr_xfer_send_fin(conn, rts->h.comm, rts->h.sreq, status, 0);
         hr_fail(engine, req, status, req->peer, HR_PHASE_MATCH, conn);
         return;
     }
@@ -322,6 +345,7 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
             hr_conn_lost(conn, HR_ERR_PROTOCOL, "a memory descriptor that is too short");
             return;
         }
+        x->open = rts->h.flags & HR_HDR_OPEN && req->rflags & HR_RECV_RETURN && x->rmem.out && conn->peer_ledger.out;
         int borrow = req->rflags & HR_RECV_BORROW, read = !x->rmem.ptr && hr_read_chosen(x, rts->h.flags);
         if (borrow && (x->rmem.ptr || x->scratch)) {
             x->mode = HR_XFER_LENT;
@@ -335,10 +359,10 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
             x->work.step = pull_step;
             HR_COUNT(engine, pull);
             if (x->rmem.ptr && x->len <= HR_INLINE_WORK && hr_ledger_stands(conn, x->remote)) {
-                hr_consume(req, x->rmem.ptr, 0, x->len);
+                if (!consume_mapped(x, x->len)) return;
                 conn->rx_bytes += x->len;
-                pull_finished(conn, x);
-            } else {
+                hr_xfer_pulled(x);
+            } else if (!x->rmem.ptr || x->open || !hr_share_ask(x)) {
                 hr_work_add(engine, &x->work, req->priority);
             }
             return;
@@ -358,7 +382,7 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
 
 void hr_xfer_on_seg(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len) {
     hr_conn_owe(conn, 0, (uint32_t)len);
-    struct hr_xfer *x = xfer_find(conn, h->rreq);
+    struct hr_xfer *x = hr_xfer_find(conn, h->rreq);
     if (!x) return; /* it was given up here; the sender will hear */
     int ragged = (x->req->rflags & HR_RECV_REDUCE) && len % hr_dtype_size(x->req->dtype);
     if (x->mode != HR_XFER_SEG || h->aux != x->completed || len > x->len - x->completed || ragged) {
@@ -374,7 +398,7 @@ void hr_xfer_on_notify(struct hr_conn *conn, uint64_t value, size_t nbytes) {
         hr_note_arrived(conn, value);
         return;
     }
-    struct hr_xfer *x = value <= UINT32_MAX ? xfer_find(conn, (uint32_t)value) : NULL;
+    struct hr_xfer *x = value <= UINT32_MAX ? hr_xfer_find(conn, (uint32_t)value) : NULL;
     int sure = x ? x->sure : confirms(conn); /* nobody waits to hear of those */
     if (!sure) hr_conn_owe(conn, 0, (uint32_t)nbytes);
     if (!x) return;
@@ -391,7 +415,7 @@ void hr_xfer_on_cancel(struct hr_conn *conn, const struct hr_hdr *h) {
     struct hr_engine *engine = conn->engine;
     struct hr_xfer *x = NULL;
     if (h->rreq)
-        x = xfer_find(conn, h->rreq);
+        x = hr_xfer_find(conn, h->rreq);
     else
         for (uint32_t i = 0; i < engine->nxfers && !x; i++) { /* matched here, but the sender never heard of it */
             struct hr_xfer *y = engine->xfers[i];
@@ -438,7 +462,7 @@ void hr_xfer_on_done(struct hr_xfer *x, hr_status status) {
             hr_conn_lost(conn, status, "a segment could not be sent");
             return;
         }
-        if (x->mode == HR_XFER_PULL) hr_xfer_send_fin(conn, req->comm->id, x->remote, status);
+        if (x->mode == HR_XFER_PULL) hr_xfer_send_fin(conn, req->comm->id, x->remote, status, 0);
         hr_xfer_abort(conn->engine, x, x->mode != HR_XFER_PULL);
         hr_fail(conn->engine, req, status, hr_comm_rank_of(req->comm, conn), HR_PHASE_TRANSFER, conn);
         return;
@@ -446,7 +470,7 @@ void hr_xfer_on_done(struct hr_xfer *x, hr_status status) {
     hr_read_done(x);
     if (x->posted < x->len || x->outstanding) return;
     if (x->mode == HR_XFER_PULL)
-        pull_finished(conn, x);
+        hr_xfer_pulled(x);
     else
         send_finished(conn, x);
 }
@@ -458,7 +482,9 @@ void hr_xfer_return(struct hr_engine *engine, struct hr_xfer *x) {
     struct hr_conn *conn = x->conn;
     uint64_t comm = x->req->comm->id;
     uint32_t sreq = x->remote;
+    int returned = x->open;
     conn->rx_bytes += x->len;
+    if (returned) put_back(engine, x->req);
     hr_xfer_free(engine, x);
-    hr_xfer_send_fin(conn, comm, sreq, HR_OK);
+    hr_xfer_send_fin(conn, comm, sreq, HR_OK, returned);
 }

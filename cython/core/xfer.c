@@ -6,6 +6,15 @@
 
 #include "core/engine.h"
 
+struct hr_xfer *hr_xfer_find(struct hr_conn *conn, uint32_t id) {
+    struct hr_engine *engine = conn->engine;
+    if (HR_ID_INDEX(id) >= engine->nxfers) return NULL;
+    struct hr_xfer *x = engine->xfers[HR_ID_INDEX(id)];
+    if (x->id == id && x->mode != HR_XFER_FREE && x->conn == conn) return x;
+    HR_COUNT(engine, stale);
+    return NULL;
+}
+
 struct hr_xfer *hr_xfer_new(struct hr_engine *engine, struct hr_request *req, struct hr_conn *conn, int mode) {
     if (!engine->xfer_free) {
         uint32_t old = engine->nxfers, n = old ? old * 2 : 64;
@@ -63,8 +72,9 @@ void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x) {
     engine->xfer_free = HR_ID_INDEX(x->id) + 1;
 }
 
-void hr_xfer_send_fin(struct hr_conn *conn, uint64_t comm, uint32_t sreq, hr_status status) {
+void hr_xfer_send_fin(struct hr_conn *conn, uint64_t comm, uint32_t sreq, hr_status status, int returned) {
     struct hr_hdr h = {.kind = HR_MSG_FIN, .status = (int8_t)status, .comm = comm, .rreq = sreq};
+    if (returned) h.flags = HR_HDR_OPEN;
     hr_conn_send_ctl(conn, &h, sizeof h);
 }
 
@@ -87,11 +97,13 @@ static int hushed(struct hr_conn *conn, struct hr_xfer *x) {
     return 1;
 }
 
-/* Gives up. tell: the peer does not know yet. On return neither side's provider touches the buffer any more. */
+/* Gives up. tell: the peer does not know yet. On return neither side's provider touches the buffer any more, nor does
+ * the peer that it was open to. */
 void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
     struct hr_conn *conn = x->conn;
     int sender = x->mode == HR_XFER_SEND || x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG;
     uint32_t posted = x->outstanding;
+    if ((sender && x->open && !hr_ledger_strike(engine, x->id)) || !hr_share_revoke(x)) hushed(conn, x);
     if (x->mode == HR_XFER_RMA) tell = 0; /* the peer knows nothing of it */
     int lost = conn->state == HR_CONN_LOST, cut = !withdraw(conn, x);
     /* A sender that has withdrawn said so behind the last of its writes, on the lane that they took. On a connection
@@ -107,7 +119,7 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
                                .rreq = x->mode == HR_XFER_SEND ? 0 : x->remote};
             hr_conn_send_ctl(conn, &h, sizeof h);
         } else if (tell) {
-            hr_xfer_send_fin(conn, x->req->comm->id, x->remote, HR_ERR_CANCELED);
+            hr_xfer_send_fin(conn, x->req->comm->id, x->remote, HR_ERR_CANCELED, 0);
         }
         if (posted && !tell) { /* what the withdrawn headers said must be said again */
             struct hr_hdr h = {.kind = HR_MSG_CREDIT};

@@ -297,38 +297,46 @@ def test_the_log_says_which_and_why(tmp_path):
         assert "ring in 3 parts" in forced and "no other" in forced
 
 
-def through_messages(rank, folder, staged, registered):
-    """How the halves of an allreduce went: unasked, in pieces, read in place."""
+def through_messages(rank, folder, staged, registered, apart):
+    """How the halves of an allreduce went: unasked, in pieces, read in place; what was put back."""
     os.environ["HRDMA_CACHE_DIR"] = folder
     calibration.measure = lambda name: replace(DEFAULT_COST[name], staged=staged)
     os.sched_getaffinity = lambda _: {0, 1}  # however many there are: as if each rank had its own
     found = []
     with hrdma.init() as comm:
         for elements in (1 << 16, 1 << 18, 1 << 20):
-            x, before = (hrdma.empty if registered else np.empty)(elements, "float32"), comm.stats()["counters"]
+            x, out = ((hrdma.empty if registered else np.empty)(elements, "float32") for _ in range(2))
             x[:] = np.arange(elements) + comm.rank
-            comm.allreduce(x)
+            before = comm.stats()["counters"]
+            total = comm.allreduce(x, out=out if apart else None)
             after = comm.stats()["counters"]
-            assert (x == 2 * np.arange(elements) + 1).all()
-            found.append(
-                [after[what] - before[what] for what in ("messages_eager", "transfers_segments", "transfers_pulled")]
-            )
+            assert (total == 2 * np.arange(elements) + 1).all()
+            kinds = ("messages_eager", "transfers_segments", "transfers_pulled", "transfers_returned")
+            found.append([after[what] - before[what] for what in kinds])
     return found
 
 
 @pytest.mark.parametrize("staged", (0, 512 << 10))
 def test_what_is_changed_goes_in_messages_where_that_was_faster(tmp_path, staged):
     env = {"HRDMA_TRANSPORT": "shm"}
-    how = {"folder": str(tmp_path), "staged": staged, "registered": True}
+    how = {"folder": str(tmp_path), "staged": staged, "registered": True, "apart": True}
     for found in harness.ranks(through_messages, 2, init=False, env=env, **how):
-        assert [pulled for *_, pulled in found] == ([0, 0, 2] if staged else [2, 2, 2])
-        assert [unasked + pieces for unasked, pieces, _ in found] == ([2, 2, 0] if staged else [0, 0, 0])
+        assert [pulled for *_, pulled, _ in found] == ([0, 0, 1] if staged else [1, 1, 1])  # the other is borrowed
+        assert [unasked + pieces for unasked, pieces, *_ in found] == ([1, 1, 0] if staged else [0, 0, 0])
+
+
+@pytest.mark.parametrize("staged", (0, 512 << 10))
+def test_registered_memory_gets_its_result_without_a_message(tmp_path, staged):
+    """Whoever reduces a chunk writes the result back to where it lies, however dear it is to read what is changed."""
+    how = {"folder": str(tmp_path), "staged": staged, "registered": True, "apart": False}
+    for found in harness.ranks(through_messages, 2, init=False, env={"HRDMA_TRANSPORT": "shm"}, **how):
+        assert found == [[0, 0, 1, 1]] * 3
 
 
 def test_what_is_changed_in_plain_memory_goes_in_messages_unless_it_is_long(tmp_path):
     """Its core has just written it, and nobody waits where both send."""
-    how = {"folder": str(tmp_path), "staged": 0, "registered": False}
+    how = {"folder": str(tmp_path), "staged": 0, "registered": False, "apart": False}
     for found in harness.ranks(through_messages, 2, init=False, env={"HRDMA_TRANSPORT": "shm"}, **how):
-        assert found[:2] == [[2, 0, 0], [0, 2, 0]]
-        unasked, pieces, read = found[2]
-        assert unasked == 0 and pieces + read == 2
+        assert found[:2] == [[2, 0, 0, 0], [0, 2, 0, 0]]
+        unasked, pieces, read, returned = found[2]
+        assert unasked == returned == 0 and pieces + read == 2

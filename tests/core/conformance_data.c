@@ -160,7 +160,7 @@ hr_status share(struct rig *rig, struct end *owner, struct end *peer, const stru
 hr_status window_open(struct rig *rig, struct window *window, struct end *owner, struct end *peer, size_t len,
                       uint32_t access) {
     struct hr_domain *domain = owner->side->domain;
-    int writable = (access & (HR_ACCESS_REMOTE_WRITE | HR_ACCESS_REMOTE_ATOMIC)) != 0;
+    int writable = (access & (HR_ACCESS_REMOTE_WRITE | HR_ACCESS_REMOTE_ATOMIC | HR_ACCESS_REMOTE_MAP)) != 0;
     hr_status status;
 
     memset(window, 0, sizeof *window);

@@ -414,6 +414,26 @@ TEST(mapped_memory_is_shared_and_read_only) {
     close(zero);
 }
 
+TEST(mapped_memory_is_written_to_until_the_owner_is_left_alone) {
+    RIG(rig);
+    PAIR(rig, a, b);
+    NEED_CAP(rig, HR_CAP_MAP_WRITE);
+    WINDOW(read);
+    WINDOW(window);
+    REQUIRE(window_open(&rig, &read, b, a, 100000, HR_ACCESS_REMOTE_READ) == HR_OK);
+    REQUIRE(window_open(&rig, &window, b, a, 100000, HR_ACCESS_REMOTE_READ | HR_ACCESS_REMOTE_MAP) == HR_OK);
+    CHECK(!read.rmem.out); /* that was not said of it */
+    REQUIRE(window.rmem.out && window.rmem.out == window.rmem.ptr);
+    fill(window.rmem.out, 100000, 7);
+    CHECK(filled(window.mem, 100000, 7));
+    CHECK_EQ(b->side->domain->ops->mem_quiet(b->ep, &window.reg), HR_OK);
+    b->side->domain->ops->mem_deregister(b->side->domain, &window.reg);
+    window.reg.addr = NULL;
+    fill(window.mem, 100000, 8);
+    fill(window.rmem.out, 100000, 9); /* too late: a process that goes on where it was stopped */
+    CHECK(filled(window.mem, 100000, 8));
+}
+
 TEST(importing_again_is_cheap_and_arenas_come_and_go) {
     RIG(rig);
     PAIR(rig, a, b);

@@ -59,7 +59,7 @@ TEST(extents_are_first_fit) {
         CHECK_EQ(e.blocks, blocks);
         size_t pick = next_random(&seed) % UNITS;
         if (next_random(&seed) % 2 || !owner[pick]) {
-            CHECK_EQ(hr_extents_take(&e, len), fit);
+            CHECK_EQ(hr_extents_take(&e, len, len), fit);
             if (fit == SIZE_MAX) continue;
             for (size_t i = 0; i < len; i++) owner[fit + i] = (uint16_t)(fit + 1);
             used += len;

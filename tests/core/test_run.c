@@ -3,6 +3,7 @@
 #include "core/engine.h"
 #include "core/program.h"
 #include "hr/fault.h"
+#include "programs.h"
 #include "world.h"
 
 /* --- validation
@@ -57,102 +58,8 @@ TEST(wrong_programs_are_refused) {
     CHECK_EQ(check_program(two, 2, unlocks, 2, NULL, 0, "out of bounds"), HR_ERR_INVALID);
 }
 
-/* --- a direct allreduce, written by hand
- * ------------------------------------------------------------------------------------ */
-
-struct builder {
-    struct hr_instr instrs[512];
-    uint32_t unlocks[512], edges[512][2];
-    struct hr_ref refs[512];
-    uint32_t n, nedge, nref;
-};
-static uint32_t add(struct builder *b, struct hr_instr in) {
-    b->instrs[b->n] = in;
-    return b->n++;
-}
-static void after(struct builder *b, uint32_t first, uint32_t then) {
-    b->edges[b->nedge][0] = first;
-    b->edges[b->nedge++][1] = then;
-    b->instrs[then].after++;
-}
-static struct hr_program *build(struct builder *b, uint64_t bytes, uint64_t tmp, int size) {
-    uint32_t k = 0;
-    for (uint32_t i = 0; i < b->n; i++) {
-        b->instrs[i].unlock = k;
-        for (uint32_t e = 0; e < b->nedge; e++)
-            if (b->edges[e][0] == i) b->unlocks[k++] = b->edges[e][1];
-        b->instrs[i].nunlock = k - b->instrs[i].unlock;
-    }
-    struct hr_program *p = NULL;
-    char detail[256];
-    hr_status status =
-        hr_program_new(b->instrs, b->n, b->unlocks, k, b->refs, b->nref, bytes, bytes, tmp, size, &p, detail);
-    if (status != HR_OK) fprintf(stderr, "%s\n", detail);
-    REQUIRE(status == HR_OK);
-    return p;
-}
-
-/* Rank r borrows its chunk from everybody, reduces in rank order, and sends the result to all. In place. */
-static struct hr_program *direct(int rank, int size, uint64_t elements) {
-    struct builder *b = calloc(1, sizeof *b);
-    uint64_t chunk = elements / (uint64_t)size * 4, mine = chunk * (uint64_t)rank;
-    uint32_t lend[WORLD_MAX], borrow[WORLD_MAX];
-    struct hr_instr send = {.op = HR_OP_SEND, .src_buf = HR_BUF_OUT, .len = chunk},
-                    come = {.op = HR_OP_BORROW, .dst_buf = HR_BUF_TMP, .len = chunk};
-    for (send.peer = 0; send.peer < size; send.peer++) {
-        send.src_off = chunk * (uint64_t)send.peer;
-        if (send.peer != rank) lend[send.peer] = add(b, send);
-    }
-    for (come.peer = 0; come.peer < size; come.peer++) {
-        come.dst_off = chunk * (uint64_t)come.peer;
-        if (come.peer != rank) borrow[come.peer] = add(b, come);
-    }
-    struct hr_instr sum = {.op = HR_OP_REDUCE, .peer = -1, .dst_buf = HR_BUF_OUT, .dst_off = mine, .len = chunk};
-    sum.nref = (uint32_t)size;
-    uint32_t reduce = add(b, sum);
-    for (int p = 0; p < size; p++) {
-        b->refs[b->nref++] =
-            p == rank ? (struct hr_ref){HR_BUF_OUT, 0, mine} : (struct hr_ref){HR_BUF_BORROWED, 0, borrow[p]};
-        if (p != rank) after(b, borrow[p], reduce);
-    }
-    send.tag = come.tag = 1;
-    send.src_off = mine;
-    come.op = HR_OP_RECV;
-    come.dst_buf = HR_BUF_OUT;
-    for (int p = 0; p < size; p++) {
-        if (p == rank) continue;
-        send.peer = come.peer = p;
-        come.dst_off = chunk * (uint64_t)p;
-        after(b, reduce, add(b, send));
-        after(b, lend[p], add(b, come)); /* what is lent may not be overwritten */
-    }
-    struct hr_program *program = build(b, elements * 4, chunk * (uint64_t)size, size);
-    free(b);
-    return program;
-}
-
-/* The same of two ranks, reduced as it arrives. */
-static struct hr_program *halves(int rank, uint64_t elements) {
-    struct builder *b = calloc(1, sizeof *b);
-    uint64_t chunk = elements / 2 * 4, mine = chunk * (uint64_t)rank, other = chunk * (uint64_t)(1 - rank);
-    struct hr_instr send = {.op = HR_OP_SEND, .peer = 1 - rank, .src_buf = HR_BUF_OUT, .len = chunk}, recv = send;
-    recv.op = HR_OP_RECV_REDUCE;
-    recv.dst_buf = HR_BUF_OUT;
-    for (uint64_t tag = 0; tag < 2; tag++) {
-        send.tag = recv.tag = tag;
-        send.src_off = tag ? mine : other;
-        recv.dst_off = tag ? other : mine;
-        uint32_t sent = add(b, send), came = add(b, recv);
-        if (tag) { /* what is sent first is received last, and the other way round */
-            after(b, 1, sent);
-            after(b, 0, came);
-        }
-        recv.op = HR_OP_RECV;
-    }
-    struct hr_program *program = build(b, elements * 4, 0, 2);
-    free(b);
-    return program;
-}
+/* --- a direct allreduce
+ * ------------------------------------------------------------------------------------------------------------ */
 
 struct job {
     uint64_t elements;
@@ -171,7 +78,7 @@ static hr_status run_once(struct rank *r, struct hr_program *p, float *x, uint64
 static void *allreduce(void *arg) {
     struct rank *r = arg;
     struct job *j = r->arg;
-    struct hr_program *p = j->arriving ? halves(r->rank, j->elements) : direct(r->rank, r->size, j->elements);
+    struct hr_program *p = j->arriving ? halves(r->rank, j->elements, 0) : direct(r->rank, r->size, j->elements, 0);
     float *x = j->arena ? hr_arena_alloc(j->elements * 4, 0) : malloc(j->elements * 4);
     for (int round = 0; round < j->rounds; round++) {
         struct hr_request req;
@@ -384,7 +291,7 @@ TEST(what_is_long_goes_unasked_where_something_paces_it) {
 static void *mismatched(void *arg) {
     struct rank *r = arg;
     struct job *j = r->arg;
-    struct hr_program *p = direct(r->rank, r->size, j->elements);
+    struct hr_program *p = direct(r->rank, r->size, j->elements, 0);
     float *x = calloc(j->elements, 4);
     struct hr_request req;
     hr_status status = run_once(r, p, x, r->rank == 1 ? 1 : 2, &req, 10);
@@ -410,7 +317,7 @@ TEST(signatures_that_differ) {
 static void *absent(void *arg) {
     struct rank *r = arg;
     struct job *j = r->arg;
-    struct hr_program *p = direct(r->rank, r->size, j->elements);
+    struct hr_program *p = direct(r->rank, r->size, j->elements, 0);
     float *x = calloc(j->elements, 4);
     struct hr_request req;
     if (r->rank) {
@@ -440,7 +347,7 @@ TEST(absent_rank) {
 static void *victim(void *arg) {
     struct rank *r = arg;
     struct job *j = r->arg;
-    struct hr_program *p = direct(r->rank, r->size, j->elements);
+    struct hr_program *p = direct(r->rank, r->size, j->elements, 0);
     float *x = hr_arena_alloc(j->elements * 4, 0);
     memset(x, 0, j->elements * 4);
     struct hr_request req;

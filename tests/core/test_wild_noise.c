@@ -128,16 +128,21 @@ static void wild_deed(struct rig *r, int k) {
         *at += len;
     }
     if (m.h.kind == HR_MSG_LEDGER && below(50)) return;
-    if (w->ledger && chance(2)) w->ledger[below(20)] = (uint32_t)rnd();
+    if ((m.h.kind == HR_MSG_HELP || m.h.kind == HR_MSG_HELPED) && below(20)) return; /* most are the end */
+    if (m.h.kind == HR_MSG_HELP) m.h.sreq = some_id(w, HR_MSG_RTS);
+    if (m.h.kind == HR_MSG_HELPED) m.h.rreq = some_id(w, HR_MSG_HELP);
+    if (m.h.kind == HR_MSG_HELPED) m.h.aux = below(6);
+    if (w->ledger && chance(2)) w->ledger[below(20)] = rnd() >> below(33);
     if (m.h.kind == HR_MSG_CANCEL) m.h.rreq = chance(50) ? 0 : some_id(w, HR_MSG_CTS);
     if (m.h.kind == HR_MSG_CTS) m.h.sreq = some_id(w, HR_MSG_RTS);
     if (m.h.kind == HR_MSG_FIN) m.h.rreq = some_id(w, HR_MSG_RTS);
     if (m.h.kind == HR_MSG_SKIP) m.h.aux = below(100);
     if (m.h.kind == HR_MSG_FIN) m.h.status = chance(50) ? HR_OK : (int8_t)-(1 + (int)below(12));
     if (m.h.kind == HR_MSG_BREAK) m.h.tag = below(3);
-    if (m.h.kind == HR_MSG_RTS && chance(50)) m.h.flags = HR_HDR_DESC;
+    if (m.h.kind == HR_MSG_RTS && chance(50)) m.h.flags = HR_HDR_DESC | (chance(50) ? HR_HDR_OPEN : 0);
+    if (m.h.kind == HR_MSG_FIN && chance(20)) m.h.flags = HR_HDR_OPEN;
     if (m.h.kind == HR_MSG_CTS && below(50) == 0) m.h.flags = HR_HDR_DESC;
-    if (m.h.flags && w->nheard) m.desc = w->heard[0].desc;
+    if ((m.h.flags || m.h.kind == HR_MSG_HELP) && w->nheard) m.desc = w->heard[0].desc;
     if (m.h.tag & HR_COLL_TAG) m.size = ELEMENTS * 4;
     m.h.bucket = hr_match_bucket(m.h.comm, m.h.tag);
     m.h.order = w->order[m.h.bucket];
@@ -147,7 +152,8 @@ static void wild_deed(struct rig *r, int k) {
     if (chance(2)) m.h.ack = (uint32_t)rnd();
     if (below(2000) == 0) m.h.credit = (uint32_t)rnd();
     if (below(1000) == 0) ((uint8_t *)&m)[below(sizeof m)] = (uint8_t)rnd();
-    size_t hdr_len = m.h.kind == HR_MSG_RTS || m.h.kind == HR_MSG_CTS ? sizeof m : sizeof m.h;
+    int is_long = m.h.kind == HR_MSG_RTS || m.h.kind == HR_MSG_CTS || m.h.kind == HR_MSG_HELP;
+    size_t hdr_len = is_long ? sizeof m : sizeof m.h;
     if (below(1000) == 0) hdr_len = 8 + 8 * below(11);
     wild_say(r, k, &m, hdr_len, len);
 }

@@ -19,7 +19,7 @@ enum {
     HEARD = 64,
     PAYLOAD = 1 << 16,
     WILD_SREQ = 5 << 20,
-    LEDGER_BYTES = 1 << 14
+    LEDGER_BYTES = 1 << 15
 };
 
 struct wild { /* a domain and an endpoint without an engine */
@@ -31,7 +31,7 @@ struct wild { /* a domain and an endpoint without an engine */
     struct hr_hdr_long heard[HEARD], last; /* what the engine said: RTS, CTS and FIN; any */
     uint32_t order[HR_BUCKETS];
     uint64_t comm, runs, at[HEARD]; /* at: of the segments for each transfer */
-    uint32_t *ledger;
+    uint64_t *ledger;
     struct hr_mem ledger_mem;
     uint8_t payload[PAYLOAD];
 };
@@ -220,22 +220,26 @@ static inline int say_in_order(struct rig *r, int k, struct hr_hdr_long *m, size
 }
 static inline int is_done(struct hr_request *req) { return __atomic_load_n(&req->done, __ATOMIC_ACQUIRE); }
 
-/* Memory that the engine may read, with its descriptor. */
-static inline void *lend(struct rig *r, int k, size_t len, struct hr_mem *mem_p, struct hr_desc *desc_p) {
+/* Memory that the engine may read, or write as well, with its descriptor. */
+static inline void *lend_for(struct rig *r, int k, size_t len, uint32_t access, struct hr_mem *mem_p,
+                             struct hr_desc *desc_p) {
     struct wild *w = r->wild[k];
-    void *mine = hr_arena_alloc(len, 0);
+    void *mine = hr_arena_alloc(len, access & HR_ACCESS_REMOTE_MAP ? HR_ARENA_WRITABLE_BY_PEERS : 0);
     hr_status status = HR_AGAIN;
     memset(mine, 0, len);
-    CHECK_EQ(w->ops->mem_register(w->domain, mine, len, HR_ACCESS_REMOTE_READ, mem_p), HR_OK);
+    CHECK_EQ(w->ops->mem_register(w->domain, mine, len, access, mem_p), HR_OK);
     UNTIL(r, (status = w->ops->mem_export(w->ep, mem_p, mine, len, desc_p)) != HR_AGAIN);
     CHECK_EQ(status, HR_OK);
     return mine;
+}
+static inline void *lend(struct rig *r, int k, size_t len, struct hr_mem *mem_p, struct hr_desc *desc_p) {
+    return lend_for(r, k, len, HR_ACCESS_REMOTE_READ, mem_p, desc_p);
 }
 /* Without it the engine pulls nothing. All offers with small ids of the first generations stand. */
 static inline void show_ledger(struct rig *r, int k, size_t len) {
     struct wild *w = r->wild[k];
     struct hr_hdr_long m = {.h = {.kind = HR_MSG_LEDGER}, .size = len};
-    w->ledger = lend(r, k, len, &w->ledger_mem, &m.desc);
+    w->ledger = lend_for(r, k, len, HR_ACCESS_REMOTE_READ | HR_ACCESS_REMOTE_MAP, &w->ledger_mem, &m.desc);
     for (uint32_t i = 0; i < 20; i++) w->ledger[i] = WILD_SREQ + i;
     CHECK(wild_say(r, k, &m, sizeof m, 0));
 }

@@ -280,7 +280,9 @@ INLINE void do_part(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at
     if (job->suspend) {
         suspend(job, t, slot, a);
     } else {
-        STORE_PART((char *)job->dst + at, narrow(t, one_nan(t, scaled(op, t, a, job->scale))), n);
+        const V v = narrow(t, one_nan(t, scaled(op, t, a, job->scale)));
+        STORE_PART((char *)job->dst + at, v, n);
+        for (int k = 0; k < job->nalso; k++) STORE_PART((char *)job->also[k] + at, v, n);
     }
 }
 
@@ -345,6 +347,13 @@ INLINE void do_tile(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at
         STREAM(to + 2 * W, vc);
         STREAM(to + 3 * W, vd);
     } else {
+        store(to, va);
+        store(to + W, vb);
+        store(to + 2 * W, vc);
+        store(to + 3 * W, vd);
+    }
+    for (int k = 0; k < job->nalso; k++) {
+        to = (char *)job->also[k] + at;
         store(to, va);
         store(to + W, vb);
         store(to + 2 * W, vc);

@@ -169,8 +169,8 @@ static void in_full(hr_reduce_kernel kernel, const hr_reduce_job *job) {
 }
 
 /* The sum, block by block, and each is divided while it is near. */
-static void average_integers(hr_dtype t, char *dst, const void *const *src, int nsrc, size_t nbytes, double scale,
-                             hr_store store) {
+static void average_integers(hr_dtype t, char *dst, void *const *also, int nalso, const void *const *src, int nsrc,
+                             size_t nbytes, double scale, hr_store store) {
     const uint64_t divisor = (uint64_t)(1.0 / scale + 0.5);
     const size_t size = dtypes[t].size;
     const void *part[HR_REDUCE_MAX_SRC];
@@ -180,20 +180,26 @@ static void average_integers(hr_dtype t, char *dst, const void *const *src, int 
         for (int s = 0; s < nsrc; s++) part[s] = (const char *)src[s] + at;
         hr_reduce(HR_SUM, t, dst + at, part, nsrc, n / size, 1.0, store);
         hr_reduce_divide(t, dst + at, n / size, divisor);
+        for (int k = 0; k < nalso; k++) memcpy((char *)also[k] + at, dst + at, n);
     }
 }
 
 void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int nsrc, size_t count, double scale,
                hr_store store) {
+    hr_reduce_to_all(op, t, dst, NULL, 0, src, nsrc, count, scale, store);
+}
+
+void hr_reduce_to_all(hr_redop op, hr_dtype t, void *dst, void *const *also, int nalso, const void *const *src,
+                      int nsrc, size_t count, double scale, hr_store store) {
     const size_t nbytes = count * dtypes[t].size;
     if (op == HR_AVG && t < HR_FLOAT16) {
         if (scale < 1.0) {
-            average_integers(t, dst, src, nsrc, nbytes, scale, store);
+            average_integers(t, dst, also, nalso, src, nsrc, nbytes, scale, store);
             return;
         }
         op = HR_SUM;
     }
-    if (nsrc == 1 && (op != HR_AVG || scale == 1.0)) {
+    if (nsrc == 1 && !nalso && (op != HR_AVG || scale == 1.0)) {
         hr_copy(dst, src[0], nbytes, store);
         return;
     }
@@ -201,6 +207,8 @@ void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int n
     hr_reduce_job job = {.src = src,
                          .nsrc = nsrc,
                          .dst = dst,
+                         .also = also,
+                         .nalso = nalso,
                          .store = suitable(store),
                          .pages = pages(),
                          .in_place = is_in_place(dst, src, nsrc),

@@ -14,7 +14,8 @@
 typedef struct hr_reduce_job {
     const void *const *src;
     int nsrc;
-    void *dst;
+    void *dst, *const *also; /* also: places that get the same */
+    int nalso;
     hr_store store;
     int pages;          /* that are gone through side by side where memory is far: 1 or HR_REDUCE_PAGES */
     int in_place;       /* dst is one of src */

@@ -6,9 +6,10 @@
  * An arena is one memfd: sealed against shrinking, allocated in full (ENOMEM here, never SIGBUS later), prefaulted, in
  * huge pages where they are not refused and the kernel can be brought to it, aligned to 2 MiB. Blocks are cut from
  * arenas, 64-byte aligned, first fit, neighbours merged on free; an empty arena is kept up to a bound and then given
- * back. Peers on the host map an arena read-only (F_SEAL_FUTURE_WRITE after our own mapping, unless exposed for
- * one-sided writes). Nothing has a name in any file system, so nothing is left after kill -9. Arenas belong to the
- * process, not to an engine, and are thread safe.
+ * back. Peers on the host map an arena read-only (F_SEAL_FUTURE_WRITE after our own mapping), unless it was made with
+ * HR_ARENA_WRITABLE_BY_PEERS: then blocks are whole pages, and what a peer that was stopped may still write to can be
+ * left to it (hr_arena_abandon). Nothing has a name in any file system, so nothing is left after kill -9. Arenas belong
+ * to the process, not to an engine, and are thread safe.
  *
  * After fork the child shares the pages (MAP_SHARED): it may read and write blocks it inherited, which are the parent's
  * to free (here nothing happens) and to hr_arena_find no arena's. What it allocates is in arenas of its own.
@@ -54,6 +55,16 @@ void hr_memory_forget(uint64_t id);
 uint64_t hr_memory_forgotten(void);
 /* As hr_arena_find, and finds kept memory as well: fd -1, flags HR_MEMORY_KEPT. */
 int hr_memory_find(const void *addr, size_t len, struct hr_arena_info *info_p);
+
+/* Whether what somebody asked for ends here: what follows on the page is nobody's. Takes a lock. */
+int hr_arena_ends(const void *end);
+/* Peers may write to this, and one that was stopped will when it goes on: it gets the pages, and here are new ones,
+ * whose contents are undefined. What else lies in the arena stays; no peer is shown it any more. */
+void hr_arena_abandon(void *addr, size_t len);
+
+#define HR_PAGE ((uintptr_t)4096)
+static inline uintptr_t hr_page_down(uintptr_t at) { return at & ~(HR_PAGE - 1); }
+static inline uintptr_t hr_page_up(uintptr_t at) { return hr_page_down(at + HR_PAGE - 1); }
 
 struct hr_arena_stats {
     uint64_t arenas, bytes_mapped, bytes_used, bytes_huge, blocks;

@@ -18,6 +18,12 @@
  * scratch range the program provides). The lender's SEND may end only when the borrower's REDUCE that names it has. So
  * a REDUCE over borrowed chunks reads every contribution once and writes the result once.
  *
+ * A chunk that is sent to be reduced, and to be received again with the result, may be written back by who reduces it:
+ * where a provider maps the peer's memory for that, the result is put where the chunk lies, and the two instructions
+ * of the answer, with HR_INSTR_RETURNS, end without a message. The SEND of the answer names the RECV_REDUCE or BORROW
+ * whose result it sends, the RECV the SEND whose memory it overwrites, by `ref`. So from the beginning of that SEND to
+ * the end of that RECV nothing else may touch the memory; `hrdma.topo.verify` proves it, and that both ends pair up.
+ *
  * What a RECV brings into scratch for one REDUCE alone, which waits for it, is reduced out of the message, and not put
  * there, where it comes whole and the REDUCE waits for nothing else by then. So that this can be seen, whoever else
  * reads it waits for the RECV by an edge of its own.
@@ -46,11 +52,12 @@ enum hr_opcode {
 };
 
 enum {
-    HR_INSTR_SCALE = 1,   /* avg: multiply by 1/size of the communicator; set on each element's last reduction */
-    HR_INSTR_NT = 2,      /* the result is not read again soon: bypass the cache */
-    HR_INSTR_SWAP = 4,    /* RECV_REDUCE: the peer's operand is the left one */
-    HR_INSTR_STAGED = 8,  /* SEND: in messages, though the peer could read it in place: the program changes it */
-    HR_INSTR_CHANGED = 16 /* SEND: the program changes it: what is not mapped comes in messages, unless it is long */
+    HR_INSTR_SCALE = 1,    /* avg: multiply by 1/size of the communicator; set on each element's last reduction */
+    HR_INSTR_NT = 2,       /* the result is not read again soon: bypass the cache */
+    HR_INSTR_SWAP = 4,     /* RECV_REDUCE: the peer's operand is the left one */
+    HR_INSTR_STAGED = 8,   /* SEND: in messages, though the peer could read it in place: the program changes it */
+    HR_INSTR_CHANGED = 16, /* SEND: the program changes it: what is not mapped comes in messages, unless it is long */
+    HR_INSTR_RETURNS = 32  /* SEND, RECV: the answer to `ref`, below */
 };
 
 struct hr_ref {
@@ -67,7 +74,7 @@ struct hr_instr { /* 64 bytes; numpy dtype in hrdma/planning.py */
     uint32_t tag;
     uint32_t after;
     uint32_t unlock, nunlock; /* run in the unlock array: instruction indices */
-    uint32_t ref, nref;       /* run in the ref array: REDUCE sources */
+    uint32_t ref, nref;       /* run in the ref array: REDUCE sources. HR_INSTR_RETURNS: ref is an instruction */
     uint64_t len;
     uint8_t dst_buf, src_buf;
     uint8_t pad[6];

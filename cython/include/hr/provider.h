@@ -64,7 +64,8 @@ enum {
     HR_CAP_CONFIRMS = 1 << 7, /* writes arrive in the order of posting, and the end of one says that it has; one from
                                  memory that was not registered may be in buffers of the provider's own by then */
     HR_CAP_PINS = 1 << 8,     /* mem_register pins pages: registrations of kept memory (hr/memory.h) are kept, too */
-    HR_CAP_RELAYS = 1 << 9    /* messages, which both sides copy at once, are faster than reads of what is not mapped */
+    HR_CAP_RELAYS = 1 << 9,   /* messages, which both sides copy at once, are faster than reads of what is not mapped */
+    HR_CAP_MAP_WRITE = 1 << 10 /* mem_import of what was exported with HR_ACCESS_REMOTE_MAP may give where to write */
 };
 
 struct hr_caps {
@@ -88,7 +89,14 @@ struct hr_mem {
     uint32_t access;
 };
 
-enum { HR_ACCESS_LOCAL = 0, HR_ACCESS_REMOTE_READ = 1, HR_ACCESS_REMOTE_WRITE = 2, HR_ACCESS_REMOTE_ATOMIC = 4 };
+/* REMOTE_MAP: in arenas with HR_ARENA_WRITABLE_BY_PEERS. What the peer's processor does there only mem_quiet ends. */
+enum {
+    HR_ACCESS_LOCAL = 0,
+    HR_ACCESS_REMOTE_READ = 1,
+    HR_ACCESS_REMOTE_WRITE = 2,
+    HR_ACCESS_REMOTE_ATOMIC = 4,
+    HR_ACCESS_REMOTE_MAP = 8
+};
 
 struct hr_desc {
     uint8_t bytes[HR_DESC_BYTES];
@@ -97,6 +105,7 @@ struct hr_desc {
 /* A peer's memory. Filled by mem_import. */
 struct hr_rmem {
     const void *ptr; /* HR_CAP_MAP: where it lies in this process, else NULL */
+    void *out;       /* HR_CAP_MAP_WRITE: the same, to write to, else NULL */
     uint64_t addr;   /* the provider's */
     uint64_t rkey;
     uint64_t len;

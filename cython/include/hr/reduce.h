@@ -52,6 +52,10 @@ typedef enum hr_store {
 void hr_reduce(hr_redop op, hr_dtype t, void *dst, const void *const *src, int nsrc, size_t count, double scale,
                hr_store store);
 
+/* The same, and the result also goes to other places, each of which may be equal to a source too. */
+void hr_reduce_to_all(hr_redop op, hr_dtype t, void *dst, void *const *also, int nalso, const void *const *src,
+                      int nsrc, size_t count, double scale, hr_store store);
+
 void hr_copy(void *dst, const void *src, size_t len, hr_store store);
 
 /* The instruction set in use ("avx512", "avx2", "neon", "scalar"); HRDMA_SIMD is read by the caller, not here. */

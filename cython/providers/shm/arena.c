@@ -14,6 +14,9 @@
 #ifndef MADV_POPULATE_READ
 #    define MADV_POPULATE_READ 22
 #endif
+#ifndef F_SEAL_FUTURE_WRITE
+#    define F_SEAL_FUTURE_WRITE 0x0010
+#endif
 #define PIECE ((size_t)2 << 20) /* a huge page: alignment of mappings, and the unit of warming */
 enum { MAX_ARENAS = 1 << 16 };
 
@@ -65,13 +68,13 @@ static void map_remove(struct shm_ep *e, uint32_t i) {
 }
 
 /* Aligned so that pages of 2 MiB can be mapped as such. */
-static uint8_t *map_aligned(int fd, size_t size) {
+static uint8_t *map_aligned(int fd, size_t size, int prot) {
     uint8_t *whole = mmap(NULL, size + PIECE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), *base;
     size_t before;
     if (whole == MAP_FAILED) return NULL;
     before = -(uintptr_t)whole & (PIECE - 1);
     base = whole + before;
-    if (mmap(base, size, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    if (mmap(base, size, prot, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
         munmap(whole, size + PIECE);
         return NULL;
     }
@@ -103,7 +106,8 @@ static void on_arena(struct shm_ep *e, const struct shm_frame *frame, int fd) {
     /* Without memory the arena stays unknown and imports from it fail. */
     if (!hr_shm_grow(&e->maps, e->nmaps, &e->maps_cap, sizeof *e->maps) || !(map = calloc(1, sizeof *map))) return;
     map->warm = calloc(1, frame->size / PIECE + 1);
-    map->base = map->warm ? map_aligned(fd, frame->size) : NULL;
+    map->writable = !(fcntl(fd, F_GET_SEALS) & F_SEAL_FUTURE_WRITE);
+    map->base = map->warm ? map_aligned(fd, frame->size, map->writable ? PROT_READ | PROT_WRITE : PROT_READ) : NULL;
     if (!map->base) {
         free(map->warm);
         free(map);

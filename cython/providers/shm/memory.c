@@ -21,6 +21,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
+#include "hr/memory.h"
 #include "hr/reduce.h"
 #include "providers/shm/shm.h"
 
@@ -46,7 +47,7 @@ static int region_new(struct shm_domain *dom, void *addr, size_t len, uint32_t a
 
 hr_status hr_shm_mem_register(struct hr_domain *domain, void *addr, size_t len, uint32_t access, struct hr_mem *mem_p) {
     struct shm_domain *dom = shm_domain(domain);
-    uint64_t key = access & 7;
+    uint64_t key = access & SHM_ACCESS;
     if (access & REMOTE_CHANGE) { /* only what peers may change is looked up when they come */
         uint32_t slot = 0;
         if (!region_new(dom, addr, len, access, &slot)) return HR_ERR_NOMEM;
@@ -63,9 +64,12 @@ void hr_shm_mem_deregister(struct hr_domain *domain, struct hr_mem *mem) {
     if (dom->regions[slot].generation == shm_key_generation(mem->rkey)) dom->regions[slot].access = 0;
 }
 
+/* Writes by the ring end with the registration; what a peer maps it can write to while it lives. */
 hr_status hr_shm_mem_quiet(struct hr_ep *ep, const struct hr_mem *mem) {
-    (void)ep, (void)mem;
-    return HR_OK; /* writes end with the registration */
+    struct pollfd ended = {.fd = shm_ep(ep)->pidfd, .events = POLLIN};
+    if (mem->access & HR_ACCESS_REMOTE_MAP && !(ended.fd >= 0 && poll(&ended, 1, 0) == 1))
+        hr_arena_abandon(mem->addr, mem->len);
+    return HR_OK;
 }
 
 struct shm_region *hr_shm_region_find(struct shm_domain *dom, uint64_t key, uint32_t access, uint64_t addr,
@@ -105,7 +109,7 @@ hr_status hr_shm_mem_import(struct hr_ep *ep, const struct hr_desc *desc_in, str
     struct shm_ep *e = shm_ep(ep);
     struct shm_desc desc;
     struct shm_map *map = NULL;
-    const void *ptr = NULL;
+    uint8_t *ptr = NULL;
 
     memcpy(&desc, desc_in->bytes, sizeof desc);
     if (e->state != SHM_UP) return HR_ERR_PEER_LOST;
@@ -126,14 +130,16 @@ hr_status hr_shm_mem_import(struct hr_ep *ep, const struct hr_desc *desc_in, str
     } else if (shm_key_route(desc.key) == SHM_ROUTE_PROCESS && !e->can_read) {
         return HR_ERR_UNSUPPORTED;
     }
-    *rmem_p = (struct hr_rmem){.ptr = ptr, .addr = desc.addr, .rkey = desc.key, .len = desc.len, .priv = map};
+    int writable = map && map->writable && desc.key & HR_ACCESS_REMOTE_MAP;
+    *rmem_p = (struct hr_rmem){
+        .ptr = ptr, .out = writable ? ptr : NULL, .addr = desc.addr, .rkey = desc.key, .len = desc.len, .priv = map};
     return HR_OK;
 }
 
 void hr_shm_mem_release(struct hr_ep *ep, struct hr_rmem *rmem) {
     if (rmem->priv) hr_shm_map_put(shm_ep(ep), rmem->priv);
     rmem->priv = NULL;
-    rmem->ptr = NULL;
+    rmem->ptr = rmem->out = NULL;
 }
 
 static hr_status read_process(struct shm_ep *e, uint8_t *local, uint64_t addr, size_t len) {

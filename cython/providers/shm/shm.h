@@ -94,6 +94,7 @@ struct shm_map {
     uint8_t *base;
     size_t size;
     uint32_t refs; /* imports not yet released */
+    int writable;  /* it lets us */
     int gone;      /* the peer has given it back: unmapped with the last reference */
     uint8_t *warm; /* a byte for each piece whose page table entries exist */
 };
@@ -239,7 +240,8 @@ struct shm_region *hr_shm_region_find(struct shm_domain *dom, uint64_t key, uint
 /* A key, as hr_mem.rkey and hr_rmem.rkey carry it: access, in an rmem the route for reads, slot and generation of the
  * region. */
 enum shm_route { SHM_ROUTE_NONE, SHM_ROUTE_ARENA, SHM_ROUTE_PROCESS };
-static inline uint32_t shm_key_access(uint64_t key) { return key & 7; }
+#define SHM_ACCESS 15 /* the bits of HR_ACCESS_* */
+static inline uint32_t shm_key_access(uint64_t key) { return key & SHM_ACCESS; }
 static inline enum shm_route shm_key_route(uint64_t key) { return (enum shm_route)(key >> 4 & 3); }
 static inline uint32_t shm_key_slot(uint64_t key) { return key >> 8 & 0xffffff; }
 static inline uint32_t shm_key_generation(uint64_t key) { return (uint32_t)(key >> 32); }

@@ -1,0 +1,195 @@
+/* test_returns.c - results that are written back to where a peer's operand lies, and messages that both ends copy; over
+ * a provider that maps memory for writing, or without that. HR_TEST_PROVIDER chooses the provider. */
+
+#include <sys/mman.h>
+
+#include "programs.h"
+#include "world.h"
+
+enum { PAGE = 4096, ROUNDS = 20, WAIT = 30 };
+
+static uint64_t counted(struct hr_engine *engine, const char *name) {
+    struct hr_counter found[64];
+    int n = hr_engine_counters(engine, found, 64);
+    for (int i = 0; i < n; i++)
+        if (!strcmp(found[i].name, name)) return found[i].value;
+    REQUIRE(!"a counter of that name");
+    return 0;
+}
+
+static int maps_for_writing(struct rank *r) {
+    hr_lock(r->engine);
+    int maps = (r->comm->conns[r->rank ? 0 : 1]->caps->flags & HR_CAP_MAP_WRITE) != 0;
+    hr_unlock(r->engine);
+    return maps;
+}
+
+/* --- allreduces
+ * ---------------------------------------------------------------------------------------------------------- */
+
+enum { REGISTERED, PLAIN, MIXED };
+struct job {
+    uint64_t elements;
+    int arriving, memory;
+    uint64_t before; /* elements in the same block that are not part of it, as many as behind */
+    int keeps;       /* all answers end without a message, where memory is mapped for writing */
+};
+
+static void *allreduce(void *arg) {
+    struct rank *r = arg;
+    struct job *j = r->arg;
+    struct hr_program *p = j->arriving ? halves(r->rank, j->elements, 1) : direct(r->rank, r->size, j->elements, 1);
+    int plain = j->memory == PLAIN || (j->memory == MIXED && r->rank % 2);
+    uint64_t all = j->elements + 2 * j->before, n = (uint64_t)r->size, wrong = 0, spoilt = 0;
+    float *block = plain ? malloc(all * 4) : hr_arena_alloc(all * 4, HR_ARENA_WRITABLE_BY_PEERS),
+          *x = block + j->before;
+    for (uint64_t i = 0; i < all; i++) block[i] = -1;
+    for (int round = 0; round < ROUNDS; round++) {
+        struct hr_request req = {.priority = HR_PRIORITY_DEFAULT};
+        for (uint64_t i = 0; i < j->elements; i++) x[i] = (float)(i % 1000 * n + (uint64_t)r->rank + (uint64_t)round);
+        uint64_t put_back = counted(r->engine, "transfers_returned");
+        CHECK_EQ(hr_run(r->comm, p, x, x, HR_FLOAT32, HR_SUM, 99, &req), HR_OK);
+        CHECK_EQ(finish(r, &req, WAIT), HR_OK);
+        put_back = counted(r->engine, "transfers_returned") - put_back;
+        if (j->keeps && maps_for_writing(r)) CHECK_EQ(put_back, n - 1);
+        if (plain || !maps_for_writing(r)) CHECK(!put_back || j->memory == MIXED);
+        for (uint64_t i = 0; i < j->elements; i++)
+            wrong += x[i] != (float)(i % 1000 * n * n + n * (n - 1) / 2 + n * (uint64_t)round);
+        for (uint64_t i = 0; i < j->before; i++) spoilt += block[i] != -1 || x[j->elements + i] != -1;
+    }
+    CHECK_EQ(wrong, 0);
+    CHECK_EQ(spoilt, 0);
+    if (plain)
+        free(block);
+    else
+        hr_arena_free(block);
+    hr_program_put(p);
+    return NULL;
+}
+static void allreduce_world(int n, struct job job) {
+    struct world w;
+    world_open(&w, n, NULL);
+    world_run(&w, allreduce, &job);
+    world_close(&w);
+}
+
+TEST(results_are_put_back_as_they_arrive) {
+    allreduce_world(2, (struct job){.elements = 1 << 20, .arriving = 1, .keeps = 1});
+}
+TEST(results_are_put_back_into_what_was_borrowed) {
+    allreduce_world(2, (struct job){.elements = 1 << 20, .keeps = 1});
+    allreduce_world(4, (struct job){.elements = 1 << 18, .keeps = 1});
+}
+TEST(short_results_are_put_back) {
+    allreduce_world(2, (struct job){.elements = 4096, .arriving = 1, .keeps = 1});
+    allreduce_world(4, (struct job){.elements = 8192, .keeps = 1});
+}
+/* The last page has room behind the end, which is nobody's. */
+TEST(the_end_of_a_block_needs_no_whole_page) {
+    allreduce_world(2, (struct job){.elements = 100002, .arriving = 1, .keeps = 1});
+    allreduce_world(3, (struct job){.elements = 100002, .keeps = 1});
+}
+TEST(plain_memory_gets_messages) {
+    for (int memory = PLAIN; memory <= MIXED; memory++) {
+        allreduce_world(2, (struct job){.elements = 1 << 20, .arriving = 1, .memory = memory});
+        allreduce_world(4, (struct job){.elements = 1 << 18, .memory = memory});
+    }
+}
+/* Only chunks whose pages are the buffer's alone are open: those in the middle. */
+TEST(what_lies_on_the_same_pages_is_left_alone) {
+    for (uint64_t before = 1; before < 2000; before += 777) {
+        allreduce_world(2, (struct job){.elements = 100002, .arriving = 1, .before = before});
+        allreduce_world(4, (struct job){.elements = 100000, .before = before});
+    }
+}
+
+/* --- given up
+ * ---------------------------------------------------------------------------------------------------------------- */
+
+static struct hr_xfer *lent_to(struct rank *r, struct hr_request *req) {
+    struct hr_xfer *found = NULL;
+    for (int64_t until = hr_now() + SECONDS(5); !found && hr_now() < until;) {
+        hr_lock(r->engine);
+        for (uint32_t i = 0; i < r->engine->nxfers; i++)
+            if (r->engine->xfers[i]->mode == HR_XFER_LENT) found = r->engine->xfers[i];
+        hr_unlock(r->engine);
+        hr_wait(r->engine, req, hr_now() + SECONDS(0.001), 0);
+    }
+    return found;
+}
+
+static void sleep_until(const _Atomic int *flag) {
+    for (int64_t until = hr_now() + SECONDS(20); !*flag && hr_now() < until;) usleep(1000);
+    CHECK(*flag);
+}
+
+static _Atomic int held, over;
+
+/* Rank 1 has rank 0's chunk, and its hands on it, as rank 0 gives up: it is stopped there, or lets go in time. Rank 0
+ * sends to both others, and rank 2 never comes, so that nothing is reduced. */
+struct given_up {
+    int stopped;
+};
+static void *gives_up(void *arg) {
+    struct rank *r = arg;
+    struct given_up *g = r->arg;
+    uint64_t elements = 3 * (1 << 16);
+    struct hr_program *p = direct(r->rank, r->size, elements, 1);
+    uint8_t *x = hr_arena_alloc(elements * 4, HR_ARENA_WRITABLE_BY_PEERS);
+    struct hr_request req = {.priority = HR_PRIORITY_DEFAULT};
+    struct hr_arena_info arena;
+    memset(x, 1, elements * 4);
+    if (r->rank < 2) CHECK_EQ(hr_run(r->comm, p, x, x, HR_UINT8, HR_SUM, 99, &req), HR_OK);
+    if (r->rank == 1) {
+        struct hr_xfer *lent = lent_to(r, &req);
+        REQUIRE(lent && lent->open);
+        CHECK(hr_ledger_hold(lent->conn, lent->remote));
+        uint8_t *theirs = lent->rmem.out;
+        uint32_t id = lent->remote;
+        struct hr_conn *conn = lent->conn;
+        hr_lock(r->engine); /* which keeps what was lent, whatever comes */
+        held = 1;
+        if (!g->stopped) {
+            usleep(2000);
+            theirs[0] = 77;
+            hr_ledger_let_go(conn, id);
+        }
+        sleep_until(&over);
+        if (g->stopped) {
+            memset(theirs, 77, elements / 3 * 4); /* it goes on */
+            hr_ledger_let_go(conn, id);
+        }
+        CHECK(!hr_ledger_hold(conn, id)); /* it was struck */
+        hr_unlock(r->engine);
+        over = 2;
+        CHECK(finish(r, &req, WAIT) != HR_OK);
+    } else if (r->rank == 0) {
+        sleep_until(&held);
+        hr_cancel(r->engine, &req, HR_ERR_TIMEOUT);
+        CHECK_EQ(req.status, HR_ERR_TIMEOUT);
+        CHECK_EQ(hr_arena_find(x, elements * 4, &arena), !g->stopped); /* nobody is shown those pages any more */
+        memset(x, 5, elements * 4);
+        over = 1;
+        while (over < 2) usleep(1000);
+        uint64_t changed = 0;
+        for (uint64_t i = 0; i < elements * 4; i++) changed += x[i] != 5;
+        CHECK_EQ(changed, 0);
+    } else {
+        while (over < 2) usleep(1000);
+    }
+    hr_arena_free(x);
+    hr_program_put(p);
+    return NULL;
+}
+static void give_up(int stopped) {
+    struct given_up g = {.stopped = stopped};
+    struct world w;
+    held = over = 0;
+    world_open(&w, 3, NULL);
+    int maps = maps_for_writing(&w.ranks[0]);
+    if (maps) world_run(&w, gives_up, &g);
+    world_close(&w);
+    if (!maps) SKIP("the provider does not have HR_CAP_MAP_WRITE");
+}
+TEST(who_was_stopped_with_a_chunk_in_its_hands_changes_nothing) { give_up(1); }
+TEST(who_lets_go_in_time_costs_no_pages) { give_up(0); }

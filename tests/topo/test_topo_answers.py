@@ -1,0 +1,137 @@
+"""Answers: which messages may end without being sent, that results stay right, and that the proof misses no damage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from topo_reference import mixed, run
+
+from hrdma import planning
+from hrdma.errors import ScheduleError
+from hrdma.topo import program as isa
+from hrdma.topo.algorithms import ALGORITHMS, build
+from hrdma.topo.answers import answer
+from hrdma.topo.lower import lower
+from hrdma.topo.program import ProgramSpec
+from hrdma.topo.verify import check_programs
+
+
+def programs(name="direct", size=3, count=600, parts=1, collective="allreduce", in_place=True) -> list[ProgramSpec]:
+    schedule = build(name, collective, size, parts=parts)
+    found = [lower(schedule, rank, count, 8, in_place=in_place) for rank in range(size)]
+    for spec in found:
+        answer(spec)
+    return found
+
+
+def answers(spec: ProgramSpec) -> np.ndarray:
+    return np.flatnonzero(spec.instrs["flags"] & isa.RETURNS)
+
+
+def edited(spec: ProgramSpec, index: int, **fields) -> ProgramSpec:
+    instrs = spec.instrs.copy()
+    for field, value in fields.items():
+        instrs[field][index] = value
+    return replace(spec, instrs=instrs)
+
+
+@pytest.mark.parametrize("name", [n for n, a in ALGORITHMS.items() if "allreduce" in a.collectives])
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_results_are_right_whatever_is_put_back(name: str, size: int, parts: int) -> None:
+    if parts > 1 and "allreduce" not in ALGORITHMS[name].parts:
+        parts = 1
+    found = programs(name, size, parts=parts)
+    for seed in range(6):
+        run(found, "allreduce", [600] * size, 0, True, prove=not seed, mapped=True, credits=seed % 3, seed=seed)
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_a_direct_allreduce_in_place_answers_nothing_by_messages(size: int, parts: int) -> None:
+    for spec in programs(size=size, parts=parts):
+        ops = spec.instrs["op"][answers(spec)]
+        assert (ops == isa.SEND).sum() == (ops == isa.RECV).sum() == (size - 1) * parts
+        assert (spec.instrs["op"] == isa.SEND).sum() == 2 * (size - 1) * parts
+
+
+def test_in_rank_order_it_is_still_one_association() -> None:
+    found = programs(size=4)
+    for seed in range(8):
+        run(found, "allreduce", [600] * 4, 0, True, op=mixed, mapped=True, seed=seed)
+
+
+@pytest.mark.parametrize("collective", ["reduce", "reduce_scatter", "broadcast", "allgather", "alltoall"])
+def test_other_collectives_have_no_answers(collective: str) -> None:
+    names = [n for n, a in ALGORITHMS.items() if collective in a.collectives]
+    assert names
+    for name in names:
+        for spec in programs(name, collective=collective, in_place=collective != "broadcast"):
+            assert not len(answers(spec))
+
+
+def test_out_of_place_the_input_stays_the_callers() -> None:
+    assert not any(len(answers(spec)) for spec in programs(in_place=False))
+
+
+def test_the_planner_marks_where_memory_is_mapped() -> None:
+    for mapped in (True, False):
+        found = planning.plan(
+            "allreduce", size=4, rank=0, counts=1 << 18, itemsize=4, dtype="float32", in_place=True, mapped=mapped,
+            algorithm="direct",
+        )  # fmt: skip
+        assert len(answers(found)) == (6 if mapped else 0)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_wrong_answer_is_caught(size: int) -> None:
+    found = programs(size=size)
+    check_programs(found)
+    for index in answers(found[1]).tolist():
+        for other in range(len(found[1].instrs)):
+            if other == found[1].instrs["ref"][index]:
+                continue
+            with pytest.raises(ScheduleError, match=r"no answer|in no order"):
+                check_programs([found[0], edited(found[1], index, ref=other), *found[2:]])
+        with pytest.raises(ScheduleError, match="no answer"):
+            check_programs([found[0], edited(found[1], index, ref=len(found[1].instrs)), *found[2:]])
+
+
+def test_who_answers_nothing_meets_who_would() -> None:
+    """A rank that puts nothing back, or lets nobody, is served by messages."""
+    found = programs(size=3)
+    for index in answers(found[1]).tolist():
+        flags = int(found[1].instrs["flags"][index]) & ~isa.RETURNS
+        found[1] = edited(found[1], index, flags=flags)
+    for seed in range(6):
+        run(found, "allreduce", [600] * 3, 0, True, mapped=True, seed=seed)
+
+
+def test_chunks_of_two_parts_may_not_be_confused() -> None:
+    """Two chunks between the same two ranks, the same in all but their places: each side is right, and both are not."""
+    found = programs(size=2, parts=2)
+    mine = found[1]
+    sends = [k for k in answers(mine).tolist() if mine.instrs["op"][k] == isa.SEND]
+    first, second = sends
+    tags = mine.instrs["tag"][first], mine.instrs["tag"][second]
+    crossed = edited(edited(mine, first, tag=tags[1]), second, tag=tags[0])
+    with pytest.raises(ScheduleError, match="takes for the answer"):
+        check_programs([found[0], crossed])
+
+
+def test_what_others_touch_is_not_open() -> None:
+    """Were it marked all the same, the proof would see that the peer's write and they have no order."""
+    spec = programs("halving", size=4)[0]
+    receives = [k for k in np.flatnonzero(spec.instrs["op"] == isa.RECV).tolist() if k not in answers(spec)]
+    sends = np.flatnonzero(spec.instrs["op"] == isa.SEND).tolist()
+    assert receives
+    rest = programs("halving", size=4)[1:]
+    for receive in receives:
+        for send in sends:
+            marked = edited(spec, receive, ref=send, flags=spec.instrs["flags"][receive] | isa.RETURNS)
+            fits = all(spec.instrs[f][send] == spec.instrs[f][receive] for f in ("peer", "len"))
+            if not fits or spec.instrs["src_off"][send] != spec.instrs["dst_off"][receive]:
+                with pytest.raises(ScheduleError):
+                    check_programs([marked, *rest])
