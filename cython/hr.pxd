@@ -73,6 +73,7 @@ cdef extern from "hr/memory.h" nogil:
         uint64_t blocks
 
     void *hr_arena_alloc(size_t size, uint32_t flags) noexcept
+    size_t hr_page() noexcept
     void hr_arena_free(void *block) noexcept
     uint64_t hr_memory_keep(void *base, size_t size) noexcept
     void hr_memory_forget(uint64_t id) noexcept

@@ -2,10 +2,6 @@
 from libc.errno cimport errno
 
 
-cdef enum:
-    OPEN_MIN = 4096  # peers may write back into what has pages of its own
-
-
 cdef class Block:
     """One block of an arena. Arrays made on it hold it; it goes back when the last of them does."""
 
@@ -13,7 +9,7 @@ cdef class Block:
     cdef Py_ssize_t nbytes
 
     def __cinit__(self, size_t nbytes):
-        cdef uint32_t flags = HR_ARENA_WRITABLE_BY_PEERS if nbytes >= OPEN_MIN else 0
+        cdef uint32_t flags = HR_ARENA_WRITABLE_BY_PEERS if nbytes >= hr_page() else 0  # results are put back there
         with nogil:
             self.ptr = hr_arena_alloc(nbytes, flags)
         if self.ptr == NULL:

@@ -161,8 +161,15 @@ static int discard_all(struct hr_arena *a) {
     return any;
 }
 
+size_t hr_page(void) {
+    static _Atomic size_t known;
+    size_t page = atomic_load_explicit(&known, memory_order_relaxed);
+    if (!page) atomic_store_explicit(&known, page = (size_t)sysconf(_SC_PAGESIZE), memory_order_relaxed);
+    return page;
+}
+
 /* What peers may write to has pages of its own. */
-static size_t granule(uint32_t flags) { return flags & HR_ARENA_WRITABLE_BY_PEERS ? HR_PAGE : ALIGNMENT; }
+static size_t granule(uint32_t flags) { return flags & HR_ARENA_WRITABLE_BY_PEERS ? hr_page() : ALIGNMENT; }
 
 static void *cut(struct hr_arena *a, size_t len) {
     int was_empty = is_empty(a);

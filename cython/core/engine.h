@@ -103,11 +103,13 @@ enum {
     HR_HDR_OPEN = 16 /* RTS: what you make of it may be put there. FIN: and was */
 };
 
-struct hr_hdr_long { /* RTS (size, desc), CTS (desc) */
+struct hr_hdr_long { /* RTS (size, desc, key), CTS (desc), HELP (size, desc) */
     struct hr_hdr h;
     uint64_t size;
     struct hr_desc desc;
+    uint64_t key; /* of the offer, in the ledger; 48 bits */
 };
+_Static_assert(sizeof(struct hr_hdr_long) <= HR_MAX_HDR, "a header has to fit");
 
 #define HR_REMARKS 16
 #define HR_BUCKETS 64 /* of the order of messages on a connection */
@@ -399,6 +401,7 @@ uint8_t hr_match_bucket(uint64_t comm, uint64_t tag);
 #define HR_IS_NOTE(value) ((value) >> 63)
 hr_status hr_rma_segment(struct hr_conn *conn, struct hr_xfer *x); /* as hr_xfer_send_segment */
 void hr_note_arrived(struct hr_conn *conn, uint64_t value);
+int hr_exposes(struct hr_engine *engine, const void *addr, size_t len); /* any of it, to anybody */
 hr_status hr_onesided_open(struct hr_comm *comm);
 void hr_onesided_close(struct hr_comm *comm);
 

@@ -3,14 +3,15 @@
 /*
  * A peer that pulls from mapped memory cannot be stopped, and a buffer whose send was withdrawn is its owner's again at
  * once. So each engine keeps a table in memory that its peers map: at the index of every transfer that it offers stands
- * the transfer's id, until it is over. The receiver looks there after it has read the last byte. The id still stands:
+ * the offer's key, until it is over. The receiver looks there after it has read the last byte. The key still stands:
  * every byte was read before the owner could change it. It does not: what was read is worthless, and a CANCEL is on its
  * way. The table's descriptor goes to a peer before the first offer; transfers beyond its end are not offered for
  * pulling.
  *
  * Who writes back (HR_HDR_OPEN) takes hold of the entry for each piece. The owner strikes what nobody holds, and waits
  * for who does: a piece is some ten microseconds. If that is not enough the peer was stopped with the piece in its
- * hands, and the owner leaves it the pages (mem_quiet).
+ * hands, and the owner leaves it the pages (mem_quiet). It may go on at any time, and look for its entry: so no key is
+ * ever used again, by whatever engine of this process.
  */
 
 #include <sched.h>
@@ -23,9 +24,10 @@
 
 #define ENTRIES 4096
 #define BYTES (ENTRIES * sizeof(uint64_t))
-#define HELD (1ull << 32) /* beside the id, in the lower half */
-#define TAKEN 33          /* from this bit on: how many pieces (share.c) */
-#define PATIENCE 5000000  /* ns: a peer that shares this core has its turn meanwhile */
+#define HELD 1ull
+#define TAKEN 1          /* from this bit on: how many pieces (share.c) */
+#define KEY 16           /* from this bit on */
+#define PATIENCE 5000000 /* ns: a peer that shares this core has its turn meanwhile */
 
 static int ledger_open(struct hr_engine *engine) {
     if (engine->ledger) return 1;
@@ -60,61 +62,56 @@ static hr_status ledger_show(struct hr_conn *conn) {
     return status;
 }
 
-hr_status hr_ledger_enter(struct hr_conn *conn, uint32_t id) {
-    if (HR_ID_INDEX(id) >= ENTRIES) return HR_ERR_UNSUPPORTED;
-    hr_status status = ledger_show(conn);
-    if (status == HR_OK) atomic_store_explicit(&conn->engine->ledger[HR_ID_INDEX(id)], id, memory_order_release);
-    return status;
+hr_status hr_ledger_enter(struct hr_xfer *x) {
+    static _Atomic uint64_t last;
+    if (HR_ID_INDEX(x->id) >= ENTRIES) return HR_ERR_UNSUPPORTED;
+    hr_status status = ledger_show(x->conn);
+    if (status != HR_OK) return status;
+    x->key = atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1;
+    atomic_store_explicit(&x->conn->engine->ledger[HR_ID_INDEX(x->id)], x->key << KEY, memory_order_release);
+    return HR_OK;
 }
 
-static int is(uint64_t entry, uint32_t id) { return (uint32_t)entry == id; }
+static int is(uint64_t entry, const struct hr_xfer *x) { return entry >> KEY == x->key; }
 
-/* What nobody holds is struck; who holds it has PATIENCE to let go. */
-static int strike(_Atomic uint64_t *entry, uint32_t id) {
+/* What nobody holds is struck; who holds it has PATIENCE to let go. A peer that keeps changing it is no friend. */
+static int strike(_Atomic uint64_t *entry, const struct hr_xfer *x) {
     uint64_t found = atomic_load_explicit(entry, memory_order_relaxed);
-    int64_t deadline = 0;
-    while (is(found, id)) {
-        if (!(found & HELD)) {
-            if (atomic_compare_exchange_strong(entry, &found, 0)) return 1;
+    int64_t deadline = 0, patient = x->open || x->shared;
+    for (int tries = 0; is(found, x) && tries < 1000;) {
+        int held = found & HELD && patient;
+        if (held && !deadline) deadline = hr_now() + PATIENCE;
+        if (held && hr_now() < deadline) {
+            sched_yield();
+            found = atomic_load_explicit(entry, memory_order_relaxed);
             continue;
         }
-        if (!deadline) deadline = hr_now() + PATIENCE;
-        if (hr_now() > deadline) {
-            atomic_store(entry, 0);
-            return 0;
-        }
-        sched_yield();
-        found = atomic_load_explicit(entry, memory_order_relaxed);
+        if (atomic_compare_exchange_strong(entry, &found, 0)) return !held;
+        tries++;
     }
-    return 1;
+    return !is(found, x);
 }
 
 /* Counts up what is taken, of so many: what was there before; -1: nothing is left, or it does not stand. */
-static int64_t take(_Atomic uint64_t *entry, uint32_t id, uint32_t n, uint64_t held) {
+static int64_t take(_Atomic uint64_t *entry, const struct hr_xfer *x, uint32_t n, uint64_t held) {
     uint64_t found = atomic_load_explicit(entry, memory_order_relaxed);
-    while (is(found, id) && found >> TAKEN < n)
-        if (atomic_compare_exchange_strong(entry, &found, (found + (1ull << TAKEN)) | held))
-            return (int64_t)(found >> TAKEN);
+    while (is(found, x)) {
+        uint64_t taken = (found & ((1ull << KEY) - 1)) >> TAKEN;
+        if (taken >= n) return -1;
+        if (atomic_compare_exchange_strong(entry, &found, (found + (1ull << TAKEN)) | held)) return (int64_t)taken;
+    }
     return -1;
 }
 
-static _Atomic uint64_t *own(struct hr_engine *engine, uint32_t id) {
-    return engine->ledger && HR_ID_INDEX(id) < ENTRIES ? &engine->ledger[HR_ID_INDEX(id)] : NULL;
-}
+static _Atomic uint64_t *own(const struct hr_xfer *x) { return &x->conn->engine->ledger[HR_ID_INDEX(x->id)]; }
 
 /* Comes before all else that ends an offer: its memory may be revoked, and its owner may write there. */
-int hr_ledger_strike(struct hr_engine *engine, uint32_t id) {
-    _Atomic uint64_t *entry = own(engine, id);
-    return !entry || strike(entry, id);
-}
+int hr_ledger_strike(struct hr_xfer *x) { return !x->key || x->mode >= HR_XFER_PULL || strike(own(x), x); }
 
-int64_t hr_ledger_take_own(struct hr_engine *engine, uint32_t id, uint32_t n) {
-    _Atomic uint64_t *entry = own(engine, id);
-    return entry ? take(entry, id, n, HELD) : -1;
-}
+int64_t hr_ledger_take_own(struct hr_xfer *x, uint32_t n) { return take(own(x), x, n, HELD); }
 
-void hr_ledger_let_go_own(struct hr_engine *engine, uint32_t id) {
-    atomic_fetch_and(own(engine, id), ~HELD); /* a receiver that has struck it left 0 */
+void hr_ledger_let_go_own(struct hr_xfer *x) {
+    atomic_fetch_and(own(x), ~HELD); /* a receiver that has struck it left 0 */
 }
 
 void hr_ledger_arrived(struct hr_conn *conn, const struct hr_hdr_long *m) {
@@ -125,32 +122,32 @@ void hr_ledger_arrived(struct hr_conn *conn, const struct hr_hdr_long *m) {
         hr_conn_no_import(conn, status, "a ledger that cannot be read");
 }
 
-int hr_ledger_covers(struct hr_conn *conn, uint32_t id) { return conn->peer_ledger.ptr && HR_ID_INDEX(id) < ENTRIES; }
+int hr_ledger_covers(const struct hr_xfer *x) { return x->conn->peer_ledger.ptr && HR_ID_INDEX(x->remote) < ENTRIES; }
 
-int hr_ledger_stands(struct hr_conn *conn, uint32_t id) {
-    if (!hr_ledger_covers(conn, id)) return 1; /* read from memory that is revoked when it is taken back */
+int hr_ledger_stands(const struct hr_xfer *x) {
+    if (!hr_ledger_covers(x)) return 1;        /* read from memory that is revoked when it is taken back */
     atomic_thread_fence(memory_order_acquire); /* the bytes first */
-    const _Atomic uint64_t *entries = conn->peer_ledger.ptr;
-    return is(atomic_load_explicit(&entries[HR_ID_INDEX(id)], memory_order_relaxed), id);
+    const _Atomic uint64_t *entries = x->conn->peer_ledger.ptr;
+    return is(atomic_load_explicit(&entries[HR_ID_INDEX(x->remote)], memory_order_relaxed), x);
 }
 
-static _Atomic uint64_t *theirs(struct hr_conn *conn, uint32_t id) {
-    return (_Atomic uint64_t *)conn->peer_ledger.out + HR_ID_INDEX(id);
+static _Atomic uint64_t *theirs(const struct hr_xfer *x) {
+    return (_Atomic uint64_t *)x->conn->peer_ledger.out + HR_ID_INDEX(x->remote);
 }
 
-int hr_ledger_hold(struct hr_conn *conn, uint32_t id) {
-    uint64_t stands = id;
-    return atomic_compare_exchange_strong(theirs(conn, id), &stands, HELD | id);
+int hr_ledger_hold(struct hr_xfer *x) {
+    uint64_t stands = x->key << KEY;
+    return atomic_compare_exchange_strong(theirs(x), &stands, stands | HELD);
 }
 
-void hr_ledger_let_go(struct hr_conn *conn, uint32_t id) {
-    uint64_t held = HELD | id; /* unless it was struck meanwhile */
-    atomic_compare_exchange_strong(theirs(conn, id), &held, id);
+void hr_ledger_let_go(struct hr_xfer *x) {
+    uint64_t stands = x->key << KEY, held = stands | HELD; /* unless it was struck meanwhile */
+    atomic_compare_exchange_strong(theirs(x), &held, stands);
 }
 
-int64_t hr_ledger_take(struct hr_conn *conn, uint32_t id, uint32_t n) { return take(theirs(conn, id), id, n, 0); }
+int64_t hr_ledger_take(struct hr_xfer *x, uint32_t n) { return take(theirs(x), x, n, 0); }
 
-int hr_ledger_revoke(struct hr_conn *conn, uint32_t id) { return strike(theirs(conn, id), id); }
+int hr_ledger_revoke(struct hr_xfer *x) { return strike(theirs(x), x); }
 
 void hr_ledger_forget(struct hr_conn *conn) {
     struct hr_ep *ep = conn->lanes[0].ep;

@@ -84,6 +84,18 @@ hr_status hr_expose(struct hr_comm *comm, int rank, void *addr, size_t len, uint
     return status;
 }
 
+int hr_exposes(struct hr_engine *engine, const void *addr, size_t len) {
+    uintptr_t begin = (uintptr_t)addr;
+    for (struct hr_link *c = engine->comms.next; c != &engine->comms; c = c->next) {
+        struct hr_comm *comm = hr_container(c, struct hr_comm, link);
+        for (struct hr_link *l = comm->exposed.next; l != &comm->exposed; l = l->next) {
+            const struct hr_mem *mem = &hr_container(l, struct hr_exposed, link)->mem;
+            if (begin < (uintptr_t)mem->addr + mem->len && (uintptr_t)mem->addr < begin + len) return 1;
+        }
+    }
+    return 0;
+}
+
 void hr_conceal(struct hr_engine *engine, struct hr_exposed *exposed) {
     if (engine) {
         hr_lock(engine);

@@ -135,7 +135,7 @@ void hr_read_lent_done(struct hr_xfer *x, hr_status status) {
     struct hr_request *req = x->req;
     if (!hr_is_error(status))
         x->completed = x->posted;
-    else if (hr_ledger_stands(x->conn, x->remote)) /* else the lender has broken it, and says so */
+    else if (hr_ledger_stands(x)) /* else the lender has broken it, and says so */
         hr_comm_break_locked(req->comm, status, req->peer, HR_PHASE_TRANSFER, x->conn->provider->name, NULL, 1);
 }
 

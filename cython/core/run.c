@@ -236,7 +236,8 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
         }
     }
     double scale = in->flags & HR_INSTR_SCALE ? 1.0 / run->comm->size : 1.0;
-    hr_store store = nalso ? HR_STORE_CACHED : hr_store_into(dst, len, in->flags & HR_INSTR_NT);
+    int unread = in->flags & HR_INSTR_NT;
+    hr_store store = nalso && !unread ? HR_STORE_CACHED : hr_store_into(dst, len, unread);
     hr_reduce_to_all(run->op, run->dtype, dst, also, nalso, src, (int)in->nref, len / hr_dtype_size(run->dtype), scale,
                      store);
 }
@@ -249,9 +250,9 @@ static int compute_piece(struct hr_run *run, const struct hr_instr *in, uint64_t
         struct hr_xfer *x = lent(run, &run->program->refs_[in->ref + k]);
         if (x && x->open) open[n++] = x;
     }
-    while (held < n && hr_ledger_hold(open[held]->conn, open[held]->remote)) held++;
+    while (held < n && hr_ledger_hold(open[held])) held++;
     if (held == n) compute(run, in, offset, len, NULL, 0);
-    for (uint32_t k = 0; k < held; k++) hr_ledger_let_go(open[k]->conn, open[k]->remote);
+    for (uint32_t k = 0; k < held; k++) hr_ledger_let_go(open[k]);
     return held == n;
 }
 
@@ -270,7 +271,7 @@ int hr_run_fold(struct hr_request *req, const void *data, size_t len) {
 static int borrowed_in_vain(struct hr_run *run, const struct hr_instr *in) {
     for (uint32_t k = in->ref; in->op == HR_OP_REDUCE && k < in->ref + in->nref; k++) {
         struct hr_xfer *x = lent(run, &run->program->refs_[k]);
-        if (x && !hr_ledger_stands(x->conn, x->remote)) return 1;
+        if (x && !hr_ledger_stands(x)) return 1;
     }
     return 0;
 }
@@ -309,7 +310,7 @@ static hr_status fetch(struct instr_state *st, const struct hr_instr *in, uint64
         if (!x || !x->scratch) continue;
         hr_status status = hr_read_lent(x, st->offset, len);
         if (hr_is_error(status)) {
-            if (!hr_ledger_stands(x->conn, x->remote)) { /* in vain */
+            if (!hr_ledger_stands(x)) { /* in vain */
                 hr_work_remove(x->conn->engine, &st->work);
                 run->outstanding--;
             } else {

@@ -20,16 +20,18 @@
 #define PIECES 8                 /* of a message, at least, so that both are through at the same time */
 #define LEAST (64u << 10)
 #define MOST (512u << 10)
+#define COUNTED (1u << 14) /* of pieces; the ledger counts to twice as many */
 
 /* Both ends cut alike. */
 static uint64_t piece_of(uint64_t len) {
     uint64_t n = len / PIECES;
-    return n < LEAST ? LEAST : n > MOST ? MOST : n & ~(HR_PAGE - 1);
+    n = n < LEAST ? LEAST : n > MOST ? MOST : n;
+    return ((len / COUNTED > n ? len / COUNTED : n) + 4095) & ~4095ull;
 }
 
 static uint32_t pieces(uint64_t len) { return (uint32_t)((len + piece_of(len) - 1) / piece_of(len)); }
 
-/* Copies piece i of what is shared, which begins at `first` of the message. */
+/* Copies piece i of what is shared. */
 static void copy_piece(char *to, const char *from, uint64_t len, uint32_t i) {
     uint64_t n = piece_of(len), at = i * n;
     if (n > len - at) n = len - at;
@@ -45,10 +47,19 @@ static void finish_if_whole(struct hr_xfer *x) {
     hr_xfer_pulled(x);
 }
 
+/* A piece more than there are: who counts has been interfered with. */
+static int too_many(struct hr_xfer *x, uint64_t copied) {
+    if (copied < pieces(x->shared)) return 0;
+    hr_work_remove(x->conn->engine, &x->work);
+    hr_conn_lost(x->conn, HR_ERR_PROTOCOL, "a ledger that counts backwards");
+    return 1;
+}
+
 static int receive_step(struct hr_engine *engine, struct hr_work *work) {
     struct hr_xfer *x = hr_container(work, struct hr_xfer, work);
-    int64_t i = hr_ledger_take(x->conn, x->remote, pieces(x->shared));
+    int64_t i = hr_ledger_take(x, pieces(x->shared));
     if (i >= 0) {
+        if (too_many(x, x->completed)) return 0;
         copy_piece(x->buf + x->from, (const char *)x->rmem.ptr + x->from, x->shared, (uint32_t)i);
         x->completed++;
         return 1;
@@ -66,14 +77,15 @@ int hr_share_ask(struct hr_xfer *x) {
     uintptr_t buf = (uintptr_t)x->buf, end = buf + x->len;
     if (x->len < SHARED_FROM || conn->engine->yield || !(conn->caps->flags & HR_CAP_MAP_WRITE) ||
         !conn->peer_ledger.out || x->req->rflags & (HR_RECV_REDUCE | HR_RECV_BORROW | HR_RECV_FOLD) ||
-        !hr_arena_find(x->buf, x->len, &arena) || !(arena.flags & HR_ARENA_WRITABLE_BY_PEERS))
+        !hr_arena_find(x->buf, x->len, &arena) || !(arena.flags & HR_ARENA_WRITABLE_BY_PEERS) ||
+        hr_exposes(conn->engine, x->buf, x->len))
         return 0;
     uintptr_t from = hr_page_up(buf), to = hr_arena_ends((void *)end) ? end : hr_page_down(end);
     struct hr_hdr_long help = {.h = {.kind = HR_MSG_HELP, .comm = x->req->comm->id, .sreq = x->remote, .rreq = x->id},
                                .size = to - from};
     x->from = help.h.aux = from - buf;
-    if (ops->mem_register(ep->domain, x->buf, x->len, HR_ACCESS_REMOTE_READ | HR_ACCESS_REMOTE_MAP, &x->mem) != HR_OK)
-        return 0;
+    uint32_t access = HR_ACCESS_REMOTE_READ | HR_ACCESS_REMOTE_MAP;
+    if (ops->mem_register(ep->domain, (void *)from, to - from, access, &x->mem) != HR_OK) return 0;
     x->has_mem = 1;
     if (ops->mem_export(ep, &x->mem, (void *)from, to - from, &help.desc) != HR_OK) return 0;
     x->shared = to - from;
@@ -98,21 +110,21 @@ void hr_share_on_helped(struct hr_conn *conn, const struct hr_hdr *h) {
     finish_if_whole(x);
 }
 
-int hr_share_revoke(struct hr_xfer *x) {
-    return !x->shared || x->mode != HR_XFER_PULL || hr_ledger_revoke(x->conn, x->remote);
-}
+int hr_share_revoke(struct hr_xfer *x) { return !x->shared || x->mode != HR_XFER_PULL || hr_ledger_revoke(x); }
 
 /* --- the sender's side
  * --------------------------------------------------------------------------------------------------- */
 
+/* What the waiting thread leaves behind when its call returns is the receiver's to copy. */
 static int help_step(struct hr_engine *engine, struct hr_work *work) {
     struct hr_xfer *x = hr_container(work, struct hr_xfer, work);
-    int64_t i = hr_ledger_take_own(engine, x->id, pieces(x->shared));
+    int64_t i = hr_in_background(engine) ? -1 : hr_ledger_take_own(x, pieces(x->shared));
     if (i >= 0) {
-        copy_piece(x->rmem.out, x->buf + x->from, x->shared, (uint32_t)i);
-        hr_ledger_let_go_own(engine, x->id);
+        int wrong = too_many(x, x->helped);
+        if (!wrong) copy_piece(x->rmem.out, x->buf + x->from, x->shared, (uint32_t)i);
+        hr_ledger_let_go_own(x);
         x->helped++;
-        return 1;
+        return !wrong;
     }
     hr_work_remove(engine, work);
     if (x->helped) {
@@ -127,7 +139,7 @@ void hr_share_on_help(struct hr_conn *conn, const struct hr_hdr_long *help) {
     struct hr_xfer *x = hr_xfer_find(conn, help->h.sreq);
     struct hr_ep *ep = conn->lanes[0].ep;
     if (!x) return;
-    if (x->mode != HR_XFER_SEND || x->shared || !x->has_mem || help->h.aux > x->len ||
+    if (x->mode != HR_XFER_SEND || x->shared || !x->key || !help->size || help->h.aux > x->len ||
         help->size > x->len - help->h.aux) {
         hr_conn_lost(conn, HR_ERR_PROTOCOL, "a call for help with what it was not sent");
         return;

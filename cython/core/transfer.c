@@ -46,7 +46,8 @@ static void consume(struct hr_request *req, const void *data, uint64_t offset, s
         src[1] = dst;
     }
     double scale = req->rflags & HR_RECV_SCALE ? hr_run_scale(req) : 1.0;
-    hr_store store = back ? HR_STORE_CACHED : hr_store_into(dst, len, req->rflags & HR_RECV_NT);
+    int unread = req->rflags & HR_RECV_NT;
+    hr_store store = back && !unread ? HR_STORE_CACHED : hr_store_into(dst, len, unread);
     hr_reduce_to_all(req->op, req->dtype, dst, &back, back != NULL, src, 2, len / hr_dtype_size(req->dtype), scale,
                      store);
 }
@@ -98,7 +99,8 @@ static int in_messages(const struct hr_conn *conn, const struct hr_request *req)
 int hr_xfer_opens(const struct hr_conn *conn, const struct hr_request *req) {
     struct hr_arena_info arena;
     return req->flags & HR_REQ_OPEN && conn->caps->flags & HR_CAP_MAP_WRITE &&
-           hr_arena_find(req->buf, req->len, &arena) && arena.flags & HR_ARENA_WRITABLE_BY_PEERS;
+           hr_arena_find(req->buf, req->len, &arena) && arena.flags & HR_ARENA_WRITABLE_BY_PEERS &&
+           !hr_exposes(conn->engine, req->buf, req->len);
 }
 
 hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_hdr_long *rts) {
@@ -110,7 +112,7 @@ hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_
     rts->h.sreq = x->id;
     if (confirms(conn)) rts->h.flags = HR_HDR_SURE;
     if (!conn_pulls(conn) || (!open && in_messages(conn, req))) return HR_OK;
-    hr_status status = conn->caps->flags & HR_CAP_MAP ? hr_ledger_enter(conn, x->id) : HR_OK;
+    hr_status status = conn->caps->flags & HR_CAP_MAP ? hr_ledger_enter(x) : HR_OK;
     if (status == HR_AGAIN || conn->state == HR_CONN_LOST) {
         hr_xfer_free(conn->engine, x);
         return status;
@@ -121,6 +123,7 @@ hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_
     status = ep->domain->ops->mem_export(ep, &x->mem, x->buf, x->len, &rts->desc);
     if (status == HR_OK) rts->h.flags |= HR_HDR_DESC | hr_read_flags(conn, x->len);
     if (status == HR_OK && open) rts->h.flags |= HR_HDR_OPEN;
+    rts->key = x->key;
     x->open = status == HR_OK && open;
     if (status == HR_AGAIN) {
         hr_xfer_free(conn->engine, x);
@@ -132,6 +135,10 @@ hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_
 void hr_xfer_on_cts(struct hr_conn *conn, const struct hr_hdr_long *cts) {
     struct hr_xfer *x = hr_xfer_find(conn, cts->h.sreq);
     struct hr_ep *ep = conn->lanes[0].ep;
+    if (x && x->shared) {
+        hr_conn_lost(conn, HR_ERR_PROTOCOL, "a call for segments of what it has asked help with");
+        return;
+    }
     if (!x || x->mode != HR_XFER_SEND) {
         struct hr_hdr h = {.kind = HR_MSG_CANCEL, .status = HR_ERR_CANCELED, .comm = cts->h.comm, .rreq = cts->h.rreq};
         hr_conn_send_ctl(conn, &h, sizeof h);
@@ -265,15 +272,15 @@ static void recv_finished(struct hr_conn *conn, struct hr_xfer *x, int fin) {
 
 /* Where the sender has taken it back, the transfer stays as it is: a CANCEL is coming. */
 void hr_xfer_pulled(struct hr_xfer *x) {
-    if (hr_ledger_stands(x->conn, x->remote)) recv_finished(x->conn, x, 1);
+    if (hr_ledger_stands(x)) recv_finished(x->conn, x, 1);
 }
 
 /* Takes what is mapped, and where it is open puts the result there, too. 0: the sender has taken it back. */
 static int consume_mapped(struct hr_xfer *x, uint64_t len) {
-    if (x->open && !hr_ledger_hold(x->conn, x->remote)) return 0;
+    if (x->open && !hr_ledger_hold(x)) return 0;
     consume(x->req, (const char *)x->rmem.ptr + x->posted, x->posted, len,
             x->open ? (char *)x->rmem.out + x->posted : NULL);
-    if (x->open) hr_ledger_let_go(x->conn, x->remote);
+    if (x->open) hr_ledger_let_go(x);
     return 1;
 }
 
@@ -283,14 +290,14 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     struct hr_conn *conn = x->conn;
     uint64_t n = segment_size(conn, x), left = x->len - x->posted;
     if (n > left) n = left;
-    if (!hr_ledger_stands(conn, x->remote) || (x->rmem.ptr && !consume_mapped(x, n))) {
+    if (!hr_ledger_stands(x) || (x->rmem.ptr && !consume_mapped(x, n))) {
         hr_work_remove(engine, work); /* in the same process the memory may even be gone */
         return 0;
     }
     if (!x->rmem.ptr) {
         hr_status status = hr_read_piece(x, n);
         if (status == HR_AGAIN) return 1;
-        if (status == HR_ERR_ACCESS && !hr_ledger_stands(conn, x->remote)) return 1;
+        if (status == HR_ERR_ACCESS && !hr_ledger_stands(x)) return 1;
         if (hr_is_error(status)) {
             struct hr_request *req = x->req;
             hr_xfer_send_fin(conn, req->comm->id, x->remote, status, 0);
@@ -337,8 +344,9 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
     }
     x->len = rts->size;
     x->remote = rts->h.sreq;
+    x->key = rts->key;
     if (x->len >= HR_UNREAD_MIN) req->rflags |= HR_RECV_NT;
-    if ((rts->h.flags & HR_HDR_DESC) && (!(conn->caps->flags & HR_CAP_MAP) || hr_ledger_covers(conn, x->remote)) &&
+    if ((rts->h.flags & HR_HDR_DESC) && (!(conn->caps->flags & HR_CAP_MAP) || hr_ledger_covers(x)) &&
         ops->mem_import(ep, &rts->desc, &x->rmem) == HR_OK) {
         x->has_rmem = 1;
         if (x->rmem.len < x->len) {
@@ -358,7 +366,7 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
             x->mode = HR_XFER_PULL;
             x->work.step = pull_step;
             HR_COUNT(engine, pull);
-            if (x->rmem.ptr && x->len <= HR_INLINE_WORK && hr_ledger_stands(conn, x->remote)) {
+            if (x->rmem.ptr && x->len <= HR_INLINE_WORK && hr_ledger_stands(x)) {
                 if (!consume_mapped(x, x->len)) return;
                 conn->rx_bytes += x->len;
                 hr_xfer_pulled(x);
@@ -455,7 +463,7 @@ void hr_xfer_on_done(struct hr_xfer *x, hr_status status) {
         hr_read_lent_done(x, status);
         return;
     }
-    if (status == HR_ERR_ACCESS && x->mode == HR_XFER_PULL && !hr_ledger_stands(conn, x->remote)) return;
+    if (status == HR_ERR_ACCESS && x->mode == HR_XFER_PULL && !hr_ledger_stands(x)) return;
     if (hr_is_error(status)) {
         struct hr_request *req = x->req;
         if (x->mode == HR_XFER_SEND_SEG) { /* the segments behind it do not fit any more */

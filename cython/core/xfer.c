@@ -49,7 +49,7 @@ struct hr_xfer *hr_xfer_new(struct hr_engine *engine, struct hr_request *req, st
 /* Off every list, memory let go, the id dead. */
 void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x) {
     struct hr_conn *conn = x->conn;
-    hr_ledger_strike(engine, x->id);
+    hr_ledger_strike(x);
     if (x->mode == HR_XFER_SEND_PUSH && x->sure) hr_window_forgets(conn, x->posted - x->completed);
     if (!hr_list_empty(&x->work.link)) {
         if (x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG || x->mode == HR_XFER_RMA) {
@@ -103,7 +103,7 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
     struct hr_conn *conn = x->conn;
     int sender = x->mode == HR_XFER_SEND || x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG;
     uint32_t posted = x->outstanding;
-    if ((sender && x->open && !hr_ledger_strike(engine, x->id)) || !hr_share_revoke(x)) hushed(conn, x);
+    if ((sender && x->open && !hr_ledger_strike(x)) || !hr_share_revoke(x)) hushed(conn, x);
     if (x->mode == HR_XFER_RMA) tell = 0; /* the peer knows nothing of it */
     int lost = conn->state == HR_CONN_LOST, cut = !withdraw(conn, x);
     /* A sender that has withdrawn said so behind the last of its writes, on the lane that they took. On a connection

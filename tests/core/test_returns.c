@@ -33,6 +33,7 @@ struct job {
     int arriving, memory;
     uint64_t before; /* elements in the same block that are not part of it, as many as behind */
     int keeps;       /* all answers end without a message, where memory is mapped for writing */
+    int exposed;     /* peers may read it at any time */
 };
 
 static void *allreduce(void *arg) {
@@ -43,7 +44,14 @@ static void *allreduce(void *arg) {
     uint64_t all = j->elements + 2 * j->before, n = (uint64_t)r->size, wrong = 0, spoilt = 0;
     float *block = plain ? malloc(all * 4) : hr_arena_alloc(all * 4, HR_ARENA_WRITABLE_BY_PEERS),
           *x = block + j->before;
+    struct hr_exposed *exposed = NULL;
+    struct hr_desc desc;
+    char detail[256];
     for (uint64_t i = 0; i < all; i++) block[i] = -1;
+    for (hr_status status = HR_AGAIN; j->exposed && status == HR_AGAIN; hr_progress(r->engine)) {
+        status = hr_expose(r->comm, 1 - r->rank, x + 100, 4, HR_ACCESS_REMOTE_READ, &desc, &exposed, detail);
+        CHECK(status == HR_OK || status == HR_AGAIN || status == HR_ERR_UNSUPPORTED);
+    }
     for (int round = 0; round < ROUNDS; round++) {
         struct hr_request req = {.priority = HR_PRIORITY_DEFAULT};
         for (uint64_t i = 0; i < j->elements; i++) x[i] = (float)(i % 1000 * n + (uint64_t)r->rank + (uint64_t)round);
@@ -52,6 +60,7 @@ static void *allreduce(void *arg) {
         CHECK_EQ(finish(r, &req, WAIT), HR_OK);
         put_back = counted(r->engine, "transfers_returned") - put_back;
         if (j->keeps && maps_for_writing(r)) CHECK_EQ(put_back, n - 1);
+        if (exposed) CHECK(!put_back || r->rank == 1); /* one of the two is in the first half */
         if (plain || !maps_for_writing(r)) CHECK(!put_back || j->memory == MIXED);
         for (uint64_t i = 0; i < j->elements; i++)
             wrong += x[i] != (float)(i % 1000 * n * n + n * (n - 1) / 2 + n * (uint64_t)round);
@@ -59,6 +68,7 @@ static void *allreduce(void *arg) {
     }
     CHECK_EQ(wrong, 0);
     CHECK_EQ(spoilt, 0);
+    if (exposed) hr_conceal(r->engine, exposed);
     if (plain)
         free(block);
     else
@@ -94,6 +104,10 @@ TEST(plain_memory_gets_messages) {
         allreduce_world(2, (struct job){.elements = 1 << 20, .arriving = 1, .memory = memory});
         allreduce_world(4, (struct job){.elements = 1 << 18, .memory = memory});
     }
+}
+/* Were its pages left to somebody, those who read it where it is mapped would see the old ones for good. */
+TEST(what_is_exposed_gets_messages) {
+    allreduce_world(2, (struct job){.elements = 1 << 20, .arriving = 1, .exposed = 1});
 }
 /* Only chunks whose pages are the buffer's alone are open: those in the middle. */
 TEST(what_lies_on_the_same_pages_is_left_alone) {
@@ -143,23 +157,21 @@ static void *gives_up(void *arg) {
     if (r->rank == 1) {
         struct hr_xfer *lent = lent_to(r, &req);
         REQUIRE(lent && lent->open);
-        CHECK(hr_ledger_hold(lent->conn, lent->remote));
+        CHECK(hr_ledger_hold(lent));
         uint8_t *theirs = lent->rmem.out;
-        uint32_t id = lent->remote;
-        struct hr_conn *conn = lent->conn;
         hr_lock(r->engine); /* which keeps what was lent, whatever comes */
         held = 1;
         if (!g->stopped) {
             usleep(2000);
             theirs[0] = 77;
-            hr_ledger_let_go(conn, id);
+            hr_ledger_let_go(lent);
         }
         sleep_until(&over);
         if (g->stopped) {
             memset(theirs, 77, elements / 3 * 4); /* it goes on */
-            hr_ledger_let_go(conn, id);
+            hr_ledger_let_go(lent);
         }
-        CHECK(!hr_ledger_hold(conn, id)); /* it was struck */
+        CHECK(!hr_ledger_hold(lent)); /* it was struck */
         hr_unlock(r->engine);
         over = 2;
         CHECK(finish(r, &req, WAIT) != HR_OK);
@@ -193,3 +205,37 @@ static void give_up(int stopped) {
 }
 TEST(who_was_stopped_with_a_chunk_in_its_hands_changes_nothing) { give_up(1); }
 TEST(who_lets_go_in_time_costs_no_pages) { give_up(0); }
+
+/* Whoever was stopped may look for its entry at any time later, however many offers have had its place since. */
+static void *offers(void *arg) {
+    struct rank *r = arg;
+    uint8_t *x = hr_arena_alloc(1 << 20, HR_ARENA_WRITABLE_BY_PEERS);
+    struct hr_xfer old = {0};
+    int places = 0, seen = 0;
+    for (int i = 0; r->rank == 0 && i < 5000; i++) { /* an id comes again after 4096 */
+        struct hr_request req = {.priority = HR_PRIORITY_DEFAULT};
+        CHECK_EQ(hr_isend(r->comm, x, 1 << 20, 1, 3, &req), HR_OK);
+        hr_lock(r->engine);
+        if (req.xfer && req.xfer->key) {
+            seen++;
+            if (!old.key) old = *req.xfer;
+            places += HR_ID_INDEX(old.id) == HR_ID_INDEX(req.xfer->id);
+            CHECK_EQ(hr_ledger_take_own(&old, 9), old.key == req.xfer->key ? 0 : -1);
+            if (old.key == req.xfer->key) hr_ledger_let_go_own(&old);
+        }
+        hr_unlock(r->engine);
+        hr_cancel(r->engine, &req, HR_ERR_CANCELED);
+    }
+    CHECK(r->rank || !seen || places > 4096);
+    over++;
+    for (int64_t until = hr_now() + SECONDS(20); over < 2 && hr_now() < until;) usleep(1000);
+    hr_arena_free(x);
+    return NULL;
+}
+TEST(no_offer_is_taken_for_an_older_one) {
+    struct world w;
+    over = 0;
+    world_open(&w, 2, NULL);
+    world_run(&w, offers, NULL);
+    world_close(&w);
+}

@@ -132,7 +132,7 @@ static void wild_deed(struct rig *r, int k) {
     if (m.h.kind == HR_MSG_HELP) m.h.sreq = some_id(w, HR_MSG_RTS);
     if (m.h.kind == HR_MSG_HELPED) m.h.rreq = some_id(w, HR_MSG_HELP);
     if (m.h.kind == HR_MSG_HELPED) m.h.aux = below(6);
-    if (w->ledger && chance(2)) w->ledger[below(20)] = rnd() >> below(33);
+    if (w->ledger && chance(2)) w->ledger[below(20)] = chance(50) ? rnd() : w->ledger[below(20)] ^ (1 + below(64));
     if (m.h.kind == HR_MSG_CANCEL) m.h.rreq = chance(50) ? 0 : some_id(w, HR_MSG_CTS);
     if (m.h.kind == HR_MSG_CTS) m.h.sreq = some_id(w, HR_MSG_RTS);
     if (m.h.kind == HR_MSG_FIN) m.h.rreq = some_id(w, HR_MSG_RTS);
@@ -144,6 +144,7 @@ static void wild_deed(struct rig *r, int k) {
     if (m.h.kind == HR_MSG_CTS && below(50) == 0) m.h.flags = HR_HDR_DESC;
     if ((m.h.flags || m.h.kind == HR_MSG_HELP) && w->nheard) m.desc = w->heard[0].desc;
     if (m.h.tag & HR_COLL_TAG) m.size = ELEMENTS * 4;
+    m.key = m.h.sreq;
     m.h.bucket = hr_match_bucket(m.h.comm, m.h.tag);
     m.h.order = w->order[m.h.bucket];
     if (chance(3)) m.h.order += (uint32_t)below(5);

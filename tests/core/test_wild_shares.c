@@ -37,6 +37,29 @@ static void call(struct rig *r, uint64_t from, uint64_t size, int twice, int rig
     hr_arena_free(buf);
 }
 ATTACK(a_call_for_help_where_the_engine_may_not_write) { call(r, 0, LEN, 0, 1); }
+/* Where it may: twice, with nothing, and then as if it had not been asked. */
+static void call_where_it_may(struct rig *r, uint64_t size, int calls, int cts) {
+    struct hr_request req;
+    struct hr_mem mem;
+    uint8_t *buf = memory();
+    if (!(conn_of(r, 0)->caps->flags & HR_CAP_MAP_WRITE)) SKIP("the provider does not have HR_CAP_MAP_WRITE");
+    show_ledger(r, 0, LEDGER_BYTES);
+    CHECK_EQ(send_big(r, buf, LEN, &req), HR_OK);
+    UNTIL(r, heard(r, HR_MSG_RTS));
+    uint32_t sreq = heard(r, HR_MSG_RTS)->h.sreq;
+    struct hr_hdr_long help = {.h = HDR(HELP, .sreq = sreq, .rreq = 9), .size = size},
+                       segments = {.h = HDR(CTS, .sreq = sreq, .rreq = 9)};
+    void *mine = lend_for(r, 0, LEN, HR_ACCESS_REMOTE_READ | HR_ACCESS_REMOTE_MAP, &mem, &help.desc);
+    for (int i = 0; i < calls; i++) wild_say(r, 0, &help, sizeof help, 0);
+    if (cts) wild_say(r, 0, &segments, sizeof segments, 0);
+    cut_off(r);
+    CHECK_EQ(req.status, HR_ERR_PROTOCOL);
+    take_back(r, 0, mine, &mem);
+    hr_arena_free(buf);
+}
+ATTACK(two_calls_for_help_where_the_engine_may_write) { call_where_it_may(r, LEN, 2, 0); }
+ATTACK(a_call_for_help_with_no_byte) { call_where_it_may(r, 0, 2, 0); }
+ATTACK(a_call_for_segments_after_one_for_help) { call_where_it_may(r, LEN, 1, 1); }
 ATTACK(a_call_for_help_beyond_what_is_sent) { call(r, 4096, LEN, 0, 0); }
 ATTACK(a_call_for_help_far_beyond_what_is_sent) { call(r, UINT64_MAX - 5, 4096, 0, 0); }
 ATTACK(two_calls_for_help) { call(r, 0, LEN, 1, 0); }

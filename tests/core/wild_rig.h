@@ -216,6 +216,7 @@ static inline int wild_say(struct rig *r, int k, const void *hdr, size_t hdr_len
 static inline int say_in_order(struct rig *r, int k, struct hr_hdr_long *m, size_t len) {
     m->h.bucket = hr_match_bucket(m->h.comm, m->h.tag);
     m->h.order = r->wild[k]->order[m->h.bucket]++;
+    m->key = m->h.sreq;
     return wild_say(r, k, m, m->h.kind == HR_MSG_RTS ? sizeof *m : sizeof m->h, len);
 }
 static inline int is_done(struct hr_request *req) { return __atomic_load_n(&req->done, __ATOMIC_ACQUIRE); }
@@ -240,7 +241,7 @@ static inline void show_ledger(struct rig *r, int k, size_t len) {
     struct wild *w = r->wild[k];
     struct hr_hdr_long m = {.h = {.kind = HR_MSG_LEDGER}, .size = len};
     w->ledger = lend_for(r, k, len, HR_ACCESS_REMOTE_READ | HR_ACCESS_REMOTE_MAP, &w->ledger_mem, &m.desc);
-    for (uint32_t i = 0; i < 20; i++) w->ledger[i] = WILD_SREQ + i;
+    for (uint32_t i = 0; i < 20; i++) w->ledger[i] = (uint64_t)(WILD_SREQ + i) << 16; /* the keys are the ids */
     CHECK(wild_say(r, k, &m, sizeof m, 0));
 }
 static inline int say_eager(struct rig *r, uint64_t tag, size_t len) {

@@ -12,7 +12,8 @@
  * to the process, not to an engine, and are thread safe.
  *
  * After fork the child shares the pages (MAP_SHARED): it may read and write blocks it inherited, which are the parent's
- * to free (here nothing happens) and to hr_arena_find no arena's. What it allocates is in arenas of its own.
+ * to free (here nothing happens) and to hr_arena_find no arena's. What it allocates is in arenas of its own. Pages that
+ * the parent has got instead of abandoned ones are its own: a child has a copy.
  */
 
 #include <stddef.h>
@@ -62,9 +63,9 @@ int hr_arena_ends(const void *end);
  * whose contents are undefined. What else lies in the arena stays; no peer is shown it any more. */
 void hr_arena_abandon(void *addr, size_t len);
 
-#define HR_PAGE ((uintptr_t)4096)
-static inline uintptr_t hr_page_down(uintptr_t at) { return at & ~(HR_PAGE - 1); }
-static inline uintptr_t hr_page_up(uintptr_t at) { return hr_page_down(at + HR_PAGE - 1); }
+size_t hr_page(void); /* bytes of a page of this host's */
+static inline uintptr_t hr_page_down(uintptr_t at) { return at & ~((uintptr_t)hr_page() - 1); }
+static inline uintptr_t hr_page_up(uintptr_t at) { return hr_page_down(at + hr_page() - 1); }
 
 struct hr_arena_stats {
     uint64_t arenas, bytes_mapped, bytes_used, bytes_huge, blocks;

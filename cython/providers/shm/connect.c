@@ -145,7 +145,6 @@ void hr_shm_ep_abort(struct hr_ep *ep) {
     if (e->pidfd >= 0) epoll_ctl(dom->epfd, EPOLL_CTL_DEL, e->pidfd, NULL);
     while (e->frame_nfds) close_fd(&e->frame_fds[--e->frame_nfds]);
     close_fd(&e->sock);
-    close_fd(&e->pidfd);
     close_fd(&e->peer_wakefd);
     close_fd(&e->ringfd);
     free(e->handshake);
@@ -163,6 +162,7 @@ void hr_shm_ep_destroy(struct hr_ep *ep) {
     struct shm_ep *e = shm_ep(ep), **link = &shm_ep_domain(e)->eps;
     hr_shm_ep_abort(ep);
     hr_shm_maps_drop(e, 1);
+    close_fd(&e->pidfd); /* until here it tells whether the peer can still write to what it has mapped */
     while (*link != e) link = &(*link)->next;
     *link = e->next;
     free(e);
