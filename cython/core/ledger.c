@@ -77,9 +77,9 @@ static int is(uint64_t entry, const struct hr_xfer *x) { return entry >> KEY == 
 /* What nobody holds is struck; who holds it has PATIENCE to let go. A peer that keeps changing it is no friend. */
 static int strike(_Atomic uint64_t *entry, const struct hr_xfer *x) {
     uint64_t found = atomic_load_explicit(entry, memory_order_relaxed);
-    int64_t deadline = 0, patient = x->open || x->shared;
+    int64_t deadline = 0;
     for (int tries = 0; is(found, x) && tries < 1000;) {
-        int held = found & HELD && patient;
+        int held = (found & HELD) != 0;
         if (held && !deadline) deadline = hr_now() + PATIENCE;
         if (held && hr_now() < deadline) {
             sched_yield();
@@ -105,8 +105,21 @@ static int64_t take(_Atomic uint64_t *entry, const struct hr_xfer *x, uint32_t n
 
 static _Atomic uint64_t *own(const struct hr_xfer *x) { return &x->conn->engine->ledger[HR_ID_INDEX(x->id)]; }
 
-/* Comes before all else that ends an offer: its memory may be revoked, and its owner may write there. */
-int hr_ledger_strike(struct hr_xfer *x) { return !x->key || x->mode >= HR_XFER_PULL || strike(own(x), x); }
+static int offered(const struct hr_xfer *x) { return x->key && x->mode < HR_XFER_PULL; }
+
+/* Comes before all else that ends an offer: its memory may be revoked, and its owner may write there, which nobody is
+ * to see before this. The entry is not looked at first: the peer had the line last, and a store waits for nobody. */
+void hr_ledger_strike(struct hr_xfer *x) {
+    if (!offered(x)) return;
+    atomic_store_explicit(own(x), 0, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+}
+
+int hr_ledger_take_back(struct hr_xfer *x) {
+    int free = !offered(x) || strike(own(x), x);
+    atomic_thread_fence(memory_order_release);
+    return free;
+}
 
 int64_t hr_ledger_take_own(struct hr_xfer *x, uint32_t n) { return take(own(x), x, n, HELD); }
 

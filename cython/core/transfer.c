@@ -290,7 +290,7 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     struct hr_conn *conn = x->conn;
     uint64_t n = segment_size(conn, x), left = x->len - x->posted;
     if (n > left) n = left;
-    if (!hr_ledger_stands(x) || (x->rmem.ptr && !consume_mapped(x, n))) {
+    if ((!x->open && !hr_ledger_stands(x)) || (x->rmem.ptr && !consume_mapped(x, n))) {
         hr_work_remove(engine, work); /* in the same process the memory may even be gone */
         return 0;
     }
@@ -366,7 +366,7 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
             x->mode = HR_XFER_PULL;
             x->work.step = pull_step;
             HR_COUNT(engine, pull);
-            if (x->rmem.ptr && x->len <= HR_INLINE_WORK && hr_ledger_stands(x)) {
+            if (x->rmem.ptr && x->len <= HR_INLINE_WORK && (x->open || hr_ledger_stands(x))) {
                 if (!consume_mapped(x, x->len)) return;
                 conn->rx_bytes += x->len;
                 hr_xfer_pulled(x);

@@ -103,7 +103,7 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
     struct hr_conn *conn = x->conn;
     int sender = x->mode == HR_XFER_SEND || x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG;
     uint32_t posted = x->outstanding;
-    if ((sender && x->open && !hr_ledger_strike(x)) || !hr_share_revoke(x)) hushed(conn, x);
+    if ((sender && x->open && !hr_ledger_take_back(x)) || !hr_share_revoke(x)) hushed(conn, x);
     if (x->mode == HR_XFER_RMA) tell = 0; /* the peer knows nothing of it */
     int lost = conn->state == HR_CONN_LOST, cut = !withdraw(conn, x);
     /* A sender that has withdrawn said so behind the last of its writes, on the lane that they took. On a connection
