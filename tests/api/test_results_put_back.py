@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import random
 
-import harness
 import numpy as np
 import pytest
 
+import harness
 import hrdma
 
 POOL = 3 << 20
