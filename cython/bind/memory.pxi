@@ -63,10 +63,11 @@ def empty(shape, dtype="float32"):
 
     Notes
     -----
-    An array of a page (4 KiB) and more has its pages to itself, and the job's other processes on this host map them for
-    writing: results of collectives are put there, and long messages copied there by both ends, while the call that says so is
-    in progress. After an error of that call nobody changes the array any more: what a process that was stopped in the middle
-    could still write to is exchanged for new pages at the same place, whose contents are undefined.
+    An array of a page (4 KiB) and more has its pages to itself, and the job's other processes on this host map them
+    for writing: results of collectives are put there, and long messages copied there by both ends, while the call that
+    says so is in progress. After an error of that call nobody changes the array any more: what a process that was
+    stopped in the middle could still write to is exchanged for new pages at the same place, whose contents are
+    undefined.
 
     After fork a child shares these pages with its parent: it may read and write them, and allocates none of its own.
     """

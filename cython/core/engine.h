@@ -187,6 +187,7 @@ struct hr_conn {
     struct hr_mem ledger_mem;
     struct hr_rmem peer_ledger;
     int has_ledger, ledger_shown;
+    int stopped; /* the peer did not let go of an entry in time */
     /* measuring */
     uint64_t round_rx; /* bulk that had come by its beginning */
     int64_t round_since, busy_since, alone_since, rtt;

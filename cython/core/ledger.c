@@ -79,17 +79,23 @@ static int strike(_Atomic uint64_t *entry, const struct hr_xfer *x) {
     uint64_t found = atomic_load_explicit(entry, memory_order_relaxed);
     int64_t deadline = 0;
     for (int tries = 0; is(found, x) && tries < 1000;) {
-        int held = (found & HELD) != 0;
-        if (held && !deadline) deadline = hr_now() + PATIENCE;
-        if (held && hr_now() < deadline) {
+        int held = (found & HELD) != 0, waits = held && !x->conn->stopped;
+        if (waits && !deadline) deadline = hr_now() + PATIENCE;
+        if (waits && hr_now() < deadline) {
             sched_yield();
             found = atomic_load_explicit(entry, memory_order_relaxed);
             continue;
         }
+        if (held) x->conn->stopped = 1; /* one wait is enough */
         if (atomic_compare_exchange_strong(entry, &found, 0)) return !held;
         tries++;
     }
     return !is(found, x);
+}
+
+/* Peers map the whole table: of an entry that is the owner's alone to end, another value is somebody's meddling. */
+static int meddled(const struct hr_xfer *x, const _Atomic uint64_t *entry) {
+    return x->open && !is(atomic_load_explicit(entry, memory_order_relaxed), x);
 }
 
 /* Counts up what is taken, of so many: what was there before; -1: nothing is left, or it does not stand. */
@@ -116,8 +122,8 @@ void hr_ledger_strike(struct hr_xfer *x) {
 }
 
 int hr_ledger_take_back(struct hr_xfer *x) {
-    int free = !offered(x) || strike(own(x), x);
-    atomic_thread_fence(memory_order_release);
+    int free = !offered(x) || (!meddled(x, own(x)) && strike(own(x), x));
+    atomic_thread_fence(memory_order_acq_rel);
     return free;
 }
 
@@ -160,7 +166,11 @@ void hr_ledger_let_go(struct hr_xfer *x) {
 
 int64_t hr_ledger_take(struct hr_xfer *x, uint32_t n) { return take(theirs(x), x, n, 0); }
 
-int hr_ledger_revoke(struct hr_xfer *x) { return strike(theirs(x), x); }
+int hr_ledger_revoke(struct hr_xfer *x) {
+    int free = strike(theirs(x), x);
+    atomic_thread_fence(memory_order_acq_rel);
+    return free;
+}
 
 void hr_ledger_forget(struct hr_conn *conn) {
     struct hr_ep *ep = conn->lanes[0].ep;

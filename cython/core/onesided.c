@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "core/engine.h"
+#include "hr/memory.h"
 
 #define NOTE (1ull << 63)
 #define NOTE_ID(comm) ((uint64_t)((comm)->id & 0x7fffffff) << 32)
@@ -55,6 +56,18 @@ static void take_back(struct hr_exposed *exposed) {
     exposed->conn = NULL;
 }
 
+/* A peer may be writing there for a transfer; if it is stopped its pages are exchanged. */
+static int is_open(struct hr_engine *engine, const void *addr, size_t len) {
+    uintptr_t begin = (uintptr_t)addr;
+    for (uint32_t i = 0; i < engine->nxfers; i++) {
+        const struct hr_xfer *x = engine->xfers[i];
+        uintptr_t from = hr_page_down((uintptr_t)x->buf), to = hr_page_up((uintptr_t)x->buf + x->len);
+        if (x->mode == HR_XFER_FREE || !(x->open || x->shared)) continue;
+        if (begin < to && from < begin + len) return 1;
+    }
+    return 0;
+}
+
 hr_status hr_expose(struct hr_comm *comm, int rank, void *addr, size_t len, uint32_t access, struct hr_desc *desc_p,
                     struct hr_exposed **exposed_p, char detail[256]) {
     struct hr_engine *engine = comm->engine;
@@ -66,6 +79,7 @@ hr_status hr_expose(struct hr_comm *comm, int rank, void *addr, size_t len, uint
     struct hr_conn *conn = exposed->conn = comm->conns[rank];
     struct hr_ep *ep = conn->lanes[0].ep;
     hr_status status = comm->state.status != HR_OK ? HR_ERR_BROKEN : conn->state == HR_CONN_UP ? HR_OK : conn->why;
+    if (status == HR_OK && is_open(engine, addr, len)) status = HR_AGAIN;
     if (status == HR_OK) {
         *ep->domain->refused = 0;
         status = ep->domain->ops->mem_register(ep->domain, addr, len, access, &exposed->mem);

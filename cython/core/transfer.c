@@ -95,12 +95,13 @@ static int in_messages(const struct hr_conn *conn, const struct hr_request *req)
            !hr_arena_find(req->buf, req->len, &arena);
 }
 
-/* Whether the receiver may write there what it makes of it. */
+/* Whether the receiver may write there what it makes of it. Nobody else may be shown what is on these pages. */
 int hr_xfer_opens(const struct hr_conn *conn, const struct hr_request *req) {
     struct hr_arena_info arena;
+    uintptr_t begin = hr_page_down((uintptr_t)req->buf), end = hr_page_up((uintptr_t)req->buf + req->len);
     return req->flags & HR_REQ_OPEN && conn->caps->flags & HR_CAP_MAP_WRITE &&
            hr_arena_find(req->buf, req->len, &arena) && arena.flags & HR_ARENA_WRITABLE_BY_PEERS &&
-           !hr_exposes(conn->engine, req->buf, req->len);
+           !hr_exposes(conn->engine, (void *)begin, end - begin);
 }
 
 hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_hdr_long *rts) {
@@ -231,7 +232,7 @@ void hr_xfer_on_fin(struct hr_conn *conn, const struct hr_hdr *h) {
     if (!x || (x->mode != HR_XFER_SEND && x->mode != HR_XFER_SEND_PUSH && x->mode != HR_XFER_SEND_SEG)) return;
     struct hr_request *req = x->req;
     if (h->flags & HR_HDR_OPEN && x->open) req->flags |= HR_REQ_RETURNED;
-    x->open = 0; /* the peer is through with it */
+    x->open = conn->stopped = 0; /* the peer is through with it */
     if (h->status == HR_OK) {
         if (x->mode == HR_XFER_SEND) {
             conn->tx_bytes += x->len; /* the peer has read them */

@@ -103,9 +103,10 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
     struct hr_conn *conn = x->conn;
     int sender = x->mode == HR_XFER_SEND || x->mode == HR_XFER_SEND_PUSH || x->mode == HR_XFER_SEND_SEG;
     uint32_t posted = x->outstanding;
-    if ((sender && x->open && !hr_ledger_take_back(x)) || !hr_share_revoke(x)) hushed(conn, x);
+    int written = (sender && x->open && !hr_ledger_take_back(x)) || !hr_share_revoke(x);
     if (x->mode == HR_XFER_RMA) tell = 0; /* the peer knows nothing of it */
     int lost = conn->state == HR_CONN_LOST, cut = !withdraw(conn, x);
+    if (written && !hushed(conn, x)) cut = 1;
     /* A sender that has withdrawn said so behind the last of its writes, on the lane that they took. On a connection
      * that is lost nobody says anything: there only a dead endpoint keeps late writes out of the buffer. */
     if (x->mode == HR_XFER_PUSH && (lost || ((tell || conn->nlanes > 1) && !hushed(conn, x)))) cut = 1;

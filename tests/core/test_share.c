@@ -151,6 +151,10 @@ static void *gives_up(void *arg) {
         CHECK(req.xfer->completed >= 7);
         CHECK((uint8_t *)req.xfer->mem.addr >= x && (uint8_t *)req.xfer->mem.addr + req.xfer->mem.len <= x + len);
         hr_unlock(r->engine);
+        struct hr_exposed *exposed;
+        struct hr_desc desc;
+        char detail[256]; /* its pages may have to be left to the sender: nobody is shown them now */
+        CHECK_EQ(hr_expose(r->comm, 0, x + 100, 8, HR_ACCESS_REMOTE_READ, &desc, &exposed, detail), HR_AGAIN);
         giving_up = 1;
         hr_cancel(r->engine, &req, HR_ERR_TIMEOUT);
         CHECK_EQ(req.status, HR_ERR_TIMEOUT);

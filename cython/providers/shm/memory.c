@@ -67,8 +67,8 @@ void hr_shm_mem_deregister(struct hr_domain *domain, struct hr_mem *mem) {
 /* Writes by the ring end with the registration; what a peer maps it can write to while it lives. */
 hr_status hr_shm_mem_quiet(struct hr_ep *ep, const struct hr_mem *mem) {
     struct pollfd ended = {.fd = shm_ep(ep)->pidfd, .events = POLLIN};
-    if (mem->access & HR_ACCESS_REMOTE_MAP && !(ended.fd >= 0 && poll(&ended, 1, 0) == 1))
-        hr_arena_abandon(mem->addr, mem->len);
+    int is_over = ended.fd >= 0 && poll(&ended, 1, 0) == 1 && ended.revents & POLLIN;
+    if (mem->access & HR_ACCESS_REMOTE_MAP && !is_over) hr_arena_abandon(mem->addr, mem->len);
     return HR_OK;
 }
 
