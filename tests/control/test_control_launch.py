@@ -184,11 +184,13 @@ def test_no_timeout_is_beyond_a_clock(script, timeout):
 def test_timeout(script, tmp_path):
     path = script(LEAVE_PIDS + "    if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n    time.sleep(60)")
     for seconds in ("1", "5", "20"):  # until which the ranks have started, however busy the machine is
-        done = run("-n", "2", "--timeout", seconds, path, str(tmp_path))
+        folder = tmp_path / seconds
+        folder.mkdir()
+        done = run("-n", "2", "--timeout", seconds, path, str(folder))
         assert done.returncode == 124 and f"timed out after {seconds} s; stopping ranks 0, 1" in done.stderr
-        if len(list(tmp_path.glob("pid*"))) == 4:
+        if len(list(folder.glob("pid*"))) == 4:
             break
-    assert gone(pids_in(tmp_path, 4))
+    assert gone(pids_in(folder, 4))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
