@@ -210,8 +210,8 @@ void hr_reduce_to_all(hr_redop op, hr_dtype t, void *dst, void *const *also, int
                          .also = also,
                          .nalso = nalso,
                          .store = suitable(store),
-                         .pages = pages(),
-                         .in_place = is_in_place(dst, src, nsrc),
+                         .pages = (short)pages(),
+                         .in_place = (short)is_in_place(dst, src, nsrc),
                          .end = nbytes,
                          .scale = scale};
     in_full(kernel, &job);
@@ -226,6 +226,6 @@ void hr_copy(void *dst, const void *src, size_t len, hr_store store) {
         memcpy(dst, src, len);
         return;
     }
-    hr_reduce_job job = {.src = &src, .nsrc = 1, .dst = dst, .store = store, .pages = pages(), .end = len};
+    hr_reduce_job job = {.src = &src, .nsrc = 1, .dst = dst, .store = store, .pages = (short)pages(), .end = len};
     in_full(kernel, &job);
 }
