@@ -316,7 +316,7 @@ void hr_arena_abandon(void *addr, size_t len) {
     }
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
     if (a && mmap((void *)begin, end - begin, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED) {
-        perror("hr_arena_abandon: memory that another process may change could not be replaced");
+        perror("hr_arena_abandon: memory that a stopped process may change could not be replaced (vm.max_map_count?)");
         abort();
     }
     pthread_mutex_unlock(&lock);

@@ -56,14 +56,16 @@ static void take_back(struct hr_exposed *exposed) {
     exposed->conn = NULL;
 }
 
+static int overlap(uintptr_t a, uintptr_t a_end, uintptr_t b, uintptr_t b_end) { return a < b_end && b < a_end; }
+
 /* A peer may be writing there for a transfer; if it is stopped its pages are exchanged. */
 static int is_open(struct hr_engine *engine, const void *addr, size_t len) {
     uintptr_t begin = (uintptr_t)addr;
     for (uint32_t i = 0; i < engine->nxfers; i++) {
         const struct hr_xfer *x = engine->xfers[i];
-        uintptr_t from = hr_page_down((uintptr_t)x->buf), to = hr_page_up((uintptr_t)x->buf + x->len);
+        uintptr_t from = (uintptr_t)x->buf;
         if (x->mode == HR_XFER_FREE || !(x->open || x->shared)) continue;
-        if (begin < to && from < begin + len) return 1;
+        if (overlap(begin, begin + len, hr_page_down(from), hr_page_up(from + x->len))) return 1;
     }
     return 0;
 }
@@ -104,7 +106,7 @@ int hr_exposes(struct hr_engine *engine, const void *addr, size_t len) {
         struct hr_comm *comm = hr_container(c, struct hr_comm, link);
         for (struct hr_link *l = comm->exposed.next; l != &comm->exposed; l = l->next) {
             const struct hr_mem *mem = &hr_container(l, struct hr_exposed, link)->mem;
-            if (begin < (uintptr_t)mem->addr + mem->len && (uintptr_t)mem->addr < begin + len) return 1;
+            if (overlap(begin, begin + len, (uintptr_t)mem->addr, (uintptr_t)mem->addr + mem->len)) return 1;
         }
     }
     return 0;

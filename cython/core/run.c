@@ -261,8 +261,7 @@ int hr_run_fold(struct hr_request *req, const void *data, size_t len) {
     const struct hr_instr *in = &run->program->instrs[hr_container(req, struct instr_state, req) - run->st];
     uint32_t reduce = run->program->folds[in - run->program->instrs] - 1;
     if (len != in->len || run->after[reduce] != 1) return 0; /* it waits for others, too */
-    const struct hr_instr *sum = &run->program->instrs[reduce];
-    compute(run, sum, 0, len, data, in->dst_off);
+    compute(run, &run->program->instrs[reduce], 0, len, data, in->dst_off);
     run->st[reduce].offset = len;
     return 1;
 }

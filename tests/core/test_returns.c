@@ -17,12 +17,7 @@ static uint64_t counted(struct hr_engine *engine, const char *name) {
     return 0;
 }
 
-static int maps_for_writing(struct rank *r) {
-    hr_lock(r->engine);
-    int maps = (r->comm->conns[r->rank ? 0 : 1]->caps->flags & HR_CAP_MAP_WRITE) != 0;
-    hr_unlock(r->engine);
-    return maps;
-}
+static int maps_for_writing(struct rank *r) { return (world_caps(r) & HR_CAP_MAP_WRITE) != 0; }
 
 /* --- allreduces
  * ---------------------------------------------------------------------------------------------------------- */
@@ -76,12 +71,7 @@ static void *allreduce(void *arg) {
     hr_program_put(p);
     return NULL;
 }
-static void allreduce_world(int n, struct job job) {
-    struct world w;
-    world_open(&w, n, NULL);
-    world_run(&w, allreduce, &job);
-    world_close(&w);
-}
+static void allreduce_world(int n, struct job job) { world_of(n, allreduce, &job); }
 
 TEST(results_are_put_back_as_they_arrive) {
     allreduce_world(2, (struct job){.elements = 1 << 20, .arriving = 1, .keeps = 1});
@@ -134,11 +124,6 @@ static struct hr_xfer *lent_to(struct rank *r, struct hr_request *req) {
     return found;
 }
 
-static void sleep_until(const _Atomic int *flag) {
-    for (int64_t until = hr_now() + SECONDS(20); !*flag && hr_now() < until;) usleep(1000);
-    CHECK(*flag);
-}
-
 static _Atomic int held, over;
 
 /* Rank 1 has rank 0's chunk, and its hands on it, as rank 0 gives up: it is stopped there, or lets go in time. Rank 0
@@ -168,7 +153,7 @@ static void *gives_up(void *arg) {
             theirs[0] = 77;
             hr_ledger_let_go(lent);
         }
-        sleep_until(&over);
+        world_await(&over, 1);
         if (g->stopped) {
             memset(theirs, 77, elements / 3 * 4); /* it goes on */
             hr_ledger_let_go(lent);
@@ -178,18 +163,18 @@ static void *gives_up(void *arg) {
         over = 2;
         CHECK(finish(r, &req, WAIT) != HR_OK);
     } else if (r->rank == 0) {
-        sleep_until(&held);
+        world_await(&held, 1);
         hr_cancel(r->engine, &req, HR_ERR_TIMEOUT);
         CHECK_EQ(req.status, HR_ERR_TIMEOUT);
         if (g->stopped) CHECK(!hr_arena_find(x, elements * 4, &arena)); /* nobody is shown those pages any more */
         memset(x, 5, elements * 4);
         over = 1;
-        while (over < 2) usleep(1000);
+        world_await(&over, 2);
         uint64_t changed = 0;
         for (uint64_t i = 0; i < elements * 4; i++) changed += x[i] != 5;
         CHECK_EQ(changed, 0);
     } else {
-        while (over < 2) usleep(1000);
+        world_await(&over, 2);
     }
     hr_arena_free(x);
     hr_program_put(p);
@@ -231,14 +216,11 @@ static void *offers(void *arg) {
     }
     CHECK(r->rank || !seen || places > 4096);
     over++;
-    while (over < 2 && hr_now() < until + SECONDS(5)) usleep(1000);
+    world_await(&over, 2);
     hr_arena_free(x);
     return NULL;
 }
 TEST(no_offer_is_taken_for_an_older_one) {
-    struct world w;
     over = 0;
-    world_open(&w, 2, NULL);
-    world_run(&w, offers, NULL);
-    world_close(&w);
+    world_of(2, offers, NULL);
 }

@@ -100,12 +100,7 @@ static void *allreduce(void *arg) {
     hr_program_put(p);
     return NULL;
 }
-static void allreduce_world(int n, struct job job) {
-    struct world w;
-    world_open(&w, n, NULL);
-    world_run(&w, allreduce, &job);
-    world_close(&w);
-}
+static void allreduce_world(int n, struct job job) { world_of(n, allreduce, &job); }
 TEST(direct_allreduce_small) { allreduce_world(2, (struct job){.elements = 1000, .rounds = 200}); }
 TEST(direct_allreduce_lent) { allreduce_world(3, (struct job){.elements = 300000, .arena = 1, .rounds = 10}); }
 TEST(direct_allreduce_copied) { allreduce_world(3, (struct job){.elements = 300000, .rounds = 10}); }
@@ -126,9 +121,7 @@ static void read_with(const char *fault, int fails) {
         uint64_t before = hr_faults_fired();
         snprintf(text, sizeof text, "%s:%s,ops=read", world_provider(), fault);
         world_open(&w, 2, text);
-        hr_lock(w.ranks[0].engine);
-        int reads = w.ranks[0].comm->conns[1]->caps->flags & HR_CAP_MAP;
-        hr_unlock(w.ranks[0].engine);
+        int reads = world_caps(&w.ranks[0]) & HR_CAP_MAP;
         if (reads) world_run(&w, allreduce, &job);
         world_close(&w);
         if (!reads) SKIP("the provider does not have HR_CAP_MAP");
@@ -399,9 +392,4 @@ static void *rootless(void *arg) {
     free(b);
     return NULL;
 }
-TEST(messages_that_nobody_expects) {
-    struct world w;
-    world_open(&w, 3, NULL);
-    world_run(&w, rootless, NULL);
-    world_close(&w);
-}
+TEST(messages_that_nobody_expects) { world_of(3, rootless, NULL); }

@@ -8,12 +8,7 @@ enum { MIB = 1 << 20, PAGE = 4096 };
 
 static uint64_t shared(struct hr_engine *engine) { return engine->count_shared; }
 
-static int maps_for_writing(struct rank *r) {
-    hr_lock(r->engine);
-    int maps = (r->comm->conns[r->rank ? 0 : 1]->caps->flags & HR_CAP_MAP_WRITE) != 0;
-    hr_unlock(r->engine);
-    return maps;
-}
+static int maps_for_writing(struct rank *r) { return (world_caps(r) & HR_CAP_MAP_WRITE) != 0; }
 
 static void fill(uint8_t *x, size_t n, unsigned seed) {
     for (size_t i = 0; i < n; i++) x[i] = (uint8_t)(i * 7 + (i >> 11) + seed);
@@ -58,12 +53,7 @@ static void *moves(void *arg) {
         hr_arena_free(block);
     return NULL;
 }
-static void move(struct job job) {
-    struct world w;
-    world_open(&w, 2, NULL);
-    world_run(&w, moves, &job);
-    world_close(&w);
-}
+static void move(struct job job) { world_of(2, moves, &job); }
 
 TEST(both_ends_copy_a_long_message) { move((struct job){.len = 2 * MIB, .rounds = 100}); }
 TEST(of_any_length) {
@@ -107,12 +97,7 @@ static void *withdraws(void *arg) {
     hr_arena_free(x);
     return NULL;
 }
-TEST(a_send_that_is_withdrawn_is_not_received_in_part) {
-    struct world w;
-    world_open(&w, 2, NULL);
-    world_run(&w, withdraws, NULL);
-    world_close(&w);
-}
+TEST(a_send_that_is_withdrawn_is_not_received_in_part) { world_of(2, withdraws, NULL); }
 
 /* The sender is stopped with a piece in its hands, or lets go of it in time, as the receiver gives up. */
 static _Atomic int held, giving_up, over;
@@ -131,11 +116,11 @@ static void *gives_up(void *arg) {
         CHECK_EQ(hr_ledger_take_own(mine, 16), 0);
         held = 1;
         if (!stopped) {
-            while (!giving_up) usleep(100);
+            world_await(&giving_up, 1);
             usleep(1000);
             hr_ledger_let_go_own(mine);
         }
-        for (int64_t until = hr_now() + SECONDS(20); !over && hr_now() < until;) usleep(1000);
+        world_await(&over, 1);
         CHECK_EQ(hr_ledger_take_own(mine, 16), -1); /* it was struck */
         if (stopped) hr_ledger_let_go_own(mine);
         hr_unlock(r->engine);
@@ -143,7 +128,7 @@ static void *gives_up(void *arg) {
         CHECK_EQ(finish(r, &req, 20), HR_OK); /* withdrawn there: delivered as far as this side is concerned */
     } else {
         struct hr_arena_info arena;
-        while (!held) usleep(1000);
+        world_await(&held, 1);
         CHECK_EQ(hr_irecv(r->comm, x, len, 0, 3, &req), HR_OK);
         CHECK_EQ(hr_wait(r->engine, &req, hr_now() + SECONDS(0.2), 0), HR_ERR_TIMEOUT); /* a piece is missing */
         hr_lock(r->engine);
@@ -162,7 +147,7 @@ static void *gives_up(void *arg) {
         for (size_t i = 0; i < before; i++) REQUIRE(block[i] == 1 && x[len + i] == 1);
         memset(block, 5, all);
         over = 1;
-        while (over < 2) usleep(1000);
+        world_await(&over, 2);
         for (size_t i = 0; i < all; i++) REQUIRE(block[i] == 5);
     }
     hr_arena_free(block);

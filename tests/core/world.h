@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "hr/hr.h"
@@ -125,6 +126,32 @@ static inline void world_run(struct world *w, void *(*body)(void *), void *arg) 
         CHECK_EQ(pthread_create(&threads[i], NULL, body, &w->ranks[i]), 0);
     }
     for (int i = 0; i < w->n; i++) pthread_join(threads[i], NULL);
+}
+
+/* The same in a world of its own. */
+static inline void world_of(int n, void *(*body)(void *), void *arg) {
+    struct world w;
+    world_open(&w, n, NULL);
+    world_run(&w, body, arg);
+    world_close(&w);
+}
+
+/* What the provider between the ranks can do: HR_CAP_*. */
+static inline uint32_t world_caps(struct rank *r) {
+    const char *name;
+    uint8_t addr[HR_MAX_ADDR];
+    size_t len;
+    struct hr_caps caps = {0};
+    char about[HR_ABOUT];
+    for (int d = 0; hr_engine_domain(r->engine, d, &name, addr, &len, &caps, about); d++)
+        if (!strcmp(name, world_provider())) return caps.flags;
+    return 0;
+}
+
+/* Until another rank has set it to so much. */
+static inline void world_await(const _Atomic int *flag, int value) {
+    for (int64_t until = hr_now() + SECONDS(20); *flag < value && hr_now() < until;) usleep(1000);
+    CHECK(*flag >= value);
 }
 
 /* Blocking forms, as the binding has them. */
