@@ -67,8 +67,8 @@ def check_error(case: Case, raised: dict, job) -> None:
     if raised["where"] == "init":
         assert case.phase in JOINING, shown
         if raised["error"] == "TimeoutError":
-            # who has no answer yet when rank 0 is killed cannot know that it was there
-            early = case.phase == "connect" and case.victim == 0 and case.how == "kill"
+            # who has no answer yet when rank 0 is killed or stopped cannot know that it was there
+            early = case.phase == "connect" and case.victim == 0 and case.how in ("kill", "stop")
             assert early or case.phase in ("before_init", "rendezvous"), shown
             # who comes when rank 0 has given up already hears of nobody else
             late = {case.victim, 0} if (job[0].told("raised") or raised)["time"] < raised["time"] else {case.victim}
