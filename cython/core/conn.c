@@ -237,7 +237,8 @@ static int conn_eager(struct hr_conn *conn, const struct hr_request *req) {
     uint64_t len = req->len;
     uint64_t most = req->flags & HR_REQ_CHANGED && caps->flags & HR_CAP_RELAYS ? caps->max_send : caps->eager_max;
     if (len > most || !hr_window_fits(conn, len)) return 0;
-    if (hr_xfer_opens(conn, req)) return 0;
+    uint32_t open = hr_xfer_opens(conn, req);
+    if (open && (open != HR_ACCESS_REMOTE_PUT || hr_read_puts(conn, len))) return 0;
     if (conn->engine->yield && caps->eager_loose && len > caps->eager_loose && !(req->flags & HR_REQ_PACED)) return 0;
     if (caps->flags & HR_CAP_MAP && len > caps->eager_mapped && !(req->flags & HR_REQ_STAGED) &&
         hr_arena_find(req->buf, len, &info))
@@ -252,6 +253,7 @@ static hr_status send_header(struct hr_conn *conn, struct hr_request *req) {
         .h = {.bucket = req->rflags, .order = *order, .comm = req->comm->id, .tag = req->tag, .aux = req->sig}};
     m.h.rreq = conn_ack_share(conn);
     if (m.h.rreq > conn->asked_every) conn->asked_every = m.h.rreq; /* less may be withdrawn with its message */
+    if (req->flags & HR_REQ_OPEN) m.h.flags = hr_read_says(conn, req->len);
     if (conn_eager(conn, req)) {
         m.h.kind = HR_MSG_EAGER;
         status = hr_conn_post(conn, &m.h, sizeof m.h, req->buf, req->len, req);

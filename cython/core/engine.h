@@ -97,10 +97,12 @@ struct hr_hdr {
     uint32_t ack;    /* bulk bytes that have arrived */
 };
 enum {
-    HR_HDR_DESC = 1, /* it has a descriptor */
-    HR_HDR_SURE = 2, /* the provider confirms writes (HR_CAP_CONFIRMS); CTS: both do, so only the last is told of */
-    HR_HDR_READ = 4, /* RTS: if you send as well, read it; the same, shifted by one: if you reduce it */
-    HR_HDR_OPEN = 16 /* RTS: what you make of it may be put there. FIN: and was */
+    HR_HDR_DESC = 1,  /* it has a descriptor */
+    HR_HDR_SURE = 2,  /* the provider confirms writes (HR_CAP_CONFIRMS); CTS: both do, so only the last is told of */
+    HR_HDR_READ = 4,  /* RTS: if you send as well, read it; the same, shifted by one: if you reduce it */
+    HR_HDR_PUT = 16,  /* RTS, EAGER, with SAYS: results of such a length are to be put back */
+    HR_HDR_OPEN = 32, /* RTS: what you make of it may be put there. FIN: and was */
+    HR_HDR_SAYS = 64
 };
 
 struct hr_hdr_long { /* RTS (size, desc, key), CTS (desc), HELP (size, desc) */

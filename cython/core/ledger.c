@@ -10,8 +10,8 @@
  *
  * Who writes back (HR_HDR_OPEN) takes hold of the entry for each piece. The owner strikes what nobody holds, and waits
  * for who does: a piece is some ten microseconds. If that is not enough the peer was stopped with the piece in its
- * hands, and the owner leaves it the pages (mem_quiet). It may go on at any time, and look for its entry: so no key is
- * ever used again, by whatever engine of this process.
+ * hands, and the owner leaves it the pages, or takes away from its kernel where to write (mem_quiet). It may go on at
+ * any time, and look for its entry: so no key is ever used again, by whatever engine of this process.
  */
 
 #include <sched.h>
@@ -155,8 +155,8 @@ static _Atomic uint64_t *theirs(const struct hr_xfer *x) {
 }
 
 int hr_ledger_hold(struct hr_xfer *x) {
-    uint64_t stands = x->key << KEY;
-    return atomic_compare_exchange_strong(theirs(x), &stands, stands | HELD);
+    uint64_t stands = x->key << KEY, held = stands | HELD;
+    return atomic_compare_exchange_strong(theirs(x), &stands, held) || stands == held;
 }
 
 void hr_ledger_let_go(struct hr_xfer *x) {

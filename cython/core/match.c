@@ -57,6 +57,7 @@ static void match_start(struct hr_request *req, struct hr_conn *conn, const stru
     hr_conn_owe(conn, HR_EAGER_COST + (uint32_t)len, 0);
     /* within a collective both sides know the length */
     uint64_t size = h->kind == HR_MSG_RTS ? m->size : len;
+    if (h->flags & HR_HDR_SAYS) hr_read_told(conn, size, h->flags);
     if (h->aux != req->sig || (req->then && size != req->len)) {
         if (h->kind == HR_MSG_RTS) {
             struct hr_hdr fin = {.kind = HR_MSG_FIN, .status = HR_ERR_MISMATCH, .comm = h->comm, .rreq = h->sreq};
@@ -69,7 +70,7 @@ static void match_start(struct hr_request *req, struct hr_conn *conn, const stru
         req->nbytes = len;
         hr_fail(engine, req, HR_ERR_TRUNCATED, req->peer, HR_PHASE_MATCH, conn);
     } else {
-        hr_consume(req, payload, 0, len);
+        hr_read_unasked(req, payload, len);
         req->nbytes = len;
         hr_finish(engine, req, HR_OK);
     }

@@ -13,9 +13,17 @@
 #define BUSY_MIN (256u << 10) /* a send that keeps this side's processor busy */
 #define LENT_MIN (1u << 20)   /* what is shorter is not read in pieces: the cache has it still when it is reduced */
 
-static int reduces(const struct hr_xfer *x) { return x->req->rflags & HR_RECV_REDUCE; }
+static int reduces(const struct hr_xfer *x) { return (x->req->rflags & HR_RECV_REDUCE) != 0; }
 
-static int lends(const struct hr_xfer *x) { return x->req->rflags & HR_RECV_BORROW && x->len >= LENT_MIN; }
+int hr_read_returns(const struct hr_xfer *x, uint8_t flags) {
+    return flags & HR_HDR_OPEN && x->req->rflags & HR_RECV_RETURN && x->conn->peer_ledger.out != NULL;
+}
+
+static int puttable(const struct hr_xfer *x, uint8_t flags) { return x->rmem.puts && hr_read_returns(x, flags); }
+
+static int lends(const struct hr_xfer *x, uint8_t flags) {
+    return x->req->rflags & HR_RECV_BORROW && (x->len >= LENT_MIN || puttable(x, flags));
+}
 
 static struct hr_relay *relay_of(struct hr_xfer *x) { return &x->conn->reading.relay[x->relay - 1]; }
 
@@ -62,23 +70,61 @@ static int leads(const struct hr_conn *conn) { return conn->engine->config.self_
 
 uint8_t hr_read_flags(struct hr_conn *conn, uint64_t len) {
     if (len >= BUSY_MIN) conn->reading.unanswered = 0;
-    struct hr_relay *copied = &conn->reading.relay[HR_RELAY_BOTH + hr_relay_class(len)],
-                    *reduced = copied + HR_RELAY_REDUCED;
+    struct hr_relay *copied = &conn->reading.relay[HR_RELAY_BOTH + hr_relay_class(len)];
     if (!(conn->caps->flags & HR_CAP_RELAYS) || !leads(conn)) return 0;
     int64_t now = hr_now();
-    int read = hr_relay_next(copied, now) == HR_READ, reduce = hr_relay_next(reduced, now) == HR_READ;
-    return (uint8_t)(read * HR_HDR_READ + reduce * (HR_HDR_READ << 1));
+    unsigned flags = 0;
+    for (int made = 0; made < HR_RELAY_MADE - 1; made++)
+        if (hr_relay_next(copied + made * HR_RELAY_LENGTHS, now) == HR_READ) flags |= HR_HDR_READ << made;
+    return (uint8_t)flags;
+}
+
+/* Of what is so long, and whose result is put back if that is faster. */
+static struct hr_relay *put_relay(struct hr_conn *conn, uint64_t len) {
+    return &conn->reading.relay[HR_RELAYS - HR_RELAY_LENGTHS + hr_relay_class(len)];
+}
+
+/* Whether there are two ways, and this side chooses. */
+static int chooses_puts(const struct hr_conn *conn, uint64_t len) {
+    const uint32_t caps = HR_CAP_PUT | HR_CAP_RELAYS;
+    return len >= HR_PUT_MIN && (conn->caps->flags & caps) == caps && leads(conn);
+}
+
+int hr_read_puts(struct hr_conn *conn, uint64_t len) {
+    if (chooses_puts(conn, len)) return hr_relay_next(put_relay(conn, len), hr_now()) == HR_READ;
+    return !(conn->caps->flags & HR_CAP_RELAYS) || conn->reading.told[hr_relay_class(len)];
+}
+
+uint8_t hr_read_says(struct hr_conn *conn, uint64_t len) {
+    if (!chooses_puts(conn, len)) return 0;
+    return hr_read_puts(conn, len) ? HR_HDR_SAYS | HR_HDR_PUT : HR_HDR_SAYS;
+}
+
+void hr_read_told(struct hr_conn *conn, uint64_t len, uint8_t flags) {
+    conn->reading.told[hr_relay_class(len)] = (flags & HR_HDR_PUT) != 0;
+}
+
+void hr_read_unasked(struct hr_request *req, const void *data, size_t len) {
+    struct hr_conn *conn = req->conn;
+    int timed = req->rflags & HR_RECV_RETURN && chooses_puts(conn, len);
+    int64_t since = timed ? hr_now() : 0;
+    if (timed) hr_relay_begin(put_relay(conn, len), since);
+    hr_consume(req, data, 0, len);
+    if (!timed) return;
+    int64_t now = hr_now();
+    put_relay(conn, len)->busy += now - since;
+    hr_relay_end(put_relay(conn, len), HR_RELAYED, len, now, 0, 2);
 }
 
 /* Whether messages are not faster, and the transfer is one of those from which that is known: x->relay. */
 static int is_faster(struct hr_xfer *x, uint8_t flags) {
-    int both = sends(x),
-        kind = hr_relay_class(x->len) + (reduces(x) ? HR_RELAY_REDUCED : 0) + (both ? HR_RELAY_BOTH : 0);
+    int back = puttable(x, flags), both = sends(x) || back, made = back ? HR_RELAY_MADE - 1 : reduces(x),
+        kind = hr_relay_class(x->len) + made * HR_RELAY_LENGTHS + (both ? HR_RELAY_BOTH : 0);
     struct hr_relay *relay = &x->conn->reading.relay[kind];
     int64_t now = hr_now();
-    if (reduces(x) && (!both || x->len < LENT_MIN)) return 0;
-    if (both && !leads(x->conn)) return flags & HR_HDR_READ << (reduces(x) ? 1 : 0);
-    if (lends(x) && hr_relay_next(relay, now) == HR_READ && !relay->trial)
+    if (reduces(x) && !back && (!both || x->len < LENT_MIN)) return 0;
+    if (both && !leads(x->conn)) return flags & (back ? HR_HDR_PUT : HR_HDR_READ << made);
+    if (!back && lends(x, flags) && hr_relay_next(relay, now) == HR_READ && !relay->trial)
         return 1; /* its end says little of reading */
     x->relay = (uint8_t)(kind + 1);
     return hr_relay_begin(relay, now) == HR_READ;
@@ -86,7 +132,7 @@ static int is_faster(struct hr_xfer *x, uint8_t flags) {
 
 int hr_read_chosen(struct hr_xfer *x, uint8_t flags) {
     if (x->conn->caps->flags & HR_CAP_RELAYS && !is_faster(x, flags)) return 0;
-    if (!reduces(x) && (!lends(x) || x->relay)) return 1;
+    if (!reduces(x) && (!lends(x, flags) || (x->relay && !puttable(x, flags)))) return 1;
     x->req->rflags &= (uint8_t)~HR_RECV_NT; /* the result's lines are read anyway */
     return take_scratch(x);
 }
@@ -100,24 +146,38 @@ static hr_status read_to(struct hr_xfer *x, char *to, uint64_t offset, uint64_t 
     return status;
 }
 
-static void have_read(struct hr_xfer *x, uint64_t len) {
+static int may(void *x) { return hr_ledger_hold(x); }
+
+hr_status hr_read_put(struct hr_xfer *x, const void *result, uint64_t offset, uint64_t len) {
+    struct hr_ep *ep = x->conn->lanes[0].ep;
+    struct hr_rma rma = {.local = (void *)(uintptr_t)result, .len = len, .remote = &x->rmem, .offset = offset};
     int64_t since = begin(x);
-    if (x->scratch) hr_consume(x->req, x->scratch, x->completed, len);
-    x->completed += len;
+    hr_status status = ep->domain->ops->post_put(ep, &rma, may, x);
+    hr_ledger_let_go(x);
     end(x, since);
+    return status != HR_OK && !hr_ledger_stands(x) ? HR_ERR_CANCELED : status;
+}
+
+static hr_status have_read(struct hr_xfer *x, uint64_t len) {
+    uint64_t offset = x->completed;
+    int64_t since = begin(x);
+    if (x->scratch) hr_consume(x->req, x->scratch, offset, len);
+    end(x, since);
+    x->completed += len;
+    return x->open ? hr_read_put(x, x->buf + offset, offset, len) : HR_OK;
 }
 
 hr_status hr_read_piece(struct hr_xfer *x, uint64_t len) {
     hr_status status = read_to(x, x->scratch ? x->scratch : x->buf + x->posted, x->posted, len);
-    if (status == HR_OK) have_read(x, len);
+    if (status == HR_OK) return have_read(x, len);
     if (status == HR_INPROGRESS) x->outstanding++;
     return status;
 }
 
-void hr_read_done(struct hr_xfer *x) {
-    if (!x->scratch) return;
-    have_read(x, x->posted - x->completed);
-    if (x->posted < x->len) hr_work_add(x->conn->engine, &x->work, x->req->priority);
+hr_status hr_read_done(struct hr_xfer *x) {
+    hr_status status = x->scratch ? have_read(x, x->posted - x->completed) : HR_OK;
+    if (x->scratch && status == HR_OK && x->posted < x->len) hr_work_add(x->conn->engine, &x->work, x->req->priority);
+    return status;
 }
 
 hr_status hr_read_lent(struct hr_xfer *x, uint64_t offset, uint64_t len) {
@@ -157,8 +217,9 @@ hr_status hr_read_send(struct hr_xfer *x, struct hr_hdr *h, size_t len) {
 
 void hr_read_end(struct hr_xfer *x) {
     double copying = work_counts(x) ? x->conn->reading.copying[hr_relay_class(x->len)] : -1.0;
+    int messages = x->relay > HR_RELAYS - HR_RELAY_LENGTHS ? 2 : 1; /* the result is the other */
     int way = x->mode == HR_XFER_PULL || x->mode == HR_XFER_LENT ? HR_READ : HR_RELAYED;
-    if (x->relay) hr_relay_end(relay_of(x), way, x->completed, hr_now(), copying);
+    if (x->relay) hr_relay_end(relay_of(x), way, x->completed, hr_now(), copying, messages);
     x->relay = 0;
     if (!x->scratch) return;
     void **kept = (void **)(void *)x->scratch;

@@ -18,7 +18,8 @@
 #include "hr/status.h"
 
 enum { HR_RELAYED, HR_READ, HR_WAYS };
-enum { HR_RELAY_REDUCED = 3, HR_RELAY_BOTH = 6, HR_RELAYS = 12 }; /* of lengths; reduced; while both send */
+enum { HR_RELAY_LENGTHS = 3, HR_RELAY_MADE = 3 }; /* of it is made: a copy, a sum, a sum that is put back, last */
+enum { HR_RELAY_BOTH = HR_RELAY_LENGTHS * HR_RELAY_MADE, HR_RELAYS = 2 * HR_RELAY_BOTH }; /* alone; while both send */
 
 #define HR_RELAY_PERIODS 8                   /* of a trial: caches have to get used to it; but for what is long: */
 #define HR_RELAY_ENOUGH ((uint64_t)64 << 20) /* bytes, in two periods at least */
@@ -36,7 +37,8 @@ struct hr_relay {          /* what one connection receives, of one class */
 
 struct hr_reading { /* of one connection */
     struct hr_relay relay[HR_RELAYS];
-    double copying[HR_RELAY_REDUCED]; /* ns for a byte of a segment that is sent; 0: not known, or short */
+    double copying[HR_RELAY_LENGTHS]; /* ns for a byte of a segment that is sent; 0: not known, or short */
+    uint8_t told[HR_RELAY_LENGTHS];   /* to put results back, by who leads */
     int unanswered;                   /* long messages that came since one was sent */
     void *scratch;                    /* those that no transfer has: each begins with the next */
 };
@@ -78,8 +80,10 @@ static inline int hr_relay_begin(struct hr_relay *r, int64_t now) {
 }
 
 /* One that went this way ends, after so many bytes. copying: ns for a byte that the sender copied, where work counts,
- * 0: as much as this side had with it; negative: time counts. What the way before has left only delays the period. */
-static inline void hr_relay_end(struct hr_relay *r, int way, uint64_t bytes, int64_t now, double copying) {
+ * 0: as much as this side had with it; negative: time counts. messages: so many does it take, each of so many bytes.
+ * What the way before has left only delays the period. */
+static inline void hr_relay_end(struct hr_relay *r, int way, uint64_t bytes, int64_t now, double copying,
+                                int messages) {
     if (way != r->way) {
         r->open--;
         r->since = now;
@@ -91,7 +95,7 @@ static inline void hr_relay_end(struct hr_relay *r, int way, uint64_t bytes, int
     if (--r->open && r->bytes < HR_RELAY_PERIOD) return;
     if (r->bytes) {
         double ns = (double)(copying < 0 ? now - r->since : r->busy) / (double)r->bytes;
-        if (copying >= 0 && r->way == HR_RELAYED) ns += copying ? copying : ns;
+        if (copying >= 0 && r->way == HR_RELAYED) ns = messages * (ns + (copying ? copying : ns));
         hr_relay_learn(&r->cost[r->way], ns);
         int64_t rest = (now - r->began) * HR_RELAY_TRIAL;
         r->tried += r->bytes;
@@ -104,24 +108,40 @@ static inline void hr_relay_end(struct hr_relay *r, int way, uint64_t bytes, int
 }
 
 /* reading.c */
-#define HR_SCRATCH (128u << 10) /* what is read to be reduced lies there, and in the cache */
+#define HR_SCRATCH (256u << 10) /* what is read to be reduced lies there, and in the cache */
+
+/* So much at a time, of what is so long. */
+static inline uint64_t hr_read_most(uint64_t len) { return len < 4u << 20 ? HR_SCRATCH : HR_SCRATCH / 2; }
 
 struct hr_xfer;
 struct hr_conn;
 struct hr_hdr;
+struct hr_request;
 /* Whether a receive is read by calls of the provider; where it reduces it has a scratch then. flags: of its RTS. */
 int hr_read_chosen(struct hr_xfer *x, uint8_t flags);
 /* For an RTS: what the peer shall do with it if it sends as well. */
 uint8_t hr_read_flags(struct hr_conn *conn, uint64_t len);
-/* Reads a piece of a PULL that is not mapped, and reduces it where it is to be; as post_read. */
+#define HR_PUT_MIN (16u << 10) /* below it messages are as fast as calls of the kernel */
+/* Whether results are to be put back by post_put to what is sent from here, rather than that it goes unasked; of a
+ * header that is sent and one that came: what who leads says of it. */
+int hr_read_puts(struct hr_conn *conn, uint64_t len);
+uint8_t hr_read_says(struct hr_conn *conn, uint64_t len);
+void hr_read_told(struct hr_conn *conn, uint64_t len, uint8_t flags);
+/* Reads a piece of a PULL that is not mapped, and reduces it where it is to be, and puts it back where it is open; as
+ * post_read. HR_ERR_CANCELED: it was taken back. */
 hr_status hr_read_piece(struct hr_xfer *x, uint64_t len);
 /* That has left the provider. */
-void hr_read_done(struct hr_xfer *x);
-/* LENT and not mapped: HR_OK, this piece of it, HR_SCRATCH at most, is in the scratch. HR_AGAIN: ask again. An error.
+hr_status hr_read_done(struct hr_xfer *x);
+/* Puts a piece of the result back to where its operand came from; the same. */
+hr_status hr_read_put(struct hr_xfer *x, const void *result, uint64_t offset, uint64_t len);
+/* Whether the RTS with these flags is of what may be put back, by post_put if it is not mapped. */
+int hr_read_returns(const struct hr_xfer *x, uint8_t flags);
+/* LENT and not mapped: HR_OK, this piece of it, hr_read_most, is in the scratch. HR_AGAIN: ask again. An error.
  */
 hr_status hr_read_lent(struct hr_xfer *x, uint64_t offset, uint64_t len);
 void hr_read_lent_done(struct hr_xfer *x, hr_status status);
-/* Copies or reduces a segment that came. */
+/* Copies or reduces a message that came unasked; a segment that came. */
+void hr_read_unasked(struct hr_request *req, const void *data, size_t len);
 void hr_read_arrived(struct hr_xfer *x, const void *data, size_t len);
 /* Sends the next segment; as hr_conn_post_segment. */
 hr_status hr_read_send(struct hr_xfer *x, struct hr_hdr *h, size_t len);

@@ -171,21 +171,21 @@ static uint32_t recv_flags(const struct hr_instr *in) {
     return flags | HR_RECV_REDUCE;
 }
 
-/* Whether what is sent may be written back to where it lies: if that goes wrong its pages are left to the peer, so
- * nothing else may be on them. */
-static int may_open(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
+/* Whether what is sent may be written back to where it lies, and whether nothing else is on these pages. */
+static uint32_t may_open(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
     uintptr_t begin = (uintptr_t)run->bufs[in->src_buf], at = begin + in->src_off;
     uint64_t size = in->src_buf == HR_BUF_IN ? run->program->in_bytes : run->program->out_bytes;
     if (!run->program->returns[i] || in->src_buf == HR_BUF_TMP || in->len < OPEN_MIN) return 0;
-    return hr_page_down(at) >= begin &&
-           (hr_page_up(at + in->len) <= begin + size || hr_arena_ends((char *)begin + size));
+    int alone =
+        hr_page_down(at) >= begin && (hr_page_up(at + in->len) <= begin + size || hr_arena_ends((char *)begin + size));
+    return HR_REQ_OPEN | (alone ? HR_REQ_ALONE : 0);
 }
 
 static void start_talk(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
     struct hr_request *req = &run->st[i].req;
     int send = in->op == HR_OP_SEND;
     req->flags = (run->program->paced ? HR_REQ_PACED : 0) | (in->flags & HR_INSTR_STAGED ? HR_REQ_STAGED : 0) |
-                 (in->flags & HR_INSTR_CHANGED ? HR_REQ_CHANGED : 0) | (send && may_open(run, i, in) ? HR_REQ_OPEN : 0);
+                 (in->flags & HR_INSTR_CHANGED ? HR_REQ_CHANGED : 0) | (send ? may_open(run, i, in) : 0);
     req->priority = run->priority;
     req->then = child_done;
     req->state = run;
@@ -228,7 +228,7 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
             const struct hr_xfer *x = lent(run, r);
             src[k] =
                 x && x->scratch ? x->scratch : (x ? (char *)x->rmem.ptr : (char *)run->st[r->off].req.buf) + offset;
-            if (x && x->open) also[nalso++] = (char *)x->rmem.out + offset;
+            if (x && x->open && x->rmem.out) also[nalso++] = (char *)x->rmem.out + offset;
         } else if (shown && r->buf == HR_BUF_TMP && r->off == place) {
             src[k] = shown;
         } else {
@@ -242,18 +242,25 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
                      store);
 }
 
-/* Computes a piece, with a hold of the operands that are open: they get the result. 0: one was taken back. */
-static int compute_piece(struct hr_run *run, const struct hr_instr *in, uint64_t offset, uint64_t len) {
-    struct hr_xfer *open[HR_REDUCE_MAX_SRC];
-    uint32_t n = 0, held = 0;
+/* Computes a piece, with a hold of the operands that are open: they get the result. HR_ERR_CANCELED: one was taken
+ * back. After another error nothing more is to be done, and the run may be gone. */
+static hr_status compute_piece(struct hr_run *run, const struct hr_instr *in, uint64_t offset, uint64_t len) {
+    struct hr_xfer *open[HR_REDUCE_MAX_SRC], *put[HR_REDUCE_MAX_SRC];
+    uint32_t n = 0, held = 0, nput = 0;
     for (uint32_t k = 0; in->op == HR_OP_REDUCE && k < in->nref; k++) {
         struct hr_xfer *x = lent(run, &run->program->refs_[in->ref + k]);
-        if (x && x->open) open[n++] = x;
+        if (x && x->open && x->rmem.out) open[n++] = x;
+        if (x && x->open && !x->rmem.out) put[nput++] = x;
     }
     while (held < n && hr_ledger_hold(open[held])) held++;
     if (held == n) compute(run, in, offset, len, NULL, 0);
     for (uint32_t k = 0; k < held; k++) hr_ledger_let_go(open[k]);
-    return held == n;
+    hr_status status = held == n ? HR_OK : HR_ERR_CANCELED;
+    for (uint32_t k = 0; k < nput && status == HR_OK; k++) {
+        status = hr_read_put(put[k], run->bufs[in->dst_buf] + in->dst_off + offset, offset, len);
+        if (status != HR_OK && status != HR_ERR_CANCELED) hr_read_lent_done(put[k], status);
+    }
+    return status;
 }
 
 int hr_run_fold(struct hr_request *req, const void *data, size_t len) {
@@ -329,15 +336,16 @@ static int compute_step(struct hr_engine *engine, struct hr_work *work) {
     const struct hr_instr *in = &run->program->instrs[i];
     uint64_t left = in->len - st->offset, n = piece_size(in);
     int fetched = is_fetched(run, in);
-    if (fetched && n > HR_SCRATCH) n = HR_SCRATCH;
+    if (fetched && n > hr_read_most(in->len)) n = hr_read_most(in->len);
     if (n > left) n = left;
     hr_status status = fetched ? fetch(st, in, n) : HR_OK;
     if (status != HR_OK) return status == HR_AGAIN;
-    if (!compute_piece(run, in, st->offset, n)) { /* in vain */
+    status = compute_piece(run, in, st->offset, n);
+    if (status == HR_ERR_CANCELED) { /* in vain */
         hr_work_remove(engine, work);
         run->outstanding--;
-        return 0;
     }
+    if (status != HR_OK) return 0;
     st->offset += n;
     if (st->offset < in->len) return 1;
     hr_work_remove(engine, work);
@@ -349,8 +357,8 @@ static int compute_step(struct hr_engine *engine, struct hr_work *work) {
 static void start_compute(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
     struct instr_state *st = &run->st[i];
     uint64_t cost = in->len * (in->op == HR_OP_REDUCE ? in->nref : 1);
-    if (st->offset < in->len && cost <= HR_INLINE_WORK) {
-        if (!compute_piece(run, in, 0, in->len)) return;
+    if (st->offset < in->len && cost <= HR_INLINE_WORK && !is_fetched(run, in)) {
+        if (compute_piece(run, in, 0, in->len) != HR_OK) return;
         st->offset = in->len;
     }
     if (st->offset == in->len) {

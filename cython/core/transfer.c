@@ -12,8 +12,8 @@
  * dropped.
  *
  * A buffer is free for its owner as soon as its request is finished: pulled buffers after FIN, pushed ones when the
- * provider has let go of them; a receive buffer that the peer may be writing to when the provider says that it will be
- * quiet (mem_quiet), or when the connection is cut.
+ * provider has let go of them; a buffer that the peer may be writing to when the provider says that it will be quiet
+ * (mem_quiet), or when the connection is cut.
  */
 
 #include <stdlib.h>
@@ -22,7 +22,7 @@
 #include "core/program.h"
 #include "hr/memory.h"
 
-#define SHORT (1u << 20) /* what has but a few pieces comes in shorter ones, and what is changed in messages */
+#define SHORT (1u << 20) /* what has but a few pieces comes in shorter ones */
 
 /* Arenas are what peers read in place. */
 hr_store hr_store_into(const void *dst, uint64_t len, int unread) {
@@ -71,67 +71,15 @@ static uint64_t segment_size(struct hr_conn *conn, const struct hr_xfer *x) {
         if (n < HR_SEGMENT_MIN) n = HR_SEGMENT_MIN;
     }
     if (message && n > caps->max_send) n = caps->max_send;
-    if (x->scratch && n > HR_SCRATCH) n = HR_SCRATCH;
+    if (x->scratch && n > hr_read_most(x->len)) n = hr_read_most(x->len);
     return n & ~63ull;
 }
 
 /* --- the sender's side
  * --------------------------------------------------------------------------------------------------- */
 
-/* Pulling is for providers that map memory, or that cannot be written to. */
-static int conn_pulls(struct hr_conn *conn) {
-    return (conn->caps->flags & HR_CAP_READ) &&
-           ((conn->caps->flags & HR_CAP_MAP) || !(conn->caps->flags & HR_CAP_WRITE));
-}
-
 /* Whether bulk goes by one endpoint, which says of writes when they have arrived. */
-static int confirms(const struct hr_conn *conn) { return conn->caps->flags & HR_CAP_CONFIRMS && conn->nlanes <= 2; }
-
-/* What a core has just written takes another longer to read than to get it sent; where both send, neither waits. */
-static int in_messages(const struct hr_conn *conn, const struct hr_request *req) {
-    struct hr_arena_info arena;
-    if (req->flags & HR_REQ_STAGED) return 1;
-    return req->flags & HR_REQ_CHANGED && conn->caps->flags & HR_CAP_RELAYS && req->len < SHORT &&
-           !hr_arena_find(req->buf, req->len, &arena);
-}
-
-/* Whether the receiver may write there what it makes of it. Nobody else may be shown what is on these pages. */
-int hr_xfer_opens(const struct hr_conn *conn, const struct hr_request *req) {
-    struct hr_arena_info arena;
-    uintptr_t begin = hr_page_down((uintptr_t)req->buf), end = hr_page_up((uintptr_t)req->buf + req->len);
-    return req->flags & HR_REQ_OPEN && conn->caps->flags & HR_CAP_MAP_WRITE &&
-           hr_arena_find(req->buf, req->len, &arena) && arena.flags & HR_ARENA_WRITABLE_BY_PEERS &&
-           !hr_exposes(conn->engine, (void *)begin, end - begin);
-}
-
-hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_hdr_long *rts) {
-    struct hr_ep *ep = conn->lanes[0].ep;
-    int open = hr_xfer_opens(conn, req);
-    uint32_t access = HR_ACCESS_REMOTE_READ | (open ? HR_ACCESS_REMOTE_MAP : 0);
-    struct hr_xfer *x = hr_xfer_new(conn->engine, req, conn, HR_XFER_SEND);
-    if (!x) return HR_ERR_NOMEM;
-    rts->h.sreq = x->id;
-    if (confirms(conn)) rts->h.flags = HR_HDR_SURE;
-    if (!conn_pulls(conn) || (!open && in_messages(conn, req))) return HR_OK;
-    hr_status status = conn->caps->flags & HR_CAP_MAP ? hr_ledger_enter(x) : HR_OK;
-    if (status == HR_AGAIN || conn->state == HR_CONN_LOST) {
-        hr_xfer_free(conn->engine, x);
-        return status;
-    }
-    if (status != HR_OK) return HR_OK;
-    if (ep->domain->ops->mem_register(ep->domain, x->buf, x->len, access, &x->mem) != HR_OK) return HR_OK;
-    x->has_mem = 1;
-    status = ep->domain->ops->mem_export(ep, &x->mem, x->buf, x->len, &rts->desc);
-    if (status == HR_OK) rts->h.flags |= HR_HDR_DESC | hr_read_flags(conn, x->len);
-    if (status == HR_OK && open) rts->h.flags |= HR_HDR_OPEN;
-    rts->key = x->key;
-    x->open = status == HR_OK && open;
-    if (status == HR_AGAIN) {
-        hr_xfer_free(conn->engine, x);
-        return HR_AGAIN;
-    }
-    return HR_OK; /* not reachable by this peer: it will ask for segments */
-}
+int hr_xfer_confirms(const struct hr_conn *conn) { return conn->caps->flags & HR_CAP_CONFIRMS && conn->nlanes <= 2; }
 
 void hr_xfer_on_cts(struct hr_conn *conn, const struct hr_hdr_long *cts) {
     struct hr_xfer *x = hr_xfer_find(conn, cts->h.sreq);
@@ -154,7 +102,7 @@ void hr_xfer_on_cts(struct hr_conn *conn, const struct hr_hdr_long *cts) {
             return;
         }
         x->has_rmem = 1;
-        x->sure = cts->h.flags & HR_HDR_SURE && confirms(conn);
+        x->sure = cts->h.flags & HR_HDR_SURE && hr_xfer_confirms(conn);
         x->mode = HR_XFER_SEND_PUSH;
         HR_COUNT(conn->engine, push);
     } else {
@@ -291,14 +239,14 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     struct hr_conn *conn = x->conn;
     uint64_t n = segment_size(conn, x), left = x->len - x->posted;
     if (n > left) n = left;
-    if ((!x->open && !hr_ledger_stands(x)) || (x->rmem.ptr && !consume_mapped(x, n))) {
+    if ((!(x->open && x->rmem.out) && !hr_ledger_stands(x)) || (x->rmem.ptr && !consume_mapped(x, n))) {
         hr_work_remove(engine, work); /* in the same process the memory may even be gone */
         return 0;
     }
     if (!x->rmem.ptr) {
         hr_status status = hr_read_piece(x, n);
         if (status == HR_AGAIN) return 1;
-        if (status == HR_ERR_ACCESS && !hr_ledger_stands(x)) return 1;
+        if (status == HR_ERR_CANCELED || (status == HR_ERR_ACCESS && !hr_ledger_stands(x))) return 1;
         if (hr_is_error(status)) {
             struct hr_request *req = x->req;
             hr_xfer_send_fin(conn, req->comm->id, x->remote, status, 0);
@@ -354,8 +302,8 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
             hr_conn_lost(conn, HR_ERR_PROTOCOL, "a memory descriptor that is too short");
             return;
         }
-        x->open = rts->h.flags & HR_HDR_OPEN && req->rflags & HR_RECV_RETURN && x->rmem.out && conn->peer_ledger.out;
         int borrow = req->rflags & HR_RECV_BORROW, read = !x->rmem.ptr && hr_read_chosen(x, rts->h.flags);
+        x->open = hr_read_returns(x, rts->h.flags) && (x->rmem.out || (x->rmem.puts && x->scratch));
         if (borrow && (x->rmem.ptr || x->scratch)) {
             x->mode = HR_XFER_LENT;
             HR_COUNT(engine, lent);
@@ -382,7 +330,7 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
         x->has_mem = 1;
         if (ops->mem_export(ep, &x->mem, x->buf, x->len, &cts.desc) == HR_OK) {
             x->mode = HR_XFER_PUSH;
-            x->sure = rts->h.flags & HR_HDR_SURE && confirms(conn);
+            x->sure = rts->h.flags & HR_HDR_SURE && hr_xfer_confirms(conn);
             cts.h.flags = HR_HDR_DESC | (x->sure ? HR_HDR_SURE : 0);
         }
     }
@@ -408,7 +356,7 @@ void hr_xfer_on_notify(struct hr_conn *conn, uint64_t value, size_t nbytes) {
         return;
     }
     struct hr_xfer *x = value <= UINT32_MAX ? hr_xfer_find(conn, (uint32_t)value) : NULL;
-    int sure = x ? x->sure : confirms(conn); /* nobody waits to hear of those */
+    int sure = x ? x->sure : hr_xfer_confirms(conn); /* nobody waits to hear of those */
     if (!sure) hr_conn_owe(conn, 0, (uint32_t)nbytes);
     if (!x) return;
     if (x->mode != HR_XFER_PUSH || nbytes > x->len - x->completed) {
@@ -464,6 +412,7 @@ void hr_xfer_on_done(struct hr_xfer *x, hr_status status) {
         hr_read_lent_done(x, status);
         return;
     }
+    if (!hr_is_error(status) && (status = hr_read_done(x)) == HR_ERR_CANCELED) return;
     if (status == HR_ERR_ACCESS && x->mode == HR_XFER_PULL && !hr_ledger_stands(x)) return;
     if (hr_is_error(status)) {
         struct hr_request *req = x->req;
@@ -476,7 +425,6 @@ void hr_xfer_on_done(struct hr_xfer *x, hr_status status) {
         hr_fail(conn->engine, req, status, hr_comm_rank_of(req->comm, conn), HR_PHASE_TRANSFER, conn);
         return;
     }
-    hr_read_done(x);
     if (x->posted < x->len || x->outstanding) return;
     if (x->mode == HR_XFER_PULL)
         hr_xfer_pulled(x);

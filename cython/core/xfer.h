@@ -52,9 +52,8 @@ struct hr_xfer {         /* one rendezvous, on one side */
 struct hr_xfer *hr_xfer_find(struct hr_conn *conn, uint32_t id); /* NULL: it is over */
 struct hr_xfer *hr_xfer_new(struct hr_engine *engine, struct hr_request *req, struct hr_conn *conn, int mode);
 void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x);
-int hr_xfer_opens(const struct hr_conn *conn, const struct hr_request *req);
+int hr_xfer_confirms(const struct hr_conn *conn);
 void hr_xfer_send_fin(struct hr_conn *conn, uint64_t comm, uint32_t sreq, hr_status status, int returned);
-hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_hdr_long *rts);
 void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct hr_hdr_long *rts);
 void hr_xfer_on_cts(struct hr_conn *conn, const struct hr_hdr_long *cts);
 void hr_xfer_on_seg(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len);
@@ -69,6 +68,10 @@ void hr_xfer_return(struct hr_engine *engine, struct hr_xfer *x); /* LENT: the b
 void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell);
 hr_store hr_store_into(const void *dst, uint64_t len, int unread);
 void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_t len);
+
+/* offer.c: the access by which the receiver may write there what it makes of it, 0: it may not; the sender's RTS */
+uint32_t hr_xfer_opens(const struct hr_conn *conn, const struct hr_request *req);
+hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_hdr_long *rts);
 
 /* share.c */
 int hr_share_ask(struct hr_xfer *x); /* 1: both ends copy it; the receive goes on by itself */

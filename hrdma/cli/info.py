@@ -156,7 +156,7 @@ def _large(name: str, caps: list[str], options: str, may_read: tuple[bool, str])
     if "cma=0" in options.split(","):
         other = "staged through the rings, since HRDMA_SHM says cma=0"
     elif may_read[0]:
-        other = "staged through the rings; where ranks share cores or it is faster, read by process_vm_readv"
+        other = "staged through the rings; where ranks share cores or it is faster, read by process_vm_readv and written by process_vm_writev"
     else:
         other = f"staged through the rings, since the kernel refuses process_vm_readv ({may_read[1]})"
     return f"from hrdma.empty(): mapped by the peer and read in place; from other memory: {other}"

@@ -67,6 +67,7 @@ struct job {
     uint64_t odd_sig; /* rank 1 signs differently */
     int arriving;     /* reduced as it arrives */
     int fails;        /* until it does */
+    int returns;      /* results are put back, where they may be */
 };
 static hr_status run_once(struct rank *r, struct hr_program *p, float *x, uint64_t sig, struct hr_request *req,
                           double seconds) {
@@ -78,7 +79,8 @@ static hr_status run_once(struct rank *r, struct hr_program *p, float *x, uint64
 static void *allreduce(void *arg) {
     struct rank *r = arg;
     struct job *j = r->arg;
-    struct hr_program *p = j->arriving ? halves(r->rank, j->elements, 0) : direct(r->rank, r->size, j->elements, 0);
+    struct hr_program *p =
+        j->arriving ? halves(r->rank, j->elements, j->returns) : direct(r->rank, r->size, j->elements, j->returns);
     float *x = j->arena ? hr_arena_alloc(j->elements * 4, 0) : malloc(j->elements * 4);
     for (int round = 0; round < j->rounds; round++) {
         struct hr_request req;
@@ -112,24 +114,27 @@ TEST(allreduce_of_long_plain_memory) {
         allreduce_world(2, (struct job){.elements = 2 * HALF, .rounds = TURNS, .arriving = arriving});
 }
 
-/* A read that is late, or fails. */
-static void read_with(const char *fault, int fails) {
+/* A read that is late, or fails; or a put, of what is reduced in place. */
+static void read_with(const char *fault, int fails, uint32_t cap, const char *ops) {
     for (int arriving = 0; arriving < 2; arriving++) {
         struct job job = {.elements = 2 * HALF, .rounds = fails ? 1000 : TURNS, .arriving = arriving, .fails = fails};
         struct world w;
         char text[64];
         uint64_t before = hr_faults_fired();
-        snprintf(text, sizeof text, "%s:%s,ops=read", world_provider(), fault);
+        snprintf(text, sizeof text, "%s:%s,ops=%s", world_provider(), fault, ops);
+        job.returns = cap == HR_CAP_PUT;
         world_open(&w, 2, text);
-        int reads = world_caps(&w.ranks[0]) & HR_CAP_MAP;
-        if (reads) world_run(&w, allreduce, &job);
+        int able = (world_caps(&w.ranks[0]) & cap) != 0;
+        if (able) world_run(&w, allreduce, &job);
         world_close(&w);
-        if (!reads) SKIP("the provider does not have HR_CAP_MAP");
+        if (!able)
+            SKIP(cap == HR_CAP_PUT ? "the provider does not have HR_CAP_PUT" : "the provider does not have HR_CAP_MAP");
         CHECK(hr_faults_fired() > before);
     }
 }
-TEST(reads_that_are_late_are_waited_for) { read_with("delay=0.2:300us", 0); }
-TEST(a_read_that_fails_ends_the_collective_on_all_ranks) { read_with("error=0.05", 1); }
+TEST(reads_that_are_late_are_waited_for) { read_with("delay=0.2:300us", 0, HR_CAP_MAP, "read"); }
+TEST(a_read_that_fails_ends_the_collective_on_all_ranks) { read_with("error=0.05", 1, HR_CAP_MAP, "read"); }
+TEST(a_put_that_fails_ends_the_collective_on_all_ranks) { read_with("error=0.05", 1, HR_CAP_PUT, "put"); }
 
 TEST(direct_allreduce_eight) { allreduce_world(8, (struct job){.elements = 80000, .arena = 1, .rounds = 10}); }
 

@@ -122,7 +122,7 @@ TEST(what_was_taken_for_lost_may_come) {
 static int moved(struct hr_relay *r, int64_t *now_p, int64_t relayed_ns, int64_t read_ns) {
     int way = hr_relay_begin(r, *now_p);
     *now_p += way == HR_READ ? read_ns : relayed_ns;
-    hr_relay_end(r, way, 1 << 20, *now_p, -1);
+    hr_relay_end(r, way, 1 << 20, *now_p, -1, 1);
     CHECK_EQ(r->open, 0);
     return way;
 }
@@ -180,7 +180,7 @@ TEST(a_trial_of_long_ones_is_two) {
     int64_t now = 1000;
     for (int i = 0; i < 4; i++) { /* the first touches memory that nobody has touched */
         CHECK_EQ(hr_relay_begin(&r, now), i < 2 ? HR_RELAYED : HR_READ);
-        hr_relay_end(&r, r.way, HR_RELAY_ENOUGH, now += i ? i < 2 ? MS : 2 * MS : 10 * MS, -1);
+        hr_relay_end(&r, r.way, HR_RELAY_ENOUGH, now += i ? i < 2 ? MS : 2 * MS : 10 * MS, -1, 1);
         CHECK_EQ(r.trial, i % 2 ? 0 : HR_RELAY_PERIODS - 1);
     }
     CHECK_EQ(r.next - now, HR_RELAY_TRIAL * 4 * MS);
@@ -190,11 +190,11 @@ TEST(a_trial_of_long_ones_is_two) {
 TEST(what_the_way_before_has_left_says_nothing_of_this_one) {
     struct hr_relay r = {0};
     for (int i = 0; i < 4; i++) CHECK_EQ(hr_relay_begin(&r, 1000), HR_RELAYED);
-    for (int i = 1; i < 3; i++) hr_relay_end(&r, HR_RELAYED, HR_RELAY_PERIOD, 1000 + i * MS, -1);
+    for (int i = 1; i < 3; i++) hr_relay_end(&r, HR_RELAYED, HR_RELAY_PERIOD, 1000 + i * MS, -1, 1);
     CHECK_EQ(hr_relay_begin(&r, 1000 + 2 * MS), HR_READ); /* two of those are on their way still */
-    for (int i = 3; i < 5; i++) hr_relay_end(&r, HR_RELAYED, HR_RELAY_PERIOD, 1000 + i * MS, -1);
+    for (int i = 3; i < 5; i++) hr_relay_end(&r, HR_RELAYED, HR_RELAY_PERIOD, 1000 + i * MS, -1, 1);
     CHECK(r.cost[HR_READ] == 0 && r.open == 1);
-    hr_relay_end(&r, HR_READ, HR_RELAY_PERIOD, 1000 + 7 * MS, -1); /* alone since 4 */
+    hr_relay_end(&r, HR_READ, HR_RELAY_PERIOD, 1000 + 7 * MS, -1, 1); /* alone since 4 */
     CHECK_EQ(r.cost[HR_READ], 3.0 * MS / (double)HR_RELAY_PERIOD);
 }
 
@@ -205,14 +205,19 @@ TEST(where_both_send_work_counts_and_the_senders_as_well) {
         r = (struct hr_relay){0};
         CHECK_EQ(hr_relay_begin(&r, 1000), HR_RELAYED);
         r.busy = 100;
-        hr_relay_end(&r, r.way, 100, 900000, copying[i]);
+        hr_relay_end(&r, r.way, 100, 900000, copying[i], 1);
         CHECK(r.cost[HR_RELAYED] == (i ? 2 : 1.5));
     }
+    struct hr_relay answered = {0}; /* a result that is put back is another message, if it is not */
+    CHECK_EQ(hr_relay_begin(&answered, 1000), HR_RELAYED);
+    answered.busy = 100;
+    hr_relay_end(&answered, HR_RELAYED, 100, 900000, 0.5, 2);
+    CHECK(answered.cost[HR_RELAYED] == 3);
     r.trial = 0;
     CHECK_EQ(hr_relay_begin(&r, 1000), HR_READ);
     CHECK_EQ(r.busy, 0);
     r.busy = 150;
-    hr_relay_end(&r, r.way, 100, 900000, 0.5);
+    hr_relay_end(&r, r.way, 100, 900000, 0.5, 1);
     CHECK(r.cost[HR_READ] == 1.5);
 }
 
@@ -232,23 +237,23 @@ TEST(somebody_who_was_interrupted_once_is_forgiven) {
 TEST(what_is_on_its_way_together_goes_one_way_and_is_measured_as_one) {
     struct hr_relay r = {0};
     for (int i = 0; i < 3; i++) CHECK_EQ(hr_relay_begin(&r, 1000), HR_RELAYED);
-    hr_relay_end(&r, r.way, 100, 1100, -1);
+    hr_relay_end(&r, r.way, 100, 1100, -1, 1);
     CHECK_EQ(hr_relay_begin(&r, 1100), HR_RELAYED);
-    hr_relay_end(&r, r.way, 100, 1200, -1);
-    hr_relay_end(&r, r.way, 100, 1300, -1);
+    hr_relay_end(&r, r.way, 100, 1200, -1, 1);
+    hr_relay_end(&r, r.way, 100, 1300, -1, 1);
     CHECK(r.cost[HR_RELAYED] == 0);
-    hr_relay_end(&r, r.way, 100, 1800, -1);
+    hr_relay_end(&r, r.way, 100, 1800, -1, 1);
     CHECK(r.cost[HR_RELAYED] == 2 && !r.open && r.trial == HR_RELAY_PERIODS - 1);
     r.trial = 0;
     /* one that came to nothing says nothing */
     CHECK_EQ(hr_relay_begin(&r, 2000), HR_READ);
-    hr_relay_end(&r, r.way, 0, 9000, -1);
+    hr_relay_end(&r, r.way, 0, 9000, -1, 1);
     CHECK(r.cost[HR_READ] == 0 && !r.open && r.trial == HR_RELAY_PERIODS);
     /* a stream without a pause is judged all the same */
     CHECK_EQ(hr_relay_begin(&r, 10000), HR_READ);
     for (int i = 0; i < 4; i++) {
         CHECK_EQ(hr_relay_begin(&r, 10000), HR_READ);
-        hr_relay_end(&r, r.way, HR_RELAY_PERIOD / 4, 10000 + (int64_t)HR_RELAY_PERIOD, -1);
+        hr_relay_end(&r, r.way, HR_RELAY_PERIOD / 4, 10000 + (int64_t)HR_RELAY_PERIOD, -1, 1);
     }
     CHECK(r.cost[HR_READ] == 1 && r.open == 1 && r.bytes == 0);
     CHECK(r.trial && r.way == HR_READ);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 
@@ -21,8 +22,10 @@ def make(registered: bool, count: int) -> np.ndarray:
     return (hrdma.empty if registered else np.empty)(count, "float64")
 
 
-def resumed(me: Me, operation: str, registered: bool) -> None:
-    """Rank 1 is stopped from outside while data is on its way; the others refill their memory after the error."""
+def resumed(me: Me, operation: str, registered: bool, fault: str = "") -> None:
+    """Rank 1 is stopped from outside while data is on its way, or by a fault; the others refill their memory after the error."""
+    if fault and me.rank == 1:
+        os.environ["HRDMA_FAULT"] = fault
     comm = hrdma.init()
     x, out = make(registered, COUNT), make(registered, COUNT)
     x[:] = me.rank + 1
@@ -71,6 +74,19 @@ def test_the_stopped_rank_that_wakes_up_changes_nothing(start, transport, regist
         rank.event("begins")
     time.sleep(0.01 + 0.01 * registered)
     job[1].signal(signal.SIGSTOP)
+    changes_nothing_later(job)
+
+
+@pytest.mark.parametrize("puts", (1, 2, 30))
+def test_who_is_stopped_as_it_is_about_to_put_a_result_back_changes_nothing(start, puts):
+    """It has been told that it may write into the memory of a peer, and calls the kernel when it is awake again."""
+    fault = f"shm:stop=after:{puts},ops=put"
+    job = start(resumed, 3, transport="shm", operation="allreduce in place", registered=False, fault=fault)
+    changes_nothing_later(job)
+
+
+def changes_nothing_later(job: Job) -> None:
+    """Rank 1 is stopped, or about to be, and goes on when the others have raised and refilled their memory."""
     job[1].event("stopped")
     for rank in job.survivors(1):
         raised = rank.event("raised")

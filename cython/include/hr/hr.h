@@ -75,12 +75,13 @@ struct hr_request {
 };
 
 enum {
-    HR_REQ_ASYNC = 1,    /* nobody may be waiting: the background thread serves it, completion goes to the done list */
-    HR_REQ_PACED = 2,    /* of a program that sends to one peer at most before something has come */
-    HR_REQ_STAGED = 4,   /* as HR_INSTR_STAGED */
-    HR_REQ_CHANGED = 8,  /* as HR_INSTR_CHANGED */
-    HR_REQ_OPEN = 16,    /* of a SEND: the receiver may put there what it makes of it */
-    HR_REQ_RETURNED = 32 /* and it has; on both sides */
+    HR_REQ_ASYNC = 1,     /* nobody may be waiting: the background thread serves it, completion goes to the done list */
+    HR_REQ_PACED = 2,     /* of a program that sends to one peer at most before something has come */
+    HR_REQ_STAGED = 4,    /* as HR_INSTR_STAGED */
+    HR_REQ_CHANGED = 8,   /* as HR_INSTR_CHANGED */
+    HR_REQ_OPEN = 16,     /* of a SEND: the receiver may put there what it makes of it */
+    HR_REQ_RETURNED = 32, /* and it has; on both sides */
+    HR_REQ_ALONE = 64     /* nothing else is on its pages */
 };
 
 struct hr_config {

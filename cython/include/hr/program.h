@@ -19,10 +19,11 @@
  * a REDUCE over borrowed chunks reads every contribution once and writes the result once.
  *
  * A chunk that is sent to be reduced, and to be received again with the result, may be written back by who reduces it:
- * where a provider maps the peer's memory for that, the result is put where the chunk lies, and the two instructions
- * of the answer, with HR_INSTR_RETURNS, end without a message. The SEND of the answer names the RECV_REDUCE or BORROW
- * whose result it sends, the RECV the SEND whose memory it overwrites, by `ref`. So from the beginning of that SEND to
- * the end of that RECV nothing else may touch the memory; `hrdma.topo.verify` proves it, and that both ends pair up.
+ * where a provider maps the peer's memory for that, or writes to what is not mapped (HR_CAP_PUT) and that is faster
+ * than messages, the result is put where the chunk lies, and the two instructions of the answer, with HR_INSTR_RETURNS,
+ * end without a message. The SEND of the answer names the RECV_REDUCE or BORROW whose result it sends, the RECV the
+ * SEND whose memory it overwrites, by `ref`. So from the beginning of that SEND to the end of that RECV nothing else
+ * may touch the memory; `hrdma.topo.verify` proves it, and that both ends pair up.
  *
  * What a RECV brings into scratch for one REDUCE alone, which waits for it, is reduced out of the message, and not put
  * there, where it comes whole and the REDUCE waits for nothing else by then. So that this can be seen, whoever else

@@ -65,7 +65,8 @@ enum {
                                  memory that was not registered may be in buffers of the provider's own by then */
     HR_CAP_PINS = 1 << 8,     /* mem_register pins pages: registrations of kept memory (hr/memory.h) are kept, too */
     HR_CAP_RELAYS = 1 << 9,   /* messages, which both sides copy at once, are faster than reads of what is not mapped */
-    HR_CAP_MAP_WRITE = 1 << 10 /* mem_import of what was exported with HR_ACCESS_REMOTE_MAP may give where to write */
+    HR_CAP_MAP_WRITE = 1 << 10, /* mem_import of what was exported with HR_ACCESS_REMOTE_MAP may give where to write */
+    HR_CAP_PUT = 1 << 11        /* post_put may reach what was exported with HR_ACCESS_REMOTE_PUT */
 };
 
 struct hr_caps {
@@ -89,13 +90,15 @@ struct hr_mem {
     uint32_t access;
 };
 
-/* REMOTE_MAP: in arenas with HR_ARENA_WRITABLE_BY_PEERS. What the peer's processor does there only mem_quiet ends. */
+/* REMOTE_MAP: in arenas with HR_ARENA_WRITABLE_BY_PEERS. What the peer's processor does there only mem_quiet ends; so
+ * it is with REMOTE_PUT, of other memory. */
 enum {
     HR_ACCESS_LOCAL = 0,
     HR_ACCESS_REMOTE_READ = 1,
     HR_ACCESS_REMOTE_WRITE = 2,
     HR_ACCESS_REMOTE_ATOMIC = 4,
-    HR_ACCESS_REMOTE_MAP = 8
+    HR_ACCESS_REMOTE_MAP = 8,
+    HR_ACCESS_REMOTE_PUT = 16
 };
 
 struct hr_desc {
@@ -110,6 +113,7 @@ struct hr_rmem {
     uint64_t rkey;
     uint64_t len;
     void *priv;
+    int puts; /* HR_CAP_PUT: post_put may write there */
 };
 
 /* Bytes of text: what is done without; of a domain with all its rails, whole. */
@@ -257,6 +261,10 @@ struct hr_provider {
     hr_status (*post_write)(struct hr_ep *ep, const struct hr_rma *rma);
     hr_status (*post_read)(struct hr_ep *ep, const struct hr_rma *rma);
     hr_status (*post_atomic)(struct hr_ep *ep, const struct hr_atomic *atomic);
+    /* HR_CAP_PUT: writes to memory that is not mapped, and is through on return. may(arg) is asked before anything is
+     * written, perhaps several times: no, and HR_ERR_CANCELED is the answer. A mem_quiet that the peer begins after may
+     * would have said no returns when nothing is written any more. HR_ERR_ACCESS: there is no such memory. */
+    hr_status (*post_put)(struct hr_ep *ep, const struct hr_rma *rma, int (*may)(void *arg), void *arg);
     /* Lets go of an operation in progress: HR_OK, its local buffers will not be touched again and no done follows (what
      * is half on its way goes on from a private copy); HR_ERR_UNSUPPORTED, only ep_abort can. */
     hr_status (*cancel)(struct hr_ep *ep, void *cookie);

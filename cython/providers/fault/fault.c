@@ -308,17 +308,20 @@ static int choose(struct fault_ep *ep, enum fault_op op, size_t len) {
     }
 }
 
+/* Of what is asked, not posted. */
+static int befalls(struct fault_ep *ep, enum fault_op op, int kind) {
+    struct fault_domain *domain = of_domain(ep->base.domain);
+    if (!(domain->plan.ops & op)) return 0;
+    ep->draw = hr_fault_next(&ep->random);
+    if (choose(ep, op, 0) != kind) return 0;
+    count(domain, kind);
+    return 1;
+}
+
 /* drop: HR_OK, and nobody was asked. */
 static hr_status fault_mem_quiet(struct hr_ep *base, const struct hr_mem *mem) {
     struct fault_ep *ep = of_ep(base);
-    struct fault_domain *domain = of_domain(base->domain);
-    if (domain->plan.ops & FAULT_QUIET) {
-        ep->draw = hr_fault_next(&ep->random);
-        if (choose(ep, FAULT_QUIET, 0) == FAULT_DROP) {
-            count(domain, FAULT_DROP);
-            return HR_OK;
-        }
-    }
+    if (befalls(ep, FAULT_QUIET, FAULT_DROP)) return HR_OK;
     return inner_ops(base)->mem_quiet(ep->inner, mem);
 }
 
@@ -400,6 +403,26 @@ static hr_status fault_cancel(struct hr_ep *ep, void *cookie) {
     return inner_ops(ep)->cancel(of_ep(ep)->inner, cookie);
 }
 
+/* The worst moment: it has been told that it may, and has not written yet. */
+static int may_and_is_struck(void *arg) {
+    struct fault_ep *ep = arg;
+    int told = ep->may(ep->arg);
+    if (told) strike(ep);
+    return told;
+}
+
+static hr_status fault_post_put(struct hr_ep *base, const struct hr_rma *rma, int (*may)(void *arg), void *arg) {
+    struct fault_ep *ep = of_ep(base);
+    struct fault_domain *domain = of_domain(base->domain);
+    int struck = (domain->plan.ops & FAULT_PUT) != 0;
+    if (!(base->domain->caps.flags & HR_CAP_PUT)) return HR_ERR_UNSUPPORTED;
+    if (befalls(ep, FAULT_PUT, FAULT_ERROR)) return HR_ERR_IO;
+    ep->may = may;
+    ep->arg = arg;
+    domain->operations += struck;
+    return inner_ops(base)->post_put(ep->inner, rma, struck ? may_and_is_struck : may, struck ? (void *)ep : arg);
+}
+
 /* ---- progress and sleeping ---- */
 
 static int carry_out_kills(struct fault_domain *domain) {
@@ -468,6 +491,7 @@ const struct hr_provider hr_provider_fault = {
     .post_write = fault_post_write,
     .post_read = fault_post_read,
     .post_atomic = fault_post_atomic,
+    .post_put = fault_post_put,
     .cancel = fault_cancel,
     .progress = fault_progress,
     .event_fd = fault_event_fd,

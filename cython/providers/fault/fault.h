@@ -10,7 +10,7 @@ extern const struct hr_provider hr_provider_fault;
 enum fault_kind { FAULT_DROP, FAULT_DELAY, FAULT_REORDER, FAULT_TRUNCATE, FAULT_ERROR, FAULT_KILL, FAULT_STOP };
 enum { FAULT_RATES = FAULT_ERROR + 1 }; /* those drawn for each operation; the others come at a count */
 
-enum fault_op { FAULT_SEND = 1, FAULT_WRITE = 2, FAULT_READ = 4, FAULT_ATOMIC = 8, FAULT_QUIET = 16 };
+enum fault_op { FAULT_SEND = 1, FAULT_WRITE = 2, FAULT_READ = 4, FAULT_ATOMIC = 8, FAULT_QUIET = 16, FAULT_PUT = 32 };
 
 extern const char *const hr_fault_names[HR_FAULT_KINDS];
 
@@ -61,9 +61,11 @@ struct fault_ep {
     int drawn;                  /* the last post was refused with HR_AGAIN: its draw goes to the next one */
     uint64_t draw;
     int connected;
-    int lost;    /* the sink was told, or the engine has aborted */
-    int killed;  /* the fault has struck; progress() carries it out */
-    int stalled; /* what is due found no room in the inner provider, whose affair the wake-up then is */
+    int lost;              /* the sink was told, or the engine has aborted */
+    int killed;            /* the fault has struck; progress() carries it out */
+    int stalled;           /* what is due found no room in the inner provider, whose affair the wake-up then is */
+    int (*may)(void *arg); /* of the put that is under way */
+    void *arg;
     struct fault_ep *next, *prev;
 };
 

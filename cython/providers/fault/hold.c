@@ -20,7 +20,8 @@ hr_status hr_fault_post(struct fault_ep *ep, enum fault_op op, const void *args)
     switch (op) {
     case FAULT_SEND: return ops->post_send(ep->inner, args);
     case FAULT_WRITE: return ops->post_write(ep->inner, args);
-    case FAULT_QUIET: break; /* is asked, not posted */
+    case FAULT_QUIET:
+    case FAULT_PUT: break; /* are not posted */
     case FAULT_READ: return ops->post_read(ep->inner, args);
     case FAULT_ATOMIC: return ops->post_atomic(ep->inner, args);
     }

@@ -69,18 +69,15 @@ static int parse_ops(const char *key, char *text, unsigned *ops_p, char detail[2
     static const struct {
         const char *name;
         unsigned op;
-    } names[] = {{"send", FAULT_SEND},
-                 {"write", FAULT_WRITE},
-                 {"read", FAULT_READ},
-                 {"atomic", FAULT_ATOMIC},
-                 {"quiet", FAULT_QUIET}};
+    } names[] = {{"send", FAULT_SEND},     {"write", FAULT_WRITE}, {"read", FAULT_READ},
+                 {"atomic", FAULT_ATOMIC}, {"quiet", FAULT_QUIET}, {"put", FAULT_PUT}};
     char *save, *name;
     unsigned ops = 0;
     for (name = strtok_r(text, "+", &save); name; name = strtok_r(NULL, "+", &save)) {
         unsigned found = 0;
-        for (int i = 0; i < 5; i++)
+        for (int i = 0; i < 6; i++)
             if (strcmp(name, names[i].name) == 0) found = names[i].op;
-        if (!found) return bad(detail, key, name, "send, write, read, atomic, quiet, joined by +");
+        if (!found) return bad(detail, key, name, "send, write, read, atomic, quiet, put, joined by +");
         ops |= found;
     }
     *ops_p = ops;
@@ -106,7 +103,7 @@ static int parse_one(const char *key, char *value, struct fault_plan *plan, char
 }
 
 hr_status hr_fault_parse(const char *options, struct fault_plan *plan_p, char detail[256]) {
-    struct fault_plan plan = {.seed = 1, .budget = UINT64_MAX, .ops = ~(unsigned)FAULT_QUIET};
+    struct fault_plan plan = {.seed = 1, .budget = UINT64_MAX, .ops = ~(unsigned)(FAULT_QUIET | FAULT_PUT)};
     char text[512], *save, *item;
     double sum = 0;
     int n = snprintf(text, sizeof text, "%s", options ? options : "");

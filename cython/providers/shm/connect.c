@@ -138,7 +138,7 @@ void hr_shm_ep_abort(struct hr_ep *ep) {
     if (e->counted) dom->connecting--;
     e->counted = 0;
     leave_live(dom, e);
-    hr_shm_unmap_rings(e);
+    hr_shm_unmap(e, 0);
     if (e->sock >= 0)
         shutdown(e->sock, SHUT_RDWR); /* a forked child may hold a copy: closing would not tell the peer */
     if (e->sock >= 0) epoll_ctl(dom->epfd, EPOLL_CTL_DEL, e->sock, NULL);
@@ -163,6 +163,7 @@ void hr_shm_ep_destroy(struct hr_ep *ep) {
     hr_shm_ep_abort(ep);
     hr_shm_maps_drop(e, 1);
     close_fd(&e->pidfd); /* until here it tells whether the peer can still write to what it has mapped */
+    hr_shm_unmap(e, 1);  /* and these whether its kernel is at it */
     while (*link != e) link = &(*link)->next;
     *link = e->next;
     free(e);

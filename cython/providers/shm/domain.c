@@ -161,6 +161,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     dom->ring_size = o.ring;
     dom->cma_allowed = o.cma;
     if (!crowded) dom->base.caps.flags |= HR_CAP_RELAYS;
+    if (o.cma) dom->base.caps.flags |= HR_CAP_PUT;
     dom->base.caps.max_send = message_for(o.ring);
     dom->base.caps.eager_max = EAGER;
     if (status == HR_OK) status = find_host(dom, o.host[0] ? o.host : NULL, detail);
@@ -235,6 +236,7 @@ const struct hr_provider hr_provider_shm = {
     .post_write = hr_shm_post_write,
     .post_read = hr_shm_post_read,
     .post_atomic = hr_shm_post_atomic,
+    .post_put = hr_shm_post_put,
     .cancel = hr_shm_cancel,
     .progress = hr_shm_progress,
     .event_fd = hr_shm_event_fd,

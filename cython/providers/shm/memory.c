@@ -1,4 +1,4 @@
-/* memory.c - how a peer's memory is reached for reading: mapped, by process_vm_readv, or not at all. */
+/* memory.c - how a peer's memory is reached: mapped, by process_vm_readv, or not at all. */
 
 /*
  * Memory in an arena is mapped by the peer, once per endpoint and arena, read-only: that is where HR_CAP_MAP comes
@@ -10,13 +10,12 @@
  *     Zen 4, a cache in common     1 MiB 25 and 10, 16 MiB 16 and 10, 256 MiB 12.5 and 10
  *     Granite Rapids, none         64 KiB 11 and 20, 256 KiB 15 and 27, 1 MiB 12 and 17, 4 MiB 12 and 11
  *
- * So the engine measures it (core/relay.h). Reads cannot be taken back (hence no HR_CAP_REVOKE); late ones see bytes
- * that nobody needs any more.
+ * So the engine measures it (core/relay.h). What is read to be reduced, and put back, is written by put.c. Reads cannot
+ * be taken back (hence no HR_CAP_REVOKE); late ones see bytes that nobody needs any more.
  */
 
 #define _GNU_SOURCE
 #include <errno.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
@@ -66,9 +65,9 @@ void hr_shm_mem_deregister(struct hr_domain *domain, struct hr_mem *mem) {
 
 /* Writes by the ring end with the registration; what a peer maps it can write to while it lives. */
 hr_status hr_shm_mem_quiet(struct hr_ep *ep, const struct hr_mem *mem) {
-    struct pollfd ended = {.fd = shm_ep(ep)->pidfd, .events = POLLIN};
-    int is_over = ended.fd >= 0 && poll(&ended, 1, 0) == 1 && ended.revents & POLLIN;
-    if (mem->access & HR_ACCESS_REMOTE_MAP && !is_over) hr_arena_abandon(mem->addr, mem->len);
+    if (!(mem->access & (HR_ACCESS_REMOTE_MAP | HR_ACCESS_REMOTE_PUT)) || hr_shm_ended(shm_ep(ep))) return HR_OK;
+    if (mem->access & HR_ACCESS_REMOTE_PUT) return hr_shm_put_stop(shm_ep(ep));
+    hr_arena_abandon(mem->addr, mem->len);
     return HR_OK;
 }
 
@@ -99,7 +98,8 @@ hr_status hr_shm_mem_export(struct hr_ep *ep, const struct hr_mem *mem, void *ad
         else
             return status;
     }
-    desc.key |= (uint64_t)route << 4;
+    if (route != SHM_ROUTE_PROCESS || !e->peer_can_write) desc.key &= ~(uint64_t)HR_ACCESS_REMOTE_PUT;
+    desc.key |= (uint64_t)route << SHM_ROUTE;
     memset(desc_p, 0, sizeof *desc_p);
     memcpy(desc_p->bytes, &desc, sizeof desc);
     return HR_OK;
@@ -131,8 +131,13 @@ hr_status hr_shm_mem_import(struct hr_ep *ep, const struct hr_desc *desc_in, str
         return HR_ERR_UNSUPPORTED;
     }
     int writable = map && map->writable && desc.key & HR_ACCESS_REMOTE_MAP;
-    *rmem_p = (struct hr_rmem){
-        .ptr = ptr, .out = writable ? ptr : NULL, .addr = desc.addr, .rkey = desc.key, .len = desc.len, .priv = map};
+    *rmem_p = (struct hr_rmem){.ptr = ptr,
+                               .out = writable ? ptr : NULL,
+                               .addr = desc.addr,
+                               .rkey = desc.key,
+                               .len = desc.len,
+                               .priv = map,
+                               .puts = e->can_write && (desc.key & HR_ACCESS_REMOTE_PUT) != 0};
     return HR_OK;
 }
 
@@ -143,7 +148,6 @@ void hr_shm_mem_release(struct hr_ep *ep, struct hr_rmem *rmem) {
 }
 
 static hr_status read_process(struct shm_ep *e, uint8_t *local, uint64_t addr, size_t len) {
-    struct pollfd ended = {.fd = e->pidfd, .events = POLLIN};
     while (len) {
         struct iovec here = {local, len}, there = {(void *)(uintptr_t)addr, len};
         ssize_t n = process_vm_readv(e->pid, &here, 1, &there, 1, 0);
@@ -154,7 +158,7 @@ static hr_status read_process(struct shm_ep *e, uint8_t *local, uint64_t addr, s
         len -= (size_t)n;
     }
     /* It lives still, so the number was its own all the time and the bytes are not those of a newcomer. */
-    return poll(&ended, 1, 0) == 0 ? HR_OK : HR_ERR_PEER_LOST;
+    return hr_shm_ended(e) ? HR_ERR_PEER_LOST : HR_OK;
 }
 
 hr_status hr_shm_post_read(struct hr_ep *ep, const struct hr_rma *rma) {

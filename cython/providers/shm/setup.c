@@ -6,8 +6,9 @@
  *   acceptor -> caller  ANSWER  the acceptor's eventfd; the same for the acceptor; "I could read yours"
  *   caller -> acceptor  READY   "I could read yours"
  *
- * The memfd is one page of flags, the ring caller -> acceptor, the ring acceptor -> caller. It cannot shrink (sealed,
- * and checked), so that no peer can make our loads fault. Its pages exist before it is handed over.
+ * The memfd is one page of flags and targets (put.c), the ring caller -> acceptor, the ring acceptor -> caller. It
+ * cannot shrink (sealed, and checked), so that no peer can make our loads fault. Its pages exist before it is handed
+ * over.
  */
 
 #define _GNU_SOURCE
@@ -24,14 +25,19 @@
 #ifndef MADV_POPULATE_WRITE
 #    define MADV_POPULATE_WRITE 23
 #endif
+#define TARGETS 2048 /* behind the flags */
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
 static size_t page_size(void) { return (size_t)sysconf(_SC_PAGESIZE); }
 static size_t segment_bytes(uint64_t ring_size) { return page_size() + 4 * ring_size; }
 
-void hr_shm_unmap_rings(struct shm_ep *e) {
-    if (e->segment) munmap(e->segment, segment_bytes(e->ring_size));
+void hr_shm_unmap(struct shm_ep *e, int all) {
+    if (e->segment && e->ring_size) munmap(e->segment + page_size(), segment_bytes(e->ring_size) - page_size());
+    e->ring_size = 0;
+    if (!all) return;
+    if (e->segment) munmap(e->segment, page_size());
     e->segment = NULL;
+    e->target = e->inlet = NULL;
 }
 
 static int map_at(uint8_t *at, size_t len, int fd, uint64_t offset) {
@@ -59,6 +65,9 @@ static int map_rings(struct shm_ep *e, int fd, uint64_t size, int caller) {
     madvise(base, segment_bytes(size), MADV_POPULATE_WRITE); /* else they are faulted in one by one */
     ring_tx_init(&e->tx, &ctl[!caller], data[!caller], size);
     ring_rx_init(&e->rx, &ctl[caller], data[caller], size);
+    struct shm_target *targets = (struct shm_target *)(void *)(base + TARGETS);
+    e->target = &targets[!caller];
+    e->inlet = &targets[caller];
     return 1;
 }
 
@@ -85,9 +94,22 @@ static int can_read(struct shm_ep *e, uint64_t addr, uint64_t word) {
     return process_vm_readv(e->pid, &here, 1, &there, 1, 0) == (ssize_t)sizeof seen && seen == word;
 }
 
+/* May it write there? It writes what is there already. */
+static int can_write(struct shm_ep *e, uint64_t addr, uint64_t word) {
+    struct iovec here = {&word, sizeof word}, there = {(void *)(uintptr_t)addr, sizeof word};
+    return e->can_read && process_vm_writev(e->pid, &here, 1, &there, 1, 0) == (ssize_t)sizeof word;
+}
+
+static uint32_t try_memory(struct shm_ep *e, const struct shm_frame *frame) {
+    e->can_read = can_read(e, frame->addr, frame->word);
+    e->can_write = can_write(e, frame->addr, frame->word);
+    return (e->can_read ? SHM_CAN_READ : 0) | (e->can_write ? SHM_CAN_WRITE : 0);
+}
+
 static void come_up(struct shm_ep *e, uint32_t flags) {
     struct shm_domain *dom = shm_ep_domain(e);
     e->peer_can_read = flags & SHM_CAN_READ;
+    e->peer_can_write = flags & SHM_CAN_WRITE && hr_shm_put_seen(e);
     if (e->peer_can_read)
         dom->cma_yes++;
     else
@@ -153,8 +175,7 @@ static void on_offer(struct shm_ep *e, const struct shm_frame *frame, int *fds) 
     }
     e->peer_wakefd = fds[1];
     fds[1] = -1;
-    e->can_read = can_read(e, frame->addr, frame->word);
-    reply.flags = e->can_read ? SHM_CAN_READ : 0;
+    reply.flags = try_memory(e, frame);
     if (send_setup(e, &reply, &shm_ep_domain(e)->wakefd, 1)) e->state = SHM_ANSWERED;
 }
 
@@ -164,8 +185,7 @@ static void on_answer(struct shm_ep *e, const struct shm_frame *frame, int *fds)
     fds[0] = -1;
     close(e->ringfd);
     e->ringfd = -1;
-    e->can_read = can_read(e, frame->addr, frame->word);
-    reply.flags = e->can_read ? SHM_CAN_READ : 0;
+    reply.flags = try_memory(e, frame);
     if (send_setup(e, &reply, NULL, 0)) come_up(e, frame->flags);
 }
 

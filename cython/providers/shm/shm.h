@@ -2,6 +2,7 @@
 #ifndef HR_SHM_H
 #define HR_SHM_H
 
+#include <poll.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -99,6 +100,13 @@ struct shm_map {
     uint8_t *warm; /* a byte for each piece whose page table entries exist */
 };
 
+/* Where one side's kernel is to write next in the other's memory, mapped by both: put.c. */
+struct shm_target {
+    _Alignas(128) _Atomic uint64_t turn; /* a number, and in the low half the thread that writes; 0 there: none does */
+    _Alignas(16) _Atomic uint64_t base;  /* as struct iovec */
+    _Atomic uint64_t len;
+};
+
 /* An atomic that waits for its answer. */
 struct shm_op {
     void *cookie;
@@ -145,8 +153,10 @@ struct shm_ep {
     hr_status lost;
     char text[SHM_TEXT];
 
-    int can_read, peer_can_read; /* by process_vm_readv */
-    uint8_t frame[64];           /* control frame being received */
+    int can_read, peer_can_read;       /* by process_vm_readv */
+    int can_write, peer_can_write;     /* by process_vm_writev, and its owner sees when that is over */
+    struct shm_target *target, *inlet; /* of what is written there, of what the peer writes here */
+    uint8_t frame[64];                 /* control frame being received */
     uint32_t frame_have;
     int frame_fds[2], frame_nfds;
     uint64_t *sent; /* ids of arenas that the peer was given */
@@ -176,6 +186,11 @@ hr_status hr_shm_room(struct shm_ep *e, uint64_t n);
 void hr_shm_wake(struct shm_ep *e);
 /* Notes that the endpoint is lost; progress tells the sink. The first reason stays. */
 __attribute__((format(printf, 3, 4))) void hr_shm_lose(struct shm_ep *e, hr_status status, const char *format, ...);
+/* Whether the peer's process has. */
+static inline int hr_shm_ended(const struct shm_ep *e) {
+    struct pollfd ended = {.fd = e->pidfd, .events = POLLIN};
+    return e->pidfd >= 0 && poll(&ended, 1, 0) == 1;
+}
 /* Tells the sink; from progress only. */
 void hr_shm_report(struct shm_ep *e);
 
@@ -209,14 +224,14 @@ void hr_shm_attach(struct shm_ep *e, int fd, pid_t pid);
 /* control.c */
 enum shm_frame_kind { SHM_OFFER = 1, SHM_ANSWER, SHM_READY, SHM_ARENA, SHM_GONE };
 struct shm_frame {        /* 64 bytes, whole, over the Unix socket */
-    uint32_t kind, flags; /* flags: SHM_CAN_READ */
+    uint32_t kind, flags; /* flags: SHM_CAN_* */
     uint64_t id;          /* ARENA, GONE */
     uint64_t addr,
         size;      /* ARENA: where it lies at the sender. OFFER: size of a ring. OFFER, ANSWER: addr of the probe */
     uint64_t word; /* OFFER, ANSWER: what lies at the probe */
     uint64_t spare[3];
 };
-enum { SHM_CAN_READ = 1 };
+enum { SHM_CAN_READ = 1, SHM_CAN_WRITE = 2 };
 /* HR_AGAIN: the socket is full, nothing was sent. */
 hr_status hr_shm_frame_send(struct shm_ep *e, const struct shm_frame *frame, const int *fds, int nfds);
 /* Takes in what has arrived; may lose the endpoint. */
@@ -225,7 +240,8 @@ void hr_shm_frames_drain(struct shm_ep *e);
 /* setup.c: the three frames that make a proven socket into a connection */
 void hr_shm_offer(struct shm_ep *e);
 void hr_shm_on_setup_frame(struct shm_ep *e, const struct shm_frame *frame, int *fds, int nfds);
-void hr_shm_unmap_rings(struct shm_ep *e);
+/* The rings; with all set, the targets too. */
+void hr_shm_unmap(struct shm_ep *e, int all);
 
 /* memory.c */
 hr_status hr_shm_mem_register(struct hr_domain *domain, void *addr, size_t len, uint32_t access, struct hr_mem *mem_p);
@@ -240,11 +256,19 @@ struct shm_region *hr_shm_region_find(struct shm_domain *dom, uint64_t key, uint
 /* A key, as hr_mem.rkey and hr_rmem.rkey carry it: access, in an rmem the route for reads, slot and generation of the
  * region. */
 enum shm_route { SHM_ROUTE_NONE, SHM_ROUTE_ARENA, SHM_ROUTE_PROCESS };
-#define SHM_ACCESS 15 /* the bits of HR_ACCESS_* */
+#define SHM_ACCESS 31 /* the bits of HR_ACCESS_* */
+#define SHM_ROUTE 5
 static inline uint32_t shm_key_access(uint64_t key) { return key & SHM_ACCESS; }
-static inline enum shm_route shm_key_route(uint64_t key) { return (enum shm_route)(key >> 4 & 3); }
+static inline enum shm_route shm_key_route(uint64_t key) { return (enum shm_route)(key >> SHM_ROUTE & 3); }
 static inline uint32_t shm_key_slot(uint64_t key) { return key >> 8 & 0xffffff; }
 static inline uint32_t shm_key_generation(uint64_t key) { return (uint32_t)(key >> 32); }
+
+/* put.c: process_vm_writev */
+hr_status hr_shm_post_put(struct hr_ep *ep, const struct hr_rma *rma, int (*may)(void *arg), void *arg);
+/* When it returns HR_OK nothing is written here that was begun before, and that is refused now. */
+hr_status hr_shm_put_stop(struct shm_ep *e);
+/* Whether a thread of the peer can be seen to be stopped. */
+int hr_shm_put_seen(const struct shm_ep *e);
 
 /* arena.c: peers' arenas mapped here, and what peers were given of ours */
 /* HR_OK: the peer has, or is being sent, the arena of this id. HR_AGAIN: its socket is full. HR_ERR_UNSUPPORTED: no
