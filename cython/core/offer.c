@@ -27,7 +27,7 @@ uint32_t hr_xfer_opens(const struct hr_conn *conn, const struct hr_request *req)
     uint32_t caps = conn->caps->flags;
     if (!(req->flags & HR_REQ_OPEN)) return 0;
     if (!hr_arena_find(req->buf, req->len, &arena))
-        return caps & HR_CAP_PUT && req->len >= HR_PUT_MIN ? HR_ACCESS_REMOTE_PUT : 0;
+        return conn->lanes[0].ep->puts && req->len >= HR_PUT_MIN ? HR_ACCESS_REMOTE_PUT : 0;
     uintptr_t begin = hr_page_down((uintptr_t)req->buf), end = hr_page_up((uintptr_t)req->buf + req->len);
     int opens = caps & HR_CAP_MAP_WRITE && req->flags & HR_REQ_ALONE && arena.flags & HR_ARENA_WRITABLE_BY_PEERS &&
                 !hr_exposes(conn->engine, (void *)begin, end - begin);

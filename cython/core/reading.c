@@ -84,33 +84,35 @@ static struct hr_relay *put_relay(struct hr_conn *conn, uint64_t len) {
     return &conn->reading.relay[HR_RELAYS - HR_RELAY_LENGTHS + hr_relay_class(len)];
 }
 
-/* Whether there are two ways, and this side chooses. */
+/* Whether there are two ways, and this side chooses: unless who leads has said what it found. */
 static int chooses_puts(const struct hr_conn *conn, uint64_t len) {
-    const uint32_t caps = HR_CAP_PUT | HR_CAP_RELAYS;
-    return len >= HR_PUT_MIN && (conn->caps->flags & caps) == caps && leads(conn);
+    return len >= HR_PUT_MIN && conn->lanes[0].ep->puts && conn->caps->flags & HR_CAP_RELAYS &&
+           (leads(conn) || !conn->reading.told[hr_relay_class(len)]);
 }
 
 int hr_read_puts(struct hr_conn *conn, uint64_t len) {
     if (chooses_puts(conn, len)) return hr_relay_next(put_relay(conn, len), hr_now()) == HR_READ;
-    return !(conn->caps->flags & HR_CAP_RELAYS) || conn->reading.told[hr_relay_class(len)];
+    return !(conn->caps->flags & HR_CAP_RELAYS) || conn->reading.told[hr_relay_class(len)] & HR_HDR_PUT;
 }
 
 uint8_t hr_read_says(struct hr_conn *conn, uint64_t len) {
-    if (!chooses_puts(conn, len)) return 0;
+    const struct hr_relay *relay = put_relay(conn, len);
+    if (!leads(conn) || !chooses_puts(conn, len) || !(relay->cost[HR_RELAYED] || relay->cost[HR_READ])) return 0;
     return hr_read_puts(conn, len) ? HR_HDR_SAYS | HR_HDR_PUT : HR_HDR_SAYS;
 }
 
 void hr_read_told(struct hr_conn *conn, uint64_t len, uint8_t flags) {
-    conn->reading.told[hr_relay_class(len)] = (flags & HR_HDR_PUT) != 0;
+    conn->reading.told[hr_relay_class(len)] = flags & (HR_HDR_SAYS | HR_HDR_PUT);
 }
 
 void hr_read_unasked(struct hr_request *req, const void *data, size_t len) {
     struct hr_conn *conn = req->conn;
-    int timed = req->rflags & HR_RECV_RETURN && chooses_puts(conn, len);
-    int64_t since = timed ? hr_now() : 0;
-    if (timed) hr_relay_begin(put_relay(conn, len), since);
+    int counts = req->rflags & HR_RECV_RETURN && chooses_puts(conn, len);
+    int64_t since = counts ? hr_now() : 0;
+    if (counts) counts = hr_relay_next(put_relay(conn, len), since) == HR_RELAYED; /* else it is late */
+    if (counts) hr_relay_begin(put_relay(conn, len), since);
     hr_consume(req, data, 0, len);
-    if (!timed) return;
+    if (!counts) return;
     int64_t now = hr_now();
     put_relay(conn, len)->busy += now - since;
     hr_relay_end(put_relay(conn, len), HR_RELAYED, len, now, 0, 2);
@@ -123,7 +125,8 @@ static int is_faster(struct hr_xfer *x, uint8_t flags) {
     struct hr_relay *relay = &x->conn->reading.relay[kind];
     int64_t now = hr_now();
     if (reduces(x) && !back && (!both || x->len < LENT_MIN)) return 0;
-    if (both && !leads(x->conn)) return flags & (back ? HR_HDR_PUT : HR_HDR_READ << made);
+    if (back && !chooses_puts(x->conn, x->len)) return hr_read_puts(x->conn, x->len);
+    if (both && !back && !leads(x->conn)) return flags & HR_HDR_READ << made;
     if (!back && lends(x, flags) && hr_relay_next(relay, now) == HR_READ && !relay->trial)
         return 1; /* its end says little of reading */
     x->relay = (uint8_t)(kind + 1);
@@ -133,7 +136,8 @@ static int is_faster(struct hr_xfer *x, uint8_t flags) {
 int hr_read_chosen(struct hr_xfer *x, uint8_t flags) {
     if (x->conn->caps->flags & HR_CAP_RELAYS && !is_faster(x, flags)) return 0;
     if (!reduces(x) && (!lends(x, flags) || (x->relay && !puttable(x, flags)))) return 1;
-    x->req->rflags &= (uint8_t)~HR_RECV_NT; /* the result's lines are read anyway */
+    x->req->rflags &= (uint8_t)~HR_RECV_NT;
+    if (x->len >= HR_READ_LONG) x->req->rflags |= HR_RECV_NT; /* in place: that is in several pages side by side */
     return take_scratch(x);
 }
 

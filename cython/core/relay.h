@@ -38,7 +38,7 @@ struct hr_relay {          /* what one connection receives, of one class */
 struct hr_reading { /* of one connection */
     struct hr_relay relay[HR_RELAYS];
     double copying[HR_RELAY_LENGTHS]; /* ns for a byte of a segment that is sent; 0: not known, or short */
-    uint8_t told[HR_RELAY_LENGTHS];   /* to put results back, by who leads */
+    uint8_t told[HR_RELAY_LENGTHS];   /* by who leads: HR_HDR_SAYS, and HR_HDR_PUT if results are to be put back */
     int unanswered;                   /* long messages that came since one was sent */
     void *scratch;                    /* those that no transfer has: each begins with the next */
 };
@@ -110,8 +110,10 @@ static inline void hr_relay_end(struct hr_relay *r, int way, uint64_t bytes, int
 /* reading.c */
 #define HR_SCRATCH (256u << 10) /* what is read to be reduced lies there, and in the cache */
 
+#define HR_READ_LONG (4u << 20) /* more than the cache has of it */
+
 /* So much at a time, of what is so long. */
-static inline uint64_t hr_read_most(uint64_t len) { return len < 4u << 20 ? HR_SCRATCH : HR_SCRATCH / 2; }
+static inline uint64_t hr_read_most(uint64_t len) { return len < HR_READ_LONG ? HR_SCRATCH : HR_SCRATCH / 2; }
 
 struct hr_xfer;
 struct hr_conn;
@@ -123,7 +125,7 @@ int hr_read_chosen(struct hr_xfer *x, uint8_t flags);
 uint8_t hr_read_flags(struct hr_conn *conn, uint64_t len);
 #define HR_PUT_MIN (16u << 10) /* below it messages are as fast as calls of the kernel */
 /* Whether results are to be put back by post_put to what is sent from here, rather than that it goes unasked; of a
- * header that is sent and one that came: what who leads says of it. */
+ * header that is sent and one that came: what who leads has found. */
 int hr_read_puts(struct hr_conn *conn, uint64_t len);
 uint8_t hr_read_says(struct hr_conn *conn, uint64_t len);
 void hr_read_told(struct hr_conn *conn, uint64_t len, uint8_t flags);

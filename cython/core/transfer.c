@@ -246,7 +246,11 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     if (!x->rmem.ptr) {
         hr_status status = hr_read_piece(x, n);
         if (status == HR_AGAIN) return 1;
-        if (status == HR_ERR_CANCELED || (status == HR_ERR_ACCESS && !hr_ledger_stands(x))) return 1;
+        if (status == HR_ERR_CANCELED) { /* a CANCEL is coming */
+            hr_work_remove(engine, work);
+            return 0;
+        }
+        if (status == HR_ERR_ACCESS && !hr_ledger_stands(x)) return 1;
         if (hr_is_error(status)) {
             struct hr_request *req = x->req;
             hr_xfer_send_fin(conn, req->comm->id, x->remote, status, 0);

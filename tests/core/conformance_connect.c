@@ -331,6 +331,8 @@ TEST(what_caps_exclude_is_unsupported) {
     if (!(caps & HR_CAP_READ)) CHECK_EQ(ops->post_read(a->ep, &rma), HR_ERR_UNSUPPORTED);
     if (!(caps & HR_CAP_WRITE)) CHECK_EQ(ops->post_write(a->ep, &rma), HR_ERR_UNSUPPORTED);
     if (!(caps & HR_CAP_ATOMIC)) CHECK_EQ(ops->post_atomic(a->ep, &atomic), HR_ERR_UNSUPPORTED);
+    if (!(caps & HR_CAP_PUT)) CHECK_EQ(ops->post_put(a->ep, &rma, NULL, NULL), HR_ERR_UNSUPPORTED);
+    if (!(caps & HR_CAP_PUT)) CHECK(!a->ep->puts);
     ops->mem_deregister(a->side->domain, &reg);
 }
 

@@ -176,10 +176,10 @@ TEST(who_is_stopped_before_it_puts_changes_nothing_later) {
     }
 }
 
-/* In memory of both: whether puts are permitted, and how many have ended. */
+/* In memory of both: whether puts are permitted, and how many have ended well, and not. */
 struct permission {
     atomic_int stands;
-    _Atomic uint64_t ended;
+    _Atomic uint64_t ended, refused;
 };
 static struct permission *permission;
 
@@ -193,7 +193,7 @@ static void put_for_ever(struct side *s, struct child *self) {
     while (atomic_load(&permission->stands) != 2) {
         hr_status status = ops->post_put(s->ep, &rma, stands, NULL);
         CHECK(status == HR_OK || status == HR_ERR_CANCELED);
-        if (status == HR_OK) atomic_fetch_add(&permission->ended, 1);
+        atomic_fetch_add(status == HR_OK ? &permission->ended : &permission->refused, 1);
     }
 }
 
@@ -218,7 +218,8 @@ TEST(who_is_stopped_anywhere_changes_nothing_later) {
         CHECK_EQ(ops->mem_quiet(a.ep, &mem), HR_OK);
         memset(theirs, 7, BYTES);
         kill(c.pid, SIGCONT);
-        for (int i = 0; i < 20; i++) usleep(100);
+        uint64_t refused = permission->refused; /* the one that was under way, and one more */
+        UNTIL(10, permission->refused > refused + 1, usleep(10));
         for (size_t i = 0; i < BYTES; i++) changed += theirs[i] != 7;
         seen = permission->ended;
         permission->stands = 1;

@@ -66,7 +66,7 @@ enum {
     HR_CAP_PINS = 1 << 8,     /* mem_register pins pages: registrations of kept memory (hr/memory.h) are kept, too */
     HR_CAP_RELAYS = 1 << 9,   /* messages, which both sides copy at once, are faster than reads of what is not mapped */
     HR_CAP_MAP_WRITE = 1 << 10, /* mem_import of what was exported with HR_ACCESS_REMOTE_MAP may give where to write */
-    HR_CAP_PUT = 1 << 11        /* post_put may reach what was exported with HR_ACCESS_REMOTE_PUT */
+    HR_CAP_PUT = 1 << 11        /* post_put may reach what was exported with HR_ACCESS_REMOTE_PUT, where hr_ep.puts */
 };
 
 struct hr_caps {
@@ -91,7 +91,8 @@ struct hr_mem {
 };
 
 /* REMOTE_MAP: in arenas with HR_ARENA_WRITABLE_BY_PEERS. What the peer's processor does there only mem_quiet ends; so
- * it is with REMOTE_PUT, of other memory. */
+ * it is with REMOTE_PUT, of other memory, and what its kernel does: there HR_ERR_UNSUPPORTED means that it is not over.
+ */
 enum {
     HR_ACCESS_LOCAL = 0,
     HR_ACCESS_REMOTE_READ = 1,
@@ -113,7 +114,7 @@ struct hr_rmem {
     uint64_t rkey;
     uint64_t len;
     void *priv;
-    int puts; /* HR_CAP_PUT: post_put may write there */
+    int puts; /* post_put may write there */
 };
 
 /* Bytes of text: what is done without; of a domain with all its rails, whole. */
@@ -134,6 +135,7 @@ struct hr_ep {
     void *ctx;        /* the engine's connection lane */
     uint64_t peer_id; /* whom it reaches */
     uint32_t channel; /* the engine's, before ep_connect: endpoints of one number meet; 0 with HR_CAP_LOCAL */
+    int puts;         /* HR_CAP_PUT: the provider's, once connected: both sides may post_put */
 };
 
 /* Where events go. All are called from inside progress() with the engine's lock held. */
@@ -283,6 +285,12 @@ struct hr_provider {
     /* No wake-ups needed any more: peers may skip the cost of waking. */
     void (*event_disarm)(struct hr_domain *domain);
 };
+
+/* post_put of who cannot. */
+static inline hr_status hr_cannot_put(struct hr_ep *ep, const struct hr_rma *rma, int (*may)(void *arg), void *arg) {
+    (void)ep, (void)rma, (void)may, (void)arg;
+    return HR_ERR_UNSUPPORTED;
+}
 
 /* The table, best first: providers/providers.def. */
 extern const struct hr_provider *const hr_providers[];

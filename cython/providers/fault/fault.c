@@ -11,7 +11,7 @@
  *   error=P       HR_ERR_IO, returned by the call or by done, half of the time each
  *   kill=after:N  the endpoint of the operation after the N-th is aborted; kill=process:N sends SIGKILL
  *   stop=after:N  SIGSTOP
- *   ops=A+B       only these of send, write, read, atomic, quiet are hit and counted; without it all but quiet
+ *   ops=A+B       only these of send, write, read, atomic, quiet, put are hit and counted; without it the first four
  *   budget=N      at most N faults by chance
  *   seed=N        another course of events
  *
@@ -79,6 +79,7 @@ static void on_state(struct hr_ep *inner, hr_status status, const char *detail) 
         return;
     }
     ep->connected = 1;
+    ep->base.puts = inner->puts;
     ep->base.domain->sink->state(&ep->base, status, detail);
 }
 
@@ -407,20 +408,19 @@ static hr_status fault_cancel(struct hr_ep *ep, void *cookie) {
 static int may_and_is_struck(void *arg) {
     struct fault_ep *ep = arg;
     int told = ep->may(ep->arg);
-    if (told) strike(ep);
+    if (told && of_domain(ep->base.domain)->plan.ops & FAULT_PUT) strike(ep);
     return told;
 }
 
 static hr_status fault_post_put(struct hr_ep *base, const struct hr_rma *rma, int (*may)(void *arg), void *arg) {
     struct fault_ep *ep = of_ep(base);
     struct fault_domain *domain = of_domain(base->domain);
-    int struck = (domain->plan.ops & FAULT_PUT) != 0;
-    if (!(base->domain->caps.flags & HR_CAP_PUT)) return HR_ERR_UNSUPPORTED;
     if (befalls(ep, FAULT_PUT, FAULT_ERROR)) return HR_ERR_IO;
     ep->may = may;
     ep->arg = arg;
-    domain->operations += struck;
-    return inner_ops(base)->post_put(ep->inner, rma, struck ? may_and_is_struck : may, struck ? (void *)ep : arg);
+    hr_status status = inner_ops(base)->post_put(ep->inner, rma, may_and_is_struck, ep);
+    if (domain->plan.ops & FAULT_PUT) domain->operations++;
+    return status;
 }
 
 /* ---- progress and sleeping ---- */

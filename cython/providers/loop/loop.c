@@ -338,6 +338,7 @@ const struct hr_provider hr_provider_loop = {
     .post_write = loop_post_write,
     .post_read = loop_post_read,
     .post_atomic = loop_post_atomic,
+    .post_put = hr_cannot_put,
     .cancel = loop_cancel,
     .progress = loop_progress,
     .event_fd = loop_event_fd,

@@ -165,8 +165,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     dom->base.caps.max_send = message_for(o.ring);
     dom->base.caps.eager_max = EAGER;
     if (status == HR_OK) status = find_host(dom, o.host[0] ? o.host : NULL, detail);
-    if (status == HR_OK && (getrandom(dom->name, sizeof dom->name, 0) != sizeof dom->name ||
-                            getrandom(&dom->probe, sizeof dom->probe, 0) != sizeof dom->probe)) {
+    if (status == HR_OK && (getrandom(dom->name, sizeof dom->name, 0) != sizeof dom->name || !hr_shm_probe_made())) {
         snprintf(detail, 256, "getrandom: %s", strerror(errno));
         status = HR_ERR_IO;
     }

@@ -98,7 +98,7 @@ hr_status hr_shm_mem_export(struct hr_ep *ep, const struct hr_mem *mem, void *ad
         else
             return status;
     }
-    if (route != SHM_ROUTE_PROCESS || !e->peer_can_write) desc.key &= ~(uint64_t)HR_ACCESS_REMOTE_PUT;
+    if (route != SHM_ROUTE_PROCESS || !e->base.puts) desc.key &= ~(uint64_t)HR_ACCESS_REMOTE_PUT;
     desc.key |= (uint64_t)route << SHM_ROUTE;
     memset(desc_p, 0, sizeof *desc_p);
     memcpy(desc_p->bytes, &desc, sizeof desc);
@@ -137,7 +137,7 @@ hr_status hr_shm_mem_import(struct hr_ep *ep, const struct hr_desc *desc_in, str
                                .rkey = desc.key,
                                .len = desc.len,
                                .priv = map,
-                               .puts = e->can_write && (desc.key & HR_ACCESS_REMOTE_PUT) != 0};
+                               .puts = e->base.puts && (desc.key & HR_ACCESS_REMOTE_PUT) != 0};
     return HR_OK;
 }
 

@@ -16,12 +16,13 @@
  *
  * The writer asks after it has filled the target, the owner empties it after may() would say no: so the writer is
  * refused, or its target is empty, or the kernel had read the target before. In that case the call goes on until it is
- * over: signals are looked at on the way out, so a thread that is seen stopped is not in the middle of one, and will
- * find an empty target if it was about to make it. Who finds its target emptied for the sake of another put fills it
- * again.
+ * over: signals are looked at on the way out, and who waits for a page in it is in D. So a thread that is seen stopped,
+ * or asleep (S: a frozen process), is not in the middle of one, and will find an empty target if it was about to make
+ * it. Who finds its target emptied for the sake of another put fills it again.
  *
- * The process may have ended, and its number be another's: it is looked at before each call. Between that and the call
- * all numbers would have to be used up.
+ * The process may have ended, and its number be another's: it is looked at before each call. Who is stopped between
+ * that and the call would write into another process if the owner was killed meanwhile, so that nobody has emptied the
+ * target, its number has come again, and the newcomer has memory there that this user may write.
  */
 
 #define _GNU_SOURCE
@@ -29,6 +30,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -67,7 +69,7 @@ static hr_status put(struct shm_ep *e, const uint8_t *local, uint64_t addr, uint
 hr_status hr_shm_post_put(struct hr_ep *ep, const struct hr_rma *rma, int (*may)(void *arg), void *arg) {
     struct shm_ep *e = shm_ep(ep);
     const struct hr_rmem *remote = rma->remote;
-    if (e->state != SHM_UP || (e->lost && e->lost != HR_ERR_PEER_LOST)) return e->lost ? e->lost : HR_ERR_PEER_LOST;
+    if (e->state != SHM_UP || e->lost) return e->lost ? e->lost : HR_ERR_PEER_LOST;
     if (!remote->puts || rma->offset > remote->len || rma->len > remote->len - rma->offset) return HR_ERR_ACCESS;
     uint64_t turn = (atomic_load_explicit(&e->target->turn, memory_order_relaxed) >> 32) + 1;
     atomic_store(&e->target->turn, turn << 32 | (uint32_t)syscall(SYS_gettid));
@@ -76,10 +78,9 @@ hr_status hr_shm_post_put(struct hr_ep *ep, const struct hr_rma *rma, int (*may)
     return status;
 }
 
-/* As in the third field of /proc/.../stat; X: there is no such thread; 0: it cannot be seen. */
-static char thread_state(pid_t pid, uint32_t thread) {
-    char path[64], text[256];
-    snprintf(path, sizeof path, "/proc/%d/task/%u/stat", (int)pid, thread);
+/* As in the third field of /proc/.../stat; X: there is none; 0: it cannot be seen. */
+static char state_of(const char *path) {
+    char text[256];
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : -1;
     int error = errno;
@@ -90,9 +91,21 @@ static char thread_state(pid_t pid, uint32_t thread) {
     return name && name[1] == ' ' ? name[2] : 0;
 }
 
+/* A thread that cannot be found has ended if its process can be. */
+static char thread_state(pid_t pid, uint32_t thread) {
+    char process[64], task[64];
+    snprintf(process, sizeof process, "/proc/%d/stat", (int)pid);
+    snprintf(task, sizeof task, "/proc/%d/task/%u/stat", (int)pid, thread);
+    char state = state_of(task), of_all = state == 'X' ? state_of(process) : state;
+    return of_all && of_all != 'X' ? state : 0;
+}
+
+/* /proc may be that of other numbers than ours. */
 int hr_shm_put_seen(const struct shm_ep *e) {
-    char state = e->pid > 0 ? thread_state(e->pid, (uint32_t)e->pid) : 0;
-    return state && state != 'X';
+    char self[16];
+    ssize_t n = readlink("/proc/self", self, sizeof self - 1);
+    self[n > 0 ? n : 0] = 0;
+    return e->pid > 0 && e->pidfd >= 0 && atoi(self) == getpid() && thread_state(e->pid, (uint32_t)e->pid) != 0;
 }
 
 hr_status hr_shm_put_stop(struct shm_ep *e) {
@@ -104,7 +117,7 @@ hr_status hr_shm_put_stop(struct shm_ep *e) {
     int64_t deadline = hr_now() + PATIENCE;
     while ((uint32_t)turn && atomic_load(&t->turn) == turn && !hr_shm_ended(e)) {
         char state = thread_state(e->pid, (uint32_t)turn);
-        if (state && strchr("TtZX", state)) break;
+        if (state && strchr("TtSZX", state)) break;
         if (hr_now() > deadline) return HR_ERR_UNSUPPORTED;
         nanosleep(&nap, NULL);
     }

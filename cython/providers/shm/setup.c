@@ -16,6 +16,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -84,6 +85,18 @@ static int new_segment(uint64_t ring_size) {
     return -1;
 }
 
+/* What a peer reads, and writes as it is, to find out whether it may; random. Of the process, not of a domain: who is
+ * stopped as it is about to write does so when it goes on. */
+static _Atomic uint64_t probe;
+
+int hr_shm_probe_made(void) {
+    uint64_t none = 0, random = 0;
+    if (atomic_load(&probe)) return 1;
+    if (getrandom(&random, sizeof random, 0) != sizeof random) return 0;
+    atomic_compare_exchange_strong(&probe, &none, random | 1);
+    return 1;
+}
+
 /* May this process read that one's memory? It is asked for a word that nothing else has. Never by changing a
  * permission. */
 static int can_read(struct shm_ep *e, uint64_t addr, uint64_t word) {
@@ -102,14 +115,14 @@ static int can_write(struct shm_ep *e, uint64_t addr, uint64_t word) {
 
 static uint32_t try_memory(struct shm_ep *e, const struct shm_frame *frame) {
     e->can_read = can_read(e, frame->addr, frame->word);
-    e->can_write = can_write(e, frame->addr, frame->word);
+    e->can_write = can_write(e, frame->addr, frame->word) && hr_shm_put_seen(e);
     return (e->can_read ? SHM_CAN_READ : 0) | (e->can_write ? SHM_CAN_WRITE : 0);
 }
 
 static void come_up(struct shm_ep *e, uint32_t flags) {
     struct shm_domain *dom = shm_ep_domain(e);
     e->peer_can_read = flags & SHM_CAN_READ;
-    e->peer_can_write = flags & SHM_CAN_WRITE && hr_shm_put_seen(e);
+    e->base.puts = flags & SHM_CAN_WRITE && e->can_write;
     if (e->peer_can_read)
         dom->cma_yes++;
     else
@@ -123,9 +136,8 @@ static void come_up(struct shm_ep *e, uint32_t flags) {
     e->state = SHM_UP;
 }
 
-static struct shm_frame probe_frame(struct shm_ep *e, enum shm_frame_kind kind) {
-    struct shm_domain *dom = shm_ep_domain(e);
-    return (struct shm_frame){.kind = kind, .addr = (uintptr_t)&dom->probe, .word = dom->probe};
+static struct shm_frame probe_frame(enum shm_frame_kind kind) {
+    return (struct shm_frame){.kind = kind, .addr = (uintptr_t)&probe, .word = atomic_load(&probe)};
 }
 
 /* The socket was silent so far: that it is full is a failure. */
@@ -137,7 +149,7 @@ static int send_setup(struct shm_ep *e, const struct shm_frame *frame, const int
 
 void hr_shm_offer(struct shm_ep *e) {
     struct shm_domain *dom = shm_ep_domain(e);
-    struct shm_frame frame = probe_frame(e, SHM_OFFER);
+    struct shm_frame frame = probe_frame(SHM_OFFER);
     int fds[2] = {new_segment(dom->ring_size), dom->wakefd};
 
     e->ringfd = fds[0];
@@ -161,7 +173,7 @@ static const char *wrong_segment(const struct shm_domain *dom, int fd, uint64_t 
 }
 
 static void on_offer(struct shm_ep *e, const struct shm_frame *frame, int *fds) {
-    struct shm_frame reply = probe_frame(e, SHM_ANSWER);
+    struct shm_frame reply = probe_frame(SHM_ANSWER);
     const char *wrong = wrong_segment(shm_ep_domain(e), fds[0], frame->size);
 
     if (wrong) {

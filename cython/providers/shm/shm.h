@@ -73,7 +73,6 @@ struct shm_domain {
     uint64_t ring_size;
     int cma_allowed;          /* option cma */
     uint32_t cma_yes, cma_no; /* endpoints whose memory could be, could not be read by process_vm_readv */
-    uint64_t probe;           /* what a peer reads to find out whether it may; random */
 };
 
 enum shm_state {
@@ -153,8 +152,8 @@ struct shm_ep {
     hr_status lost;
     char text[SHM_TEXT];
 
-    int can_read, peer_can_read;       /* by process_vm_readv */
-    int can_write, peer_can_write;     /* by process_vm_writev, and its owner sees when that is over */
+    int can_read, peer_can_read; /* by process_vm_readv */
+    int can_write;               /* by process_vm_writev; and this side would see the end of what the peer writes */
     struct shm_target *target, *inlet; /* of what is written there, of what the peer writes here */
     uint8_t frame[64];                 /* control frame being received */
     uint32_t frame_have;
@@ -238,6 +237,7 @@ hr_status hr_shm_frame_send(struct shm_ep *e, const struct shm_frame *frame, con
 void hr_shm_frames_drain(struct shm_ep *e);
 
 /* setup.c: the three frames that make a proven socket into a connection */
+int hr_shm_probe_made(void); /* 0 with errno */
 void hr_shm_offer(struct shm_ep *e);
 void hr_shm_on_setup_frame(struct shm_ep *e, const struct shm_frame *frame, int *fds, int nfds);
 /* The rings; with all set, the targets too. */

@@ -201,6 +201,7 @@ const struct hr_provider hr_provider_tcp = {
     .post_write = hr_tcp_post_write,
     .post_read = hr_tcp_post_read,
     .post_atomic = hr_tcp_post_atomic,
+    .post_put = hr_cannot_put,
     .cancel = hr_tcp_cancel,
     .progress = hr_tcp_progress,
     .event_fd = hr_tcp_event_fd,

@@ -210,6 +210,7 @@ static const struct hr_provider bond_ops = {
     .post_write = hr_bond_post_write,
     .post_read = hr_bond_post_read,
     .post_atomic = hr_bond_post_atomic,
+    .post_put = hr_cannot_put,
     .cancel = hr_bond_cancel,
     .progress = progress,
     .event_fd = event_fd,

@@ -255,6 +255,7 @@ const struct hr_provider hr_provider_verbs = {
     .post_write = hr_verbs_post_write,
     .post_read = hr_verbs_post_read,
     .post_atomic = hr_verbs_post_atomic,
+    .post_put = hr_cannot_put,
     .cancel = hr_verbs_cancel,
     .progress = hr_verbs_progress,
     .event_fd = hr_verbs_event_fd,
