@@ -152,14 +152,16 @@ static hr_status read_to(struct hr_xfer *x, char *to, uint64_t offset, uint64_t 
 
 static int may(void *x) { return hr_ledger_hold(x); }
 
-hr_status hr_read_put(struct hr_xfer *x, const void *result, uint64_t offset, uint64_t len) {
+/* Where it cannot be written to, the result is a message after all. */
+int hr_read_put(struct hr_xfer *x, const void *result, uint64_t offset, uint64_t len) {
     struct hr_ep *ep = x->conn->lanes[0].ep;
     struct hr_rma rma = {.local = (void *)(uintptr_t)result, .len = len, .remote = &x->rmem, .offset = offset};
     int64_t since = begin(x);
     hr_status status = ep->domain->ops->post_put(ep, &rma, may, x);
     hr_ledger_let_go(x);
     end(x, since);
-    return status != HR_OK && !hr_ledger_stands(x) ? HR_ERR_CANCELED : status;
+    if (status != HR_OK) x->open = 0;
+    return x->open || hr_ledger_stands(x);
 }
 
 static hr_status have_read(struct hr_xfer *x, uint64_t len) {
@@ -168,7 +170,7 @@ static hr_status have_read(struct hr_xfer *x, uint64_t len) {
     if (x->scratch) hr_consume(x->req, x->scratch, offset, len);
     end(x, since);
     x->completed += len;
-    return x->open ? hr_read_put(x, x->buf + offset, offset, len) : HR_OK;
+    return !x->open || hr_read_put(x, x->buf + offset, offset, len) ? HR_OK : HR_ERR_CANCELED;
 }
 
 hr_status hr_read_piece(struct hr_xfer *x, uint64_t len) {

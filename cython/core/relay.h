@@ -134,8 +134,8 @@ void hr_read_told(struct hr_conn *conn, uint64_t len, uint8_t flags);
 hr_status hr_read_piece(struct hr_xfer *x, uint64_t len);
 /* That has left the provider. */
 hr_status hr_read_done(struct hr_xfer *x);
-/* Puts a piece of the result back to where its operand came from; the same. */
-hr_status hr_read_put(struct hr_xfer *x, const void *result, uint64_t offset, uint64_t len);
+/* Puts a piece of the result back to where its operand came from. 0: it was taken back. */
+int hr_read_put(struct hr_xfer *x, const void *result, uint64_t offset, uint64_t len);
 /* Whether the RTS with these flags is of what may be put back, by post_put if it is not mapped. */
 int hr_read_returns(const struct hr_xfer *x, uint8_t flags);
 /* LENT and not mapped: HR_OK, this piece of it, hr_read_most, is in the scratch. HR_AGAIN: ask again. An error.

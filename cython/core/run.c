@@ -242,11 +242,10 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
                      store);
 }
 
-/* Computes a piece, with a hold of the operands that are open: they get the result. HR_ERR_CANCELED: one was taken
- * back. After another error nothing more is to be done, and the run may be gone. */
-static hr_status compute_piece(struct hr_run *run, const struct hr_instr *in, uint64_t offset, uint64_t len) {
+/* Computes a piece, with a hold of the operands that are open: they get the result. 0: one was taken back. */
+static int compute_piece(struct hr_run *run, const struct hr_instr *in, uint64_t offset, uint64_t len) {
     struct hr_xfer *open[HR_REDUCE_MAX_SRC], *put[HR_REDUCE_MAX_SRC];
-    uint32_t n = 0, held = 0, nput = 0;
+    uint32_t n = 0, held = 0, nput = 0, done = 0;
     for (uint32_t k = 0; in->op == HR_OP_REDUCE && k < in->nref; k++) {
         struct hr_xfer *x = lent(run, &run->program->refs_[in->ref + k]);
         if (x && x->open && x->rmem.out) open[n++] = x;
@@ -255,12 +254,9 @@ static hr_status compute_piece(struct hr_run *run, const struct hr_instr *in, ui
     while (held < n && hr_ledger_hold(open[held])) held++;
     if (held == n) compute(run, in, offset, len, NULL, 0);
     for (uint32_t k = 0; k < held; k++) hr_ledger_let_go(open[k]);
-    hr_status status = held == n ? HR_OK : HR_ERR_CANCELED;
-    for (uint32_t k = 0; k < nput && status == HR_OK; k++) {
-        status = hr_read_put(put[k], run->bufs[in->dst_buf] + in->dst_off + offset, offset, len);
-        if (status != HR_OK && status != HR_ERR_CANCELED) hr_read_lent_done(put[k], status);
-    }
-    return status;
+    const char *result = run->bufs[in->dst_buf] + in->dst_off + offset;
+    while (held == n && done < nput && hr_read_put(put[done], result, offset, len)) done++;
+    return held == n && done == nput;
 }
 
 int hr_run_fold(struct hr_request *req, const void *data, size_t len) {
@@ -340,12 +336,11 @@ static int compute_step(struct hr_engine *engine, struct hr_work *work) {
     if (n > left) n = left;
     hr_status status = fetched ? fetch(st, in, n) : HR_OK;
     if (status != HR_OK) return status == HR_AGAIN;
-    status = compute_piece(run, in, st->offset, n);
-    if (status == HR_ERR_CANCELED) { /* in vain */
+    if (!compute_piece(run, in, st->offset, n)) { /* in vain */
         hr_work_remove(engine, work);
         run->outstanding--;
+        return 0;
     }
-    if (status != HR_OK) return 0;
     st->offset += n;
     if (st->offset < in->len) return 1;
     hr_work_remove(engine, work);
@@ -358,7 +353,7 @@ static void start_compute(struct hr_run *run, uint32_t i, const struct hr_instr 
     struct instr_state *st = &run->st[i];
     uint64_t cost = in->len * (in->op == HR_OP_REDUCE ? in->nref : 1);
     if (st->offset < in->len && cost <= HR_INLINE_WORK && !is_fetched(run, in)) {
-        if (compute_piece(run, in, 0, in->len) != HR_OK) return;
+        if (!compute_piece(run, in, 0, in->len)) return;
         st->offset = in->len;
     }
     if (st->offset == in->len) {

@@ -265,7 +265,7 @@ struct hr_provider {
     hr_status (*post_atomic)(struct hr_ep *ep, const struct hr_atomic *atomic);
     /* HR_CAP_PUT: writes to memory that is not mapped, and is through on return. may(arg) is asked before anything is
      * written, perhaps several times: no, and HR_ERR_CANCELED is the answer. A mem_quiet that the peer begins after may
-     * would have said no returns when nothing is written any more. HR_ERR_ACCESS: there is no such memory. */
+     * would have said no returns when nothing is written any more. After an error some of it may be written. */
     hr_status (*post_put)(struct hr_ep *ep, const struct hr_rma *rma, int (*may)(void *arg), void *arg);
     /* Lets go of an operation in progress: HR_OK, its local buffers will not be touched again and no done follows (what
      * is half on its way goes on from a private copy); HR_ERR_UNSUPPORTED, only ep_abort can. */
