@@ -8,11 +8,9 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import CompileError, LinkError
 
 HOMES = {"hrdma": "hrdma", "hrdma.topo": "topo", "hrdma.qos": "qos"}  # longest prefix counts
 
@@ -37,7 +35,6 @@ class ParallelBuildExt(build_ext):
         directives = {"language_level": 3, "binding": True, "embedsignature": True}
         (translated,) = cythonize([ext], include_path=["cython"], compiler_directives=directives)
         changed = max(os.path.getmtime(name) for name in [*ext.depends, "setup.py"])
-        across = self.across_files(ext)
 
         def compile_one(source: str) -> list[str]:
             target = compiler.object_filenames([source], output_dir=self.build_temp)[0]
@@ -51,7 +48,7 @@ class ParallelBuildExt(build_ext):
                 include_dirs=ext.include_dirs,
                 debug=self.debug,
                 # The binding calls Python and C, which -O3 makes no faster: it would only be compiled for twice as long.
-                extra_postargs=ext.extra_compile_args + across + (["-O1"] if Path(source).stem == "_core" else []),
+                extra_postargs=ext.extra_compile_args + (["-O1"] if Path(source).stem == "_core" else []),
             )
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -59,24 +56,9 @@ class ParallelBuildExt(build_ext):
         target = self.get_ext_fullpath(ext.name)
         Path(target).parent.mkdir(parents=True, exist_ok=True)
         compiler.link_shared_object(
-            objects, target, libraries=self.get_libraries(ext), extra_postargs=ext.extra_link_args + across, debug=self.debug,
+            objects, target, libraries=self.get_libraries(ext), extra_postargs=ext.extra_link_args, debug=self.debug,
             build_temp=self.build_temp, target_lang="c",
         )  # fmt: skip
-
-    def across_files(self, ext: Extension) -> list[str]:
-        """Flags that optimise across files, by which messages of 1 to 4 KiB take a twentieth less; none where they do not work."""
-        flags = ["-flto=auto"]
-        with TemporaryDirectory() as folder:
-            source = Path(folder, "try.c")
-            source.write_text("int hr_try(void) { return 0; }\n")
-            try:
-                made = self.compiler.compile(
-                    [str(source)], output_dir=folder, extra_postargs=ext.extra_compile_args + flags
-                )
-                self.compiler.link_shared_object(made, f"{folder}/try.so", extra_postargs=ext.extra_link_args + flags)
-            except (CompileError, LinkError):
-                return []
-        return flags
 
     def get_source_files(self) -> list[str]:
         return [*super().get_source_files(), *(name for ext in self.extensions for name in ext.depends)]
