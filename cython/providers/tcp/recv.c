@@ -15,9 +15,9 @@
 
 #include "providers/tcp/tcp.h"
 
-#define ROUNDS 8           /* reads of one socket in a row */
-#define BATCH (256u << 10) /* bytes; then others may have the engine, who wait to send something urgent */
-#define DRIBBLE 4096       /* bytes of payload in one call, below which it comes slowly */
+#define ROUNDS 8         /* reads of one socket in a row */
+#define BATCH (2u << 20) /* bytes; then others may have the engine, who wait to send something urgent */
+#define DRIBBLE 4096     /* bytes of payload in one call, below which it comes slowly */
 #define LOWAT (32 << 10)
 #define LARGEST (sizeof(struct hr_tcp_frame) + HR_MAX_HDR + HR_TCP_MAX_SEND)
 

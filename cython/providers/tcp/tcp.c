@@ -15,7 +15,7 @@
 #define EAGER_MAX (128u << 10) /* one more copy costs less than the round trip of a rendezvous up to here */
 #define EAGER_LOOSE \
     (64u << 10)            /* ranks that share cores run ahead of one another, and what they send must be put aside */
-#define SEGMENT (1u << 20) /* larger ones gain nothing */
+#define SEGMENT (2u << 20) /* larger ones gain nothing */
 #define PIECE 130816       /* with its headers two segments of loopback, which are 65483 bytes */
 #define FIRST_WINDOW (64u << 10) /* the bound that the slowest links get as well */
 #define MAX_STREAMS 4            /* lanes of a connection in the engine */
