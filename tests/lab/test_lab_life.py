@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,9 +16,11 @@ import pytest
 from lab_jobs import environment
 from windows import one_good
 
+from hrdma.control.link import listen
 from hrdma.lab import lab as labs
 from hrdma.lab import namespaces
 from hrdma.lab.lab import Lab
+from hrdma.places import reserve_port
 from hrdma.topo.fabrics import parse
 
 TWO = parse("ring:2", rate="50mbit", latency=0)
@@ -380,3 +384,18 @@ def test_root_without_the_rights(name):
 def drop_rights() -> None:
     PR_CAPBSET_DROP, CAP_SYS_ADMIN = 24, 21
     assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN, 0, 0, 0) == 0
+
+
+def test_a_job_s_port_is_free_at_every_address_of_its_host(name):
+    def all_but_two_are_in_use() -> int:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", "r+") as range_of_ports:
+            range_of_ports.write("40000 40007")
+        with contextlib.ExitStack() as stack:
+            for port in (40000, 40001, 40004, 40005, 40006, 40007):  # at loopback alone
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            with reserve_port(address) as meeting, listen(socket.AF_INET, address, meeting.getsockname()[1]) as there:
+                return there.getsockname()[1]
+
+    with Lab.up(TWO, name) as lab:
+        (address, *_) = lab.addresses(0)
+        assert namespaces.inside(lab.namespace(0), all_but_two_are_in_use) in (40002, 40003)
