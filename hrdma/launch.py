@@ -28,6 +28,7 @@ from hrdma.places import Place, enter_network, places, reserve_port
 
 __all__ = ["command", "main", "run"]
 
+LOOPBACK = "127.0.0.1"
 GRACE = 5.0  # seconds between asking ranks to end and killing them
 LONGEST_LINE = 1 << 20  # bytes held back for the end of a line
 EXIT_TIMEOUT = 124  # as timeout(1)
@@ -67,7 +68,7 @@ def run(
     keep_going: bool = False,
     env: Mapping[str, str] | None = None,
     namespaces: Sequence[str] = (),
-    meeting: socket.socket | None = None,
+    meeting: tuple[str, socket.socket] | None = None,
 ) -> int:
     """Runs a command as the ranks of a job on this host and waits for them.
 
@@ -88,8 +89,9 @@ def run(
     namespaces : sequence of str, optional
         The network namespace (file) that each rank runs in; ranks of one count as a host of their own. This
         process's where none are given.
-    meeting : socket, optional
-        From `hrdma.places.reserve_port`: the address and port at which rank 0 is met. A port of loopback where it is not given.
+    meeting : (str, socket), optional
+        The address at which rank 0 is met, and a socket of `hrdma.places.reserve_port` that keeps the port. Loopback where it is
+        not given.
 
     Returns
     -------
@@ -116,8 +118,13 @@ def run(
         raise ValueError(f"{len(namespaces)} namespaces for {ranks} ranks: one for each is needed")
     with contextlib.ExitStack() as stack:
         where = places(ranks, namespaces, stack)
-        address, port = (meeting or stack.enter_context(reserve_port("127.0.0.1"))).getsockname()[:2]
-        given = {"MASTER_ADDR": address, "MASTER_PORT": str(port), **_shared(os.environ), **_shared(env or {})}
+        address, kept = meeting or (LOOPBACK, stack.enter_context(reserve_port(LOOPBACK)))
+        given = {
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(kept.getsockname()[1]),
+            **_shared(os.environ),
+            **_shared(env or {}),
+        }
         return _Job(prefix=prefix, keep_going=keep_going).run(argv, where, given, timeout)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 import socket
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from typing import NamedTuple
 __all__ = ["CLONE_NEWNET", "Place", "enter_network", "places", "reserve_port"]
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
-PORTS = 100  # that are tried, when one is in use at some address
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -65,27 +63,12 @@ def enter_network(namespace: int) -> None:
 def reserve_port(address: str) -> socket.socket:
     """A port that stays ours: bound but not listening, so that rank 0 can listen on it and nobody else gets it.
 
-    Rank 0 listens at all addresses where this one is not loopback's (`hrdma.control.link.listen`), and a port that is free at
-    one may be in use at another. The socket is the caller's to close, once the ranks have ended.
+    Rank 0 listens at the address of a loopback, else at all addresses (`hrdma.control.link.listen`): then the port must be free at
+    all, and the address is "". The socket is the caller's to close, once the ranks have ended.
     """
-    everywhere = address if address.startswith("127.") else ""
-    left = PORTS
-    while True:
-        left -= 1
-        with contextlib.ExitStack() as stack, contextlib.ExitStack() as probe:
-            sock = _bound(stack, address, 0)
-            try:
-                _bound(probe, everywhere, sock.getsockname()[1])
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE or not left:
-                    raise
-                continue
-            stack.pop_all()
-            return sock
-
-
-def _bound(stack: contextlib.ExitStack, address: str, port: int) -> socket.socket:
-    sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((address, port))
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, 0))
+        stack.pop_all()
     return sock

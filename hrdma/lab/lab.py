@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -218,11 +217,9 @@ class Lab:
             raise ValueError(f"{each} ranks on each host: at least 1 is needed")
         files = [self.namespace(host) for host in range(self.hosts) for _ in range(each)]
 
-        def reserve() -> socket.socket:
-            return places.reserve_port(self.addresses(0)[0] if self.addresses(0) else "127.0.0.1")
-
+        address = self.addresses(0)[0] if self.addresses(0) else "127.0.0.1"
         given = {**NEVER_SPIN, **{name: os.environ[name] for name in NEVER_SPIN if name in os.environ}, **(env or {})}
-        with namespaces.inside(files[0], reserve) as meeting:
+        with namespaces.inside(files[0], lambda: places.reserve_port("")) as port:
             return launch.run(
                 command,
                 ranks=len(files),
@@ -231,7 +228,7 @@ class Lab:
                 keep_going=keep_going,
                 env=given,
                 namespaces=files,
-                meeting=meeting,
+                meeting=(address, port),
             )
 
     def status(self) -> dict[str, Any]:

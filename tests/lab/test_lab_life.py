@@ -387,15 +387,19 @@ def drop_rights() -> None:
 
 
 def test_a_job_s_port_is_free_at_every_address_of_its_host(name):
-    def all_but_two_are_in_use() -> int:
+    def all_but_two_are_in_use() -> set[int]:
         with open("/proc/sys/net/ipv4/ip_local_port_range", "r+") as range_of_ports:
             range_of_ports.write("40000 40007")
+        found = set()
         with contextlib.ExitStack() as stack:
             for port in (40000, 40001, 40004, 40005, 40006, 40007):  # at loopback alone
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            with reserve_port(address) as meeting, listen(socket.AF_INET, address, meeting.getsockname()[1]) as there:
-                return there.getsockname()[1]
+            for _ in range(30):
+                with reserve_port("") as kept, listen(socket.AF_INET, address, kept.getsockname()[1]) as there:
+                    found.add(there.getsockname()[1])
+        return found
 
     with Lab.up(TWO, name) as lab:
         (address, *_) = lab.addresses(0)
-        assert namespaces.inside(lab.namespace(0), all_but_two_are_in_use) in (40002, 40003)
+        found = namespaces.inside(lab.namespace(0), all_but_two_are_in_use)
+        assert found and found <= {40002, 40003}
