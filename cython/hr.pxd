@@ -187,7 +187,7 @@ cdef extern from "hr/hr.h" nogil:
 
     hr_status hr_engine_open(const hr_config *config, hr_engine **engine_p, char *detail) noexcept
     void hr_engine_close(hr_engine *engine, int64_t deadline) noexcept
-    void hr_engine_set_locality(hr_engine *engine, int local_ranks, int cores) noexcept
+    void hr_engine_set_locality(hr_engine *engine, int local_ranks, int cores, int turns) noexcept
     bint hr_engine_domain(hr_engine *engine, int i, const char **name_p, void *addr, size_t *addr_len_p,
                           hr_caps *caps_p, char *text) noexcept
 

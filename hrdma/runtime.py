@@ -24,7 +24,7 @@ from hrdma.errors import DeviceError, PeerError
 from hrdma.log import configure, logger
 from hrdma.providers import RAILED, chosen, domain_of_rail
 from hrdma.remarks import Remarks
-from hrdma.world import host_identity, machine_identity, world_of
+from hrdma.world import host_identity, machine_identity, takes_turns, world_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -215,7 +215,7 @@ class Runtime:
         own = self.cards[self.rank]
         local = [card for card in self.cards if card["host"] == own["host"]]
         cpus = functools.reduce(lambda a, b: a | b, (int(card["cpus"], 16) for card in local))
-        self.engine.locality(len(local), bin(cpus).count("1"))
+        self.engine.locality(len(local), bin(cpus).count("1"), takes_turns(self.cards, self.rank))
         self.engine.connect(self.rank, "loop", bytes.fromhex(own["addresses"]["loop"]), True)
         for rank in range(self.size):
             if rank != self.rank:

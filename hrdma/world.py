@@ -12,14 +12,14 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from hrdma.config import Config
 
-__all__ = ["World", "host_identity", "machine_identity", "world_from_env", "world_of"]
+__all__ = ["World", "host_identity", "machine_identity", "takes_turns", "world_from_env", "world_of"]
 
 DEFAULT_PORT = 29500
 
@@ -295,3 +295,17 @@ def machine_identity(override: str = "") -> str:
             return file.read().strip()
     except OSError:
         return f"{os.uname().nodename}.{os.getpid()}"
+
+
+def takes_turns(cards: Sequence[Mapping[str, Any]], rank: int) -> bool:
+    """Whether a rank's background thread and another's are to share a core, by turns: two ranks that have two cores.
+
+    Parameters
+    ----------
+    cards : sequence of mapping
+        ``machine`` and ``cpus`` (a mask in hexadecimal digits) of every rank.
+    rank : int
+    """
+    own = cards[rank]
+    beside = sum(all(card[key] == own[key] for key in ("machine", "cpus")) for card in cards)
+    return beside == 2 == bin(int(own["cpus"], 16)).count("1")

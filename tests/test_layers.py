@@ -74,7 +74,8 @@ RULES = {
     "hrdma.children": Rule("hrdma hrdma._core"),
     "hrdma.testing": Rule("hrdma.children hrdma.places"),
     "hrdma.launch": Rule(f"{BASE} {SETTINGS} hrdma.places", "click rich"),
-    "hrdma.lab": Rule(f"{BASE} hrdma.topo hrdma.launch hrdma.places hrdma.communicator", "numpy pyroute2"),
+    # One setting of a NIC that pyroute2 does not know, by the controller's messages.
+    "hrdma.lab": Rule(f"{BASE} hrdma.topo hrdma.launch hrdma.places hrdma.communicator hrdma.qos", "numpy pyroute2"),
     "hrdma.rxe": Rule(f"{BASE} hrdma.nics hrdma.qos"),
     # Reads the NICs' own priorities with the controller's messages, so that those are written once.
     "hrdma.doctor": Rule(f"{BASE} {SETTINGS} {API} hrdma hrdma.verbs hrdma.nics hrdma.qos", "numpy"),

@@ -130,10 +130,13 @@ cdef class Engine:
             }
             i += 1
 
-    def locality(self, int local_ranks, int cores):
-        """How many ranks of the job share this host and how many cores they share; decides how to wait."""
+    def locality(self, int local_ranks, int cores, bint turns=False):
+        """How many ranks of the job share this host and how many cores they share; decides how to wait.
+
+        turns: these are two ranks on two cores, and their background threads share one of them, by turns.
+        """
         self.check()
-        hr_engine_set_locality(self.handle, local_ranks, cores)
+        hr_engine_set_locality(self.handle, local_ranks, cores, turns)
 
     def connect(self, uint64_t peer_id, str provider, bytes address, bint active, int dscp=-1):
         """Begins to connect; both sides call it, one of them with ``active``. Rails are connected in turn.

@@ -157,7 +157,7 @@ hr_status hr_engine_open(const struct hr_config *config, struct hr_engine **engi
         snprintf(detail, 256, "cannot make event descriptors: %s", strerror(errno));
         goto fail;
     }
-    hr_engine_set_locality(engine, 1, 1);
+    hr_engine_set_locality(engine, 1, 1, 0);
     char *names = strdup(config->providers), *save = NULL;
     status = open_domain(engine, "loop", detail);
     for (char *name = strtok_r(names, ",", &save); name && status == HR_OK; name = strtok_r(NULL, ",", &save))
@@ -174,8 +174,9 @@ fail:
     return status;
 }
 
-void hr_engine_set_locality(struct hr_engine *engine, int local_ranks, int cores) {
+void hr_engine_set_locality(struct hr_engine *engine, int local_ranks, int cores, int turns) {
     hr_lock(engine);
+    engine->turns.on = turns;
     engine->yield = local_ranks > cores;
     engine->spin_ns = engine->config.spin_us >= 0 ? engine->config.spin_us * 1000
                       : engine->yield             ? SPIN_SHARED_NS

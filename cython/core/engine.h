@@ -57,6 +57,7 @@
 
 #include "core/ledger.h"
 #include "core/relay.h"
+#include "core/turns.h"
 #include "core/xfer.h"
 #include "hr/hr.h"
 #include "hr/list.h"
@@ -282,6 +283,7 @@ struct hr_engine {
     struct hr_remark remarks[HR_REMARKS]; /* by number: those that nobody has taken are lost to newer ones */
     uint32_t remark_head, remark_tail;
     pthread_t bg;
+    struct hr_turns turns;
     int bg_running, bg_deep, stop;
     _Atomic uint64_t count_eager, count_pull, count_push, count_seg, count_lent, count_unexpected, count_sleeps,
         count_stale, count_returned, count_shared;

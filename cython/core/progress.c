@@ -426,8 +426,11 @@ static void *bg_main(void *arg) {
     uint64_t seen = engine->drive_seq;
     while (!engine->stop) {
         if (engine->drive_seq != seen) {
+            hr_turns_begin(&engine->turns, hr_now());
             bg_watch(engine, &seen);
-            recent = hr_now() + RECENT_NS;
+            int64_t now = hr_now();
+            recent = now + RECENT_NS;
+            hr_turns_begin(&engine->turns, now);
             continue;
         }
         if (engine->driving) {
@@ -449,7 +452,12 @@ static void *bg_main(void *arg) {
             if (bg_must_yield(engine)) bg_rest(engine, TICK_MS);
             continue;
         }
-        int forever = hr_now() > recent;
+        int64_t now = hr_now();
+        int forever = now > recent;
+        if (forever)
+            hr_turns_begin(&engine->turns, now);
+        else if (engine->turns.on && now >= engine->turns.next)
+            hr_turns_take(&engine->turns, now);
         engine->bg_forever = forever;
         nap(engine, forever ? -1 : TICK_MS, 0);
         engine->bg_forever = 0;

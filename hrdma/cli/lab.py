@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from hrdma.cli.privileged import EXIT_FAILED, Privileged
-from hrdma.cli.quantities import RATE, TIME
+from hrdma.cli.quantities import RATE, SIZE, TIME
 from hrdma.lab import DEFAULT_NAME
 
 __all__ = ["command"]
@@ -60,9 +60,17 @@ def _named(function: Any) -> Any:
     "--rate", type=RATE, help=f"Of every link, each way: 200mbit, 1gbit.  [default: the file's, or {DEFAULT_RATE}]"
 )
 @click.option("--latency", type=TIME, help="Of every link, each way: 0ms, 50us.  [default: the file's, or 0]")
+@click.option("--packet", type=SIZE, default="64KiB", show_default=True, help="Most that a NIC takes as one.")
 @_named
 def up(
-    spec: str, n: int | None, levels: int | None, dims: str | None, rate: float | None, latency: float | None, name: str
+    spec: str,
+    n: int | None,
+    levels: int | None,
+    dims: str | None,
+    rate: float | None,
+    latency: float | None,
+    packet: float,
+    name: str,
 ) -> None:
     """Bring a lab up.
 
@@ -85,7 +93,7 @@ def up(
         signal.signal(number, _leave)
     given = {"--n": n, "--levels": levels, "--dims": dims}
     text = _fabric_name(spec, {option: str(value) for option, value in given.items() if value is not None})
-    lab = Lab.up(find(text, rate, latency, usual=(DEFAULT_RATE, 0.0)), name)
+    lab = Lab.up(find(text, rate, latency, usual=(DEFAULT_RATE, 0.0)), name, int(packet))
     switches = len(lab.nodes) - lab.hosts
     nics = sum(len(node["nics"]) for node in lab.nodes[: lab.hosts])
     program = "hrdma" if shutil.which("hrdma") or not sys.argv[0].endswith("hrdma") else os.path.relpath(sys.argv[0])

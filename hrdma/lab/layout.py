@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hrdma.lab import PACKET
 from hrdma.lab.routes import Exit, NextHops
 from hrdma.topo.fabric import Fabric, Link, Port
 
@@ -31,6 +32,8 @@ __all__ = ["BRIDGE", "Nic", "Node", "Plan", "Route", "burst_of", "node_name", "p
 BRIDGE = "bridge"
 MTU = 1500
 FRAME = MTU + 14
+SEGMENT = MTU - 52  # of it, what TCP carries
+MOST_PACKET = 524280  # the kernel's, of a veth pair
 BURST = 1e-3  # seconds of the rate
 MAX_BURST = 1.0  # the kernel counts it in 32 bits
 MAX_HOSTS = 64  # a lab is one machine; more namespaces only make it slow
@@ -59,6 +62,8 @@ class Nic:
         Seconds that what leaves it is held back.
     burst : int
         Bytes that may leave it at once after a rest, frames and all.
+    packet : int
+        Bytes that it takes from TCP as one and cuts into frames: no more than pass the bucket at once.
     """
 
     name: str
@@ -67,6 +72,7 @@ class Nic:
     rate_bit_s: float
     latency: float
     burst: int
+    packet: int
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ def node_name(hosts: int, node: int) -> str:
     return f"h{node}" if node < hosts else f"s{node - hosts}"
 
 
-def plan(fabric: Fabric, network: int) -> Plan:
+def plan(fabric: Fabric, network: int, packet: int = PACKET) -> Plan:
     """Plans the lab of a fabric.
 
     Parameters
@@ -120,12 +126,16 @@ def plan(fabric: Fabric, network: int) -> Plan:
         Up to 64 hosts.
     network : int
         The second octet of all addresses.
+    packet : int
+        Bytes that a NIC takes as one at most.
 
     Raises
     ------
     ValueError
-        The fabric is too large, or has rates or bursts that the kernel cannot give.
+        The fabric is too large, or has rates or bursts that the kernel cannot give, or NICs take none so large.
     """
+    if not FRAME <= packet <= MOST_PACKET:
+        raise ValueError(f"packets of {packet} bytes: a lab's NICs take {FRAME} to {MOST_PACKET} as one")
     if not 1 <= fabric.hosts <= MAX_HOSTS:
         raise ValueError(f"fabric {fabric.name} has {fabric.hosts} hosts: a lab has 1 to {MAX_HOSTS}")
     for index, link in enumerate(fabric.links):
@@ -138,15 +148,16 @@ def plan(fabric: Fabric, network: int) -> Plan:
             raise ValueError(
                 f"link {index} of {fabric.name}: burst {link.burst:g} bytes; a lab has up to {MAX_BURST:g} s of the rate"
             )
-    return _Planner(fabric, network).plan()
+    return _Planner(fabric, network, packet).plan()
 
 
 class _Planner:
     """The tables that addresses and routes are read from."""
 
-    def __init__(self, fabric: Fabric, network: int) -> None:
+    def __init__(self, fabric: Fabric, network: int, packet: int) -> None:
         self.fabric = fabric
         self.network = network
+        self.packet = packet
         self.hosts = fabric.hosts
         self.next_hops = NextHops(fabric)
         self.links = self.next_hops.exits
@@ -211,7 +222,9 @@ class _Planner:
         address = self.address.get((node, end.nic))
         peer = f"{self.names[end.node]}.{self._interface(end.node, end.peer_nic)}"
         shown = f"{address}/{PREFIX}" if address else ""
-        return Nic(self._interface(node, end.nic), shown, peer, link.rate, link.latency, burst_of(link))
+        burst = burst_of(link)
+        packet = min(self.packet, burst * SEGMENT // FRAME)
+        return Nic(self._interface(node, end.nic), shown, peer, link.rate, link.latency, burst, packet)
 
     def _routes_to(self, target: int, routes: list[list[Route]]) -> None:
         addresses = {end.nic: self.address[target, end.nic] for end in self.links[target]}

@@ -4,7 +4,7 @@ Rates: a token bucket (TBF) at both ends of every link. It counts whole Ethernet
 headers of every segment included where the kernel sends many at once (GSO), so that TCP gets 1448 / 1514 of the rate at
 an MTU of 1500. The bucket holds what the fabric says (a link's burst), else 1 ms of the rate: more would let short messages
 pass as if there were no limit. And since a bucket splits what is larger than itself, which costs the processor dearly,
-NICs make nothing larger (GSO size).
+NICs make nothing larger (GSO size). Above 64 KiB that is BIG TCP, whose size for IPv4 is a setting of its own.
 
 Latency: netem above the bucket. Where the kernel has no netem a latency is refused.
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -25,14 +26,15 @@ from typing import Any
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from hrdma.lab import namespaces
+from hrdma.lab import PACKET, namespaces
 from hrdma.lab.layout import BRIDGE, MTU, Nic, Node, Plan
+from hrdma.qos.wire import NLM_F_ACK, NLM_F_REQUEST, RTM_GETLINK, RTM_NEWLINK, Wire, attribute, attributes
 
 __all__ = ["build"]
 
 QUEUE = 50e-3  # seconds of the rate that wait at a link before packets are dropped
 LEAST_QUEUE = 256 << 10
-MOST_GSO = 65536
+IFLA_GSO_IPV4_MAX_SIZE = 63  # linux/if_link.h, from Linux 6.3 on; pyroute2 0.9 does not know it
 DELAY_QUEUE = 10000  # packets held back by netem
 NO_NETEM = {errno.ENOENT: "this kernel has no netem (CONFIG_NET_SCH_NETEM): bring it up with --latency 0"}
 
@@ -152,10 +154,12 @@ class _Part:
 
     def _nic(self, nic: Nic) -> None:
         index = self.indices[nic.name]
-        how: dict[str, Any] = {"gso_max_size": min(nic.burst, MOST_GSO)}
+        how: dict[str, Any] = {"gso_max_size": min(nic.packet, PACKET)}
         if not nic.address:
             how["master"] = self.indices[BRIDGE]
         self._do(nic.name, "settings", self.ip.link, "set", index=index, mtu=MTU, **how)
+        if nic.packet > PACKET:
+            self._do(nic.name, f"packets of {nic.packet} bytes", _take, index, nic.packet)
         self._limit(nic, index)
         self._up(nic.name)
         if nic.address:
@@ -181,3 +185,15 @@ class _Part:
     def _do(self, interface: str, what: str, function: Callable[..., Any], *arguments: Any, **how: Any) -> None:
         with _said(f"{self.node.name}.{interface}: {what}"):
             function(*arguments, **how)
+
+
+def _take(index: int, nbytes: int) -> None:
+    """Has a NIC take IPv4 packets of so many bytes, more than `PACKET`."""
+    link = struct.pack("=4xi8x", index)
+    with Wire() as wire:
+        wire.send(
+            link + attribute(IFLA_GSO_IPV4_MAX_SIZE, struct.pack("=I", nbytes)), RTM_NEWLINK, NLM_F_REQUEST | NLM_F_ACK
+        )
+        ((_, answer),) = wire.send(link, RTM_GETLINK, NLM_F_REQUEST)
+    if attributes(answer, 32).get(IFLA_GSO_IPV4_MAX_SIZE) != struct.pack("=I", nbytes):
+        raise OSError(errno.EOPNOTSUPP, f"this kernel has none above {PACKET} (BIG TCP over IPv4 came with Linux 6.3)")

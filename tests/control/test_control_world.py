@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hrdma.config import Config
-from hrdma.world import World, world_from_env, world_of
+from hrdma.world import World, takes_turns, world_from_env, world_of
 
 TORCH = {
     "RANK": "3",
@@ -155,3 +155,21 @@ def test_a_world_checks_itself():
         World(2, 2)
     with pytest.raises(ValueError, match="world size 0"):
         World(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        (["a 3", "a 3"], [True, True]),
+        (["a 3", "b 3"], [False, False]),  # a processor is free on both machines
+        (["a 3", "b 3", "a 3"], [True, False, True]),
+        (["a f", "a f"], [False, False]),
+        (["a 1", "a 1"], [False, False]),  # bound to one
+        (["a 3", "a c"], [False, False]),
+        (["a 3", "a c", "a c", "a 3"], [True] * 4),
+        (["a 3"] * 3, [False] * 3),
+    ],
+)
+def test_background_threads_take_turns_where_two_ranks_have_two_cores(places, expected):
+    cards = [dict(zip(("machine", "cpus"), place.split())) for place in places]
+    assert [takes_turns(cards, rank) for rank in range(len(cards))] == expected

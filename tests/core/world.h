@@ -71,7 +71,7 @@ static inline void world_open(struct world *w, int n, const char *fault) {
         hr_status status = hr_engine_open(&config, &w->ranks[i].engine, detail);
         if (status != HR_OK) fprintf(stderr, "engine: %s\n", detail);
         CHECK_EQ(status, HR_OK);
-        hr_engine_set_locality(w->ranks[i].engine, n, 2);
+        hr_engine_set_locality(w->ranks[i].engine, n, 2, 0);
         const char *name;
         struct hr_caps caps;
         char about[HR_ABOUT];

@@ -215,6 +215,16 @@ def test_bursts_that_the_kernel_cannot_count_are_refused():
         plan(more, 128)
 
 
+def test_a_nic_takes_no_more_as_one_than_its_bucket_lets_through():
+    for rate, asked, taken in ((4e9, 458752, 458752), (4e9, 524280, 478203), (1e9, 65536, 65536), (1e8, 65536, 11955)):
+        (nic,) = plan(parse("star:1", rate=rate), 128, asked).nodes[0].nics
+        assert nic.packet == taken
+        assert nic.packet * 1514 / 1448 <= nic.burst  # with the headers of every frame
+    for wrong in (1513, 524281):
+        with pytest.raises(ValueError, match=f"packets of {wrong} bytes: a lab's NICs take 1514 to 524280 as one"):
+            plan(parse("star:1", rate=1e9), 128, wrong)
+
+
 # --- what the kernel says ---
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from windows import one_good
 
 from hrdma.lab import namespaces
 from hrdma.lab.lab import Lab
+from hrdma.qos.wire import NLM_F_REQUEST, RTM_GETLINK, Wire, attributes
 from hrdma.topo.fabric import Fabric
 from hrdma.topo.fabrics import parse, torus
 
@@ -93,6 +96,25 @@ def test_what_the_kernel_says(lab, iproute2):
     assert addresses[1:] == lab.addresses(3)
     ports = [link for link in shown(lab, "s0", "ip", "-j", "link") if link.get("master") == "bridge"]
     assert [port["ifname"] for port in ports] == ["port0", "port1"]
+
+
+def most_at_once(index: int) -> list[int]:
+    """What the kernel says of a NIC here: bytes that it takes as one, over IPv6 and over IPv4."""
+    with Wire() as wire:
+        ((_, answer),) = wire.send(struct.pack("=4xi8x", index), RTM_GETLINK, NLM_F_REQUEST)
+    return [int.from_bytes(attributes(answer, 32)[number], sys.byteorder) for number in (41, 63)]
+
+
+def test_nics_take_large_packets_where_that_is_asked_for(lab, name):
+    fast = parse("mesh:2", rate="4gbit", latency=0)
+    for more, most in (({}, 65536), ({"packet": 458752}, 458752)):
+        with Lab.up(fast, name, **more) as made:
+            found = inside(made, 1, lambda: most_at_once(socket.if_nametoindex("nic0")))
+            assert found == [65536, most] and made.nodes[1]["nics"][0]["packet"] == most
+            sender, receiver = pair(made, 0, 1, 0)
+            with sender, receiver:
+                assert transfer(sender, receiver, 20 << 20) < 4e9
+    assert inside(lab, 0, lambda: most_at_once(socket.if_nametoindex("nic0"))) == [6250 * 1448 // 1514] * 2
 
 
 def test_nothing_shows_in_the_machines_own_network(lab, iproute2):

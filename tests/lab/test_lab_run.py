@@ -50,6 +50,26 @@ with hrdma.init() as comm:
     print([comm.stats()["counters"]["sleeps"] - before, int(x.sum())])
 """
 
+# an allreduce while both ranks compute; where the background thread may run: meanwhile, and two seconds later
+TURNS = """
+import json, os, pathlib, time, numpy, hrdma
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+def may_run():
+    for task in pathlib.Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text() == "hrdma-progress\\n":
+            return tuple(sorted(os.sched_getaffinity(int(task.name))))
+with hrdma.init() as comm:
+    x, found = numpy.ones(1 << 20, numpy.float32), set()
+    request = comm.allreduce(x, async_op=True)
+    while not request.done:
+        found.add(may_run())
+        until = time.monotonic() + 0.002
+        while time.monotonic() < until: pass
+    comm.barrier()
+    time.sleep(2)
+    print(json.dumps([sorted(found), may_run(), bool((x == comm.size).all())]))
+"""
+
 
 # --- run ---
 
@@ -180,6 +200,20 @@ def test_shared_memory_between_namespaces_is_noticed_on_every_rank(lab, hrdma):
 # --- status, exec, up ---
 
 
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_background_threads_of_two_ranks_share_two_processors_by_turns(name, hrdma, hosts):
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    if len(cpus) < 2:
+        pytest.skip("needs two processors")
+    with Lab.up(parse(f"mesh:{hosts}", rate="100mbit", latency=0), name):
+        done = hrdma("run", "--name", name, "--", sys.executable, "-c", TURNS)
+    assert (done.returncode, done.stderr) == (0, "")
+    alone = [[cpu] for cpu in cpus]
+    for found, later, right in values(done.stdout):
+        assert right and later == cpus
+        assert sorted(found) == (sorted([cpus, *alone]) if hosts == 2 else [cpus])
+
+
 def test_status_counts_what_was_sent(lab, hrdma):
     def sent() -> list[int]:
         (entry,) = json.loads(hrdma("status", "--name", lab.name, "--json").stdout)
@@ -262,6 +296,7 @@ def test_up_from_the_command_line(name, hrdma, tmp_path, arguments, shown, rate)
         (["ring:3", "--rate", "1tbit"], "a lab has 100000 to"),
         (["star:100"], "has 100 hosts: a lab has 1 to 64"),
         (["ring:3", "--name", "No"], "lab name 'No'"),
+        (["ring:3", "--packet", "1MiB"], "packets of 1048576 bytes: a lab's NICs take 1514 to 524280 as one"),
         (["absent.toml"], "absent.toml"),
         (["mine.toml", "--n", "3"], "mine.toml says what the fabric is: leave out --n"),
     ],

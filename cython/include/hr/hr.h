@@ -102,8 +102,9 @@ struct hr_config {
 hr_status hr_engine_open(const struct hr_config *config, struct hr_engine **engine_p, char detail[256]);
 /* Waits until what was sent has left (deadline), says goodbye to peers, stops. Requests still open are aborted. */
 void hr_engine_close(struct hr_engine *engine, int64_t deadline);
-/* How many ranks of the job share this host, and the cores they share: decides how to wait. */
-void hr_engine_set_locality(struct hr_engine *engine, int local_ranks, int cores);
+/* How many ranks of the job share this host, and the cores they share: decides how to wait. turns: it is one of two
+ * ranks that have two cores, and its background thread shares one with the other's, by turns. */
+void hr_engine_set_locality(struct hr_engine *engine, int local_ranks, int cores, int turns);
 /* The i-th domain: name (with ":1" for rail 1), address, text. Returns 0 past the last. */
 int hr_engine_domain(struct hr_engine *engine, int i, const char **name_p, void *addr, size_t *addr_len_p,
                      struct hr_caps *caps_p, char text[HR_ABOUT]);
