@@ -4,12 +4,13 @@
     sudo python benchmarks/bench_overlap.py --rate 1gbit --size 16M
     sudo python benchmarks/bench_overlap.py --packet 64K            without BIG TCP
 
-Two network namespaces joined by one link, whose NICs take packets of 448 KiB (BIG TCP): the timer of the link's bucket
-costs 20 to 40 us of a processor of a virtual machine for each packet, which a NIC of hardware would not. Each round measures the allreduce alone, a loop of numpy's matmul alone (one
-thread, about as long as the allreduce), and both: the allreduce is started, the loop runs, the allreduce is waited for. Each
-time both ranks begin together and the slower one counts. *both over longer*: 1 hides all, 2 nothing. *processor*: what
-the allreduce took of this rank's processor time while the loop ran, most of which is the kernel's copying; where the
-ranks have but one core each, so much of it cannot be hidden. Sums and products are checked in full.
+Two network namespaces joined by one link, whose NICs take packets of 448 KiB (BIG TCP): the timer of the link's
+bucket costs 20 to 40 us of a virtual machine's processor for each packet, and a link of hardware has none. Each round
+measures the allreduce alone, a loop of numpy's matmul alone (one thread, about as long as the allreduce), and both:
+the allreduce is started, the loop runs, the allreduce is waited for. Each time both ranks begin together and the
+slower one counts. *both over longer*: 1 hides all, 2 nothing. *processor*: what the allreduce took of this rank's
+processor time while the loop ran, most of which is the kernel's copying; where the ranks have but one core each, so
+much of it cannot be hidden. Sums and products are checked in full.
 """
 
 from __future__ import annotations

@@ -307,5 +307,6 @@ def takes_turns(cards: Sequence[Mapping[str, Any]], rank: int) -> bool:
     rank : int
     """
     own = cards[rank]
-    beside = sum(all(card[key] == own[key] for key in ("machine", "cpus")) for card in cards)
-    return beside == 2 == bin(int(own["cpus"], 16)).count("1")
+    mask = int(own["cpus"], 16)
+    beside = [int(card["cpus"], 16) for card in cards if card["machine"] == own["machine"]]
+    return [other for other in beside if other & mask] == [mask, mask] and bin(mask).count("1") == 2

@@ -5,7 +5,7 @@
 /*
  * Who does what
  *   engine.c    open and close, domains, counters
- *   progress.c  the progress role: one pass, waiting, the background thread
+ *   progress.c  the progress role: one pass, waiting, the background thread;  turns.c  on which processor that works
  *   conn.c      connections: what is queued, in which order it leaves, credit
  *   window.c    the bound on bulk in flight
  *   sink.c      what providers tell: messages, completions, the end of connections

@@ -424,25 +424,33 @@ static void *bg_main(void *arg) {
     prctl(PR_SET_NAME, "hrdma-progress");
     hr_lock(engine);
     uint64_t seen = engine->drive_seq;
+    int brought = 0;
     while (!engine->stop) {
         if (engine->drive_seq != seen) {
-            hr_turns_begin(&engine->turns, hr_now());
+            hr_turns_stop(&engine->turns);
             bg_watch(engine, &seen);
-            int64_t now = hr_now();
-            recent = now + RECENT_NS;
-            hr_turns_begin(&engine->turns, now);
+            recent = hr_now() + RECENT_NS;
             continue;
         }
         if (engine->driving) {
+            hr_turns_stop(&engine->turns);
             engine->bg_deep = 1;
             bg_rest(engine, -1);
             engine->bg_deep = 0;
             continue;
         }
+        if (hr_turns_due(&engine->turns, hr_now(), brought)) {
+            hr_unlock(engine);
+            hr_turns_take(&engine->turns, hr_now());
+            hr_lock(engine);
+            continue;
+        }
         engine->driving = 2;
         int quiet = 0;
+        brought = 0;
         while (!bg_must_yield(engine) && quiet < 4) {
             quiet = hr_pass(engine, NULL) ? 0 : quiet + 1;
+            brought |= !quiet;
             if (hr_contended(engine)) step_back(engine);
         }
         int sleep = !bg_must_yield(engine) && arm(engine);
@@ -453,14 +461,10 @@ static void *bg_main(void *arg) {
             continue;
         }
         int64_t now = hr_now();
-        int forever = now > recent;
-        if (forever)
-            hr_turns_begin(&engine->turns, now);
-        else if (engine->turns.on && now >= engine->turns.next)
-            hr_turns_take(&engine->turns, now);
-        engine->bg_forever = forever;
-        nap(engine, forever ? -1 : TICK_MS, 0);
+        engine->bg_forever = now > recent && !engine->turns.bound;
+        nap(engine, engine->bg_forever ? -1 : TICK_MS, 0);
         engine->bg_forever = 0;
+        engine->turns.slept += hr_now() - now;
     }
     hr_unlock(engine);
     return NULL;

@@ -9,12 +9,16 @@ struct hr_turns {
     int on;    /* it takes turns; set under the lock. All else is the thread's own */
     int bound; /* to `one`, of `all` that it may use */
     cpu_set_t all, one;
-    int64_t since, worked, next; /* what it had worked at that time; when it looks again */
+    int64_t since, next; /* it serves since then, 0: it does not; when the turn is over */
+    int64_t slept, last; /* of that time; when it had something to do */
 };
 
-/* The thread begins to serve, or stops: it goes where there is room. */
-void hr_turns_begin(struct hr_turns *turns, int64_t now);
-/* It is about to sleep, and the turn is over: turns->next. */
+/* About to look for something to do; brought: there was, the last time. 1: the turn is over, or it has had nothing to
+ * do for a while: hr_turns_take. */
+int hr_turns_due(struct hr_turns *turns, int64_t now, int brought);
+/* Without the engine's lock: where the thread is bound to another processor it goes on when that has time. */
 void hr_turns_take(struct hr_turns *turns, int64_t now);
+/* Others drive. */
+void hr_turns_stop(struct hr_turns *turns);
 
 #endif

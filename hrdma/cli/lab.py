@@ -38,7 +38,7 @@ def command() -> None:
     Exit codes:
         0  success
         1  the command failed: no such lab, a name that is taken, the kernel
-        2  wrong usage, a fabric or rate that cannot be
+        2  wrong usage, a fabric, rate or packet that cannot be
       126  not root, or not permitted to make network namespaces
     `run` and `exec` give the exit code of the command, 127 where there is none;
     `run` as `hrdma run`: 124 after the timeout, 128 + n after signal n.
@@ -60,7 +60,13 @@ def _named(function: Any) -> Any:
     "--rate", type=RATE, help=f"Of every link, each way: 200mbit, 1gbit.  [default: the file's, or {DEFAULT_RATE}]"
 )
 @click.option("--latency", type=TIME, help="Of every link, each way: 0ms, 50us.  [default: the file's, or 0]")
-@click.option("--packet", type=SIZE, default="64KiB", show_default=True, help="Most that a NIC takes as one.")
+@click.option(
+    "--packet",
+    type=SIZE,
+    default="64KiB",
+    show_default=True,
+    help="Most that a NIC takes as one, up to 511KiB and 1 ms of the rate; above 64KiB: Linux 6.3.",
+)
 @_named
 def up(
     spec: str,

@@ -32,7 +32,7 @@ LOCK_TIMEOUT = 60.0
 NEVER_SPIN = {"HRDMA_SPIN_US": "0"}  # hosts of a lab share the processors: who spins keeps others from their work
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NETWORKS = range(128, 256)  # second octet of 10.x; one for each lab
-VERSION = 1  # of the file
+VERSION = 2  # of the file
 _KEYS = {"version", "name", "fabric", "network", "hosts", "ranks_per_host", "nodes"}
 
 

@@ -96,6 +96,7 @@ def _said(what: str, mends: Mapping[int, str] = MappingProxyType({})) -> Iterato
             code, why = error.code, str(error.args[-1])
         else:
             code, why = error.errno or 0, error.strerror or str(error)
+            why += f": {error.filename}" if error.filename else ""
         if code in mends:
             raise RuntimeError(f"{what}: {mends[code]}") from error
         if code in (errno.EPERM, errno.EACCES):
@@ -145,6 +146,10 @@ class _Part:
                 self._address(BRIDGE, address)
         for nic in self.node.nics:
             self._nic(nic)
+        if self.node.bridge is not None and self.node.nics:  # what it takes is bounded by its ports
+            most = max(nic.packet for nic in self.node.nics)
+            self._do(BRIDGE, "settings", self.ip.link, "set", index=self.indices[BRIDGE], gso_max_size=most)
+            self._take(BRIDGE, most)
         for route in self.node.routes:
             hops = [{"gateway": gateway, "oif": self.indices[interface]} for gateway, interface in route.hops]
             how: dict[str, Any] = hops[0] if len(hops) == 1 else {"multipath": hops}
@@ -154,12 +159,11 @@ class _Part:
 
     def _nic(self, nic: Nic) -> None:
         index = self.indices[nic.name]
-        how: dict[str, Any] = {"gso_max_size": min(nic.packet, PACKET)}
+        how: dict[str, Any] = {"gso_max_size": nic.packet}
         if not nic.address:
             how["master"] = self.indices[BRIDGE]
         self._do(nic.name, "settings", self.ip.link, "set", index=index, mtu=MTU, **how)
-        if nic.packet > PACKET:
-            self._do(nic.name, f"packets of {nic.packet} bytes", _take, index, nic.packet)
+        self._take(nic.name, nic.packet)
         self._limit(nic, index)
         self._up(nic.name)
         if nic.address:
@@ -172,9 +176,13 @@ class _Part:
             with _said(f"{self.node.name}.{nic.name}: a latency of {nic.latency:g} s", NO_NETEM):
                 self.ip.tc("add", "netem", index, handle="1:", delay=delay, limit=DELAY_QUEUE)
             how = {"handle": "2:", "parent": "1:1"}
-        queue = max(LEAST_QUEUE, round(nic.rate_bit_s / 8 * QUEUE))
+        queue = max(LEAST_QUEUE, round(nic.rate_bit_s / 8 * QUEUE), 2 * nic.burst)
         rate = {"rate": round(nic.rate_bit_s / 8), "burst": nic.burst, "limit": queue}  # a number is bytes per second
         self._do(nic.name, "rate", self.ip.tc, "add", "tbf", index, **how, **rate)
+
+    def _take(self, interface: str, nbytes: int) -> None:
+        if nbytes > PACKET:
+            self._do(interface, f"IPv4 packets of {nbytes} bytes", _take, self.indices[interface], nbytes)
 
     def _up(self, interface: str) -> None:
         self._do(interface, "up", self.ip.link, "set", index=self.indices[interface], state="up")

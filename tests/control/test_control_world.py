@@ -168,6 +168,7 @@ def test_a_world_checks_itself():
         (["a 3", "a c"], [False, False]),
         (["a 3", "a c", "a c", "a 3"], [True] * 4),
         (["a 3"] * 3, [False] * 3),
+        (["a 3", "a 3", "a 1"], [False] * 3),
     ],
 )
 def test_background_threads_take_turns_where_two_ranks_have_two_cores(places, expected):
