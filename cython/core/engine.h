@@ -36,7 +36,8 @@
  *   CREDIT carries only what all headers of the first stream carry: eager credit and acknowledged bulk
  *   PROBE  asks how much of the bulk that was sent so far has arrived, after something was cut off
  *   ECHO   the answer: how much never did, and never will
- *   HELP   the receiver asks the sender to copy some pieces itself (share.c); HELPED: so many
+ *   HELP   the receiver asks the sender to copy some pieces itself (share.c); HELPED: so many, and the
+ *          one that it could not write
  *   LEDGER where the receiver of an offer can see that it still stands (ledger.c)
  *   BREAK  this communicator is broken
  *   BYE    nothing more will come, by this stream
@@ -190,7 +191,8 @@ struct hr_conn {
     struct hr_mem ledger_mem;
     struct hr_rmem peer_ledger;
     int has_ledger, ledger_shown;
-    int stopped; /* the peer did not let go of an entry in time */
+    int stopped;  /* the peer did not let go of an entry in time */
+    int helpless; /* the peer could not write where it was asked to help: it is not asked for that again */
     /* measuring */
     uint64_t round_rx; /* bulk that had come by its beginning */
     int64_t round_since, busy_since, alone_since, rtt;

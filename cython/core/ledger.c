@@ -133,6 +133,8 @@ void hr_ledger_let_go_own(struct hr_xfer *x) {
     atomic_fetch_and(own(x), ~HELD); /* a receiver that has struck it left 0 */
 }
 
+int hr_ledger_stands_own(const struct hr_xfer *x) { return is(atomic_load(own(x)), x); }
+
 void hr_ledger_arrived(struct hr_conn *conn, const struct hr_hdr_long *m) {
     struct hr_ep *ep = conn->lanes[0].ep;
     hr_status status = conn->peer_ledger.len ? HR_ERR_PROTOCOL : HR_OK; /* one is enough */

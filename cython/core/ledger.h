@@ -20,6 +20,7 @@ void hr_ledger_strike(struct hr_xfer *x);
 int hr_ledger_take_back(struct hr_xfer *x);
 int64_t hr_ledger_take_own(struct hr_xfer *x, uint32_t n); /* as take, and holds it */
 void hr_ledger_let_go_own(struct hr_xfer *x);
+int hr_ledger_stands_own(const struct hr_xfer *x);
 void hr_ledger_close(struct hr_engine *engine);
 
 /* The receiver's side: what the peer offers. stands: asked after the last byte was read. hold: 1, it stands, and will

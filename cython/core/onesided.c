@@ -64,7 +64,9 @@ static int is_open(struct hr_engine *engine, const void *addr, size_t len) {
     for (uint32_t i = 0; i < engine->nxfers; i++) {
         const struct hr_xfer *x = engine->xfers[i];
         uintptr_t from = (uintptr_t)x->buf;
-        if (x->mode == HR_XFER_FREE || !(x->open || x->shared) || x->mem.access & HR_ACCESS_REMOTE_PUT) continue;
+        if (x->mode == HR_XFER_FREE || !(x->open || (x->shared && x->mode == HR_XFER_PULL)) ||
+            x->mem.access & HR_ACCESS_REMOTE_PUT)
+            continue;
         if (overlap(begin, begin + len, hr_page_down(from), hr_page_up(from + x->len))) return 1;
     }
     return 0;

@@ -124,6 +124,7 @@ static int is_faster(struct hr_xfer *x, uint8_t flags) {
         kind = hr_relay_class(x->len) + made * HR_RELAY_LENGTHS + (both ? HR_RELAY_BOTH : 0);
     struct hr_relay *relay = &x->conn->reading.relay[kind];
     int64_t now = hr_now();
+    x->both = both != 0;
     if (reduces(x) && !back && (!both || x->len < LENT_MIN)) return 0;
     if (back && !chooses_puts(x->conn, x->len)) return hr_read_puts(x->conn, x->len);
     if (both && !back && !leads(x->conn)) return flags & HR_HDR_READ << made;
@@ -225,7 +226,8 @@ void hr_read_end(struct hr_xfer *x) {
     double copying = work_counts(x) ? x->conn->reading.copying[hr_relay_class(x->len)] : -1.0;
     int messages = x->relay > HR_RELAYS - HR_RELAY_LENGTHS ? 2 : 1; /* the result is the other */
     int way = x->mode == HR_XFER_PULL || x->mode == HR_XFER_LENT ? HR_READ : HR_RELAYED;
-    if (x->relay) hr_relay_end(relay_of(x), way, x->completed, hr_now(), copying, messages);
+    uint64_t bytes = x->shared ? hr_share_bytes(x) : x->completed;
+    if (x->relay) hr_relay_end(relay_of(x), way, bytes, hr_now(), copying, messages);
     x->relay = 0;
     if (!x->scratch) return;
     void **kept = (void **)(void *)x->scratch;

@@ -3,10 +3,10 @@
 
 /*
  * A core moves what a core can, and while one pulls a message out of the other's memory the other waits for it. So the
- * receiver of a message in mapped memory, whose own buffer can be mapped for writing, asks the sender for a hand
- * (HELP). Who has time takes the next piece, by counting up in the sender's ledger; so nobody waits for a sender that
- * computes: what is done is the sender's thread's, if it waits in a call, and never the background thread's. When no
- * piece is left the sender says how many it has copied (HELPED), and the receiver that all are there (FIN).
+ * receiver of a message in memory that it can read, whose own buffer the sender can write to, asks for a hand (HELP).
+ * Who has time takes the next piece, by counting up in the sender's ledger; so nobody waits for a sender that computes:
+ * what is done is the sender's thread's, if it waits in a call, and never the background thread's. When no piece is
+ * left the sender says how many it has copied (HELPED), and the receiver that all are there (FIN).
  *
  * The sender holds the entry for each piece. A receiver that gives up strikes it there; if a sender that was stopped
  * holds it, the pages are left to it (mem_quiet). Nothing else may be on these pages: what is on the first and on the
@@ -17,6 +17,7 @@
 #include "hr/memory.h"
 
 #define SHARED_FROM (768u << 10) /* below it the other end hears too late */
+#define PUT_FROM (512u << 10)    /* the same, where the kernel copies, which is slower */
 #define PIECES 8                 /* of a message, at least, so that both are through at the same time */
 #define LEAST (64u << 10)
 #define MOST (512u << 10)
@@ -31,18 +32,31 @@ static uint64_t piece_of(uint64_t len) {
 
 static uint32_t pieces(uint64_t len) { return (uint32_t)((len + piece_of(len) - 1) / piece_of(len)); }
 
-/* Copies piece i of what is shared. */
-static void copy_piece(char *to, const char *from, uint64_t len, uint32_t i) {
-    uint64_t n = piece_of(len), at = i * n;
-    if (n > len - at) n = len - at;
-    hr_copy(to + at, from + at, n, len >= HR_UNREAD_MIN ? HR_STORE_UNREAD : HR_STORE_SHARED);
+/* Piece i of what is shared: its length; where it begins. */
+static uint64_t piece(const struct hr_xfer *x, uint32_t i, uint64_t *at_p) {
+    uint64_t n = piece_of(x->shared), at = *at_p = i * n;
+    return n > x->shared - at ? x->shared - at : n;
 }
+
+uint64_t hr_share_bytes(const struct hr_xfer *x) { return x->completed + x->helped == pieces(x->shared) ? x->len : 0; }
 
 /* --- the receiver's side
  * --------------------------------------------------------------------------------------------------- */
 
+static hr_status receive_piece(struct hr_xfer *x, uint32_t i) {
+    struct hr_ep *ep = x->conn->lanes[0].ep;
+    uint64_t at, n = piece(x, i, &at);
+    char *to = x->buf + x->from + at;
+    if (x->rmem.ptr) {
+        hr_copy(to, (const char *)x->rmem.ptr + x->from + at, n, hr_store_into(to, n, x->shared >= HR_UNREAD_MIN));
+        return HR_OK;
+    }
+    struct hr_rma rma = {.local = to, .len = n, .remote = &x->rmem, .offset = at, .cookie = HR_XFER_COOKIE(x)};
+    return ep->domain->ops->post_read(ep, &rma);
+}
+
 static void finish_if_whole(struct hr_xfer *x) {
-    if (!hr_list_empty(&x->work.link) || x->completed + x->helped != pieces(x->shared)) return;
+    if (!hr_list_empty(&x->work.link) || x->outstanding || !hr_share_bytes(x)) return;
     x->conn->rx_bytes += x->len;
     hr_xfer_pulled(x);
 }
@@ -57,16 +71,30 @@ static int too_many(struct hr_xfer *x, uint64_t copied) {
 
 static int receive_step(struct hr_engine *engine, struct hr_work *work) {
     struct hr_xfer *x = hr_container(work, struct hr_xfer, work);
-    int64_t i = hr_ledger_take(x, pieces(x->shared));
+    int64_t i = x->posted ? (int64_t)x->posted - 1 : x->back ? x->back - 1 : hr_ledger_take(x, pieces(x->shared));
     if (i >= 0) {
         if (too_many(x, x->completed)) return 0;
-        copy_piece(x->buf + x->from, (const char *)x->rmem.ptr + x->from, x->shared, (uint32_t)i);
-        x->completed++;
-        return 1;
+        if (!x->posted) x->back = 0;
+        hr_status status = receive_piece(x, (uint32_t)i);
+        x->posted = status == HR_AGAIN ? (uint64_t)i + 1 : 0; /* it has that piece in hand */
+        if (status == HR_OK) x->completed++;
+        if (status == HR_INPROGRESS) {
+            x->outstanding++;
+            hr_work_remove(engine, work);
+        }
+        if (!hr_is_error(status)) return status != HR_INPROGRESS;
+        if (status == HR_ERR_ACCESS && !hr_ledger_stands(x)) return 1;
+        hr_xfer_pull_failed(engine, x, status);
+        return 0;
     }
     hr_work_remove(engine, work);
     finish_if_whole(x); /* where it was taken back a CANCEL is coming */
     return 0;
+}
+
+void hr_share_piece_read(struct hr_xfer *x) {
+    x->completed++;
+    hr_work_add(x->conn->engine, &x->work, x->req->priority);
 }
 
 int hr_share_ask(struct hr_xfer *x) {
@@ -75,24 +103,26 @@ int hr_share_ask(struct hr_xfer *x) {
     const struct hr_provider *ops = ep->domain->ops;
     struct hr_arena_info arena;
     uintptr_t buf = (uintptr_t)x->buf, end = buf + x->len;
-    if (x->len < SHARED_FROM || conn->engine->yield || !(conn->caps->flags & HR_CAP_MAP_WRITE) ||
-        !conn->peer_ledger.out || x->req->rflags & (HR_RECV_REDUCE | HR_RECV_BORROW | HR_RECV_FOLD) ||
-        !hr_arena_find(x->buf, x->len, &arena) || !(arena.flags & HR_ARENA_WRITABLE_BY_PEERS) ||
-        hr_exposes(conn->engine, x->buf, x->len))
+    if (x->len < PUT_FROM || conn->engine->yield || !conn->peer_ledger.out || x->both ||
+        x->req->rflags & (HR_RECV_REDUCE | HR_RECV_BORROW | HR_RECV_FOLD))
         return 0;
-    uintptr_t from = hr_page_up(buf), to = hr_arena_ends((void *)end) ? end : hr_page_down(end);
+    int put = !hr_arena_find(x->buf, x->len, &arena) && !conn->helpless;
+    int maps = !put && x->rmem.ptr && conn->caps->flags & HR_CAP_MAP_WRITE &&
+               arena.flags & HR_ARENA_WRITABLE_BY_PEERS && !hr_exposes(conn->engine, x->buf, x->len);
+    if (put ? !ep->puts : !maps || x->len < SHARED_FROM) return 0;
+    uintptr_t from = put ? buf : hr_page_up(buf), to = put || hr_arena_ends((void *)end) ? end : hr_page_down(end);
     struct hr_hdr_long help = {.h = {.kind = HR_MSG_HELP, .comm = x->req->comm->id, .sreq = x->remote, .rreq = x->id},
                                .size = to - from};
     x->from = help.h.aux = from - buf;
-    uint32_t access = HR_ACCESS_REMOTE_READ | HR_ACCESS_REMOTE_MAP;
+    uint32_t access = HR_ACCESS_REMOTE_READ | (put ? HR_ACCESS_REMOTE_PUT : HR_ACCESS_REMOTE_MAP);
     if (ops->mem_register(ep->domain, (void *)from, to - from, access, &x->mem) != HR_OK) return 0;
     x->has_mem = 1;
     if (ops->mem_export(ep, &x->mem, (void *)from, to - from, &help.desc) != HR_OK) return 0;
     x->shared = to - from;
     hr_conn_send_ctl(conn, &help.h, sizeof help);
-    hr_copy(x->buf, x->rmem.ptr, x->from, HR_STORE_CACHED);
     uint64_t rest = x->from + x->shared;
-    hr_copy(x->buf + rest, (const char *)x->rmem.ptr + rest, x->len - rest, HR_STORE_CACHED);
+    if (x->from) hr_copy(x->buf, x->rmem.ptr, x->from, HR_STORE_CACHED);
+    if (rest < x->len) hr_copy(x->buf + rest, (const char *)x->rmem.ptr + rest, x->len - rest, HR_STORE_CACHED);
     x->work.step = receive_step;
     hr_work_add(conn->engine, &x->work, x->req->priority);
     return 1;
@@ -101,12 +131,18 @@ int hr_share_ask(struct hr_xfer *x) {
 void hr_share_on_helped(struct hr_conn *conn, const struct hr_hdr *h) {
     struct hr_xfer *x = hr_xfer_find(conn, h->rreq);
     if (!x) return;
-    if (x->mode != HR_XFER_PULL || !x->shared || x->helped || h->aux > pieces(x->shared) - x->completed) {
+    if (x->mode != HR_XFER_PULL || !x->shared || x->helped || x->back || h->sreq > pieces(x->shared) ||
+        h->aux > pieces(x->shared) - x->completed || !(h->aux || h->sreq)) {
         hr_conn_lost(conn, HR_ERR_PROTOCOL, "help with what it was not asked for");
         return;
     }
     x->helped = (uint32_t)h->aux;
-    HR_COUNT(conn->engine, shared);
+    if (x->helped) HR_COUNT(conn->engine, shared);
+    if (h->sreq) { /* a piece that it took and could not write */
+        conn->helpless = 1;
+        x->back = h->sreq;
+        if (hr_list_empty(&x->work.link) && !x->outstanding) hr_work_add(conn->engine, &x->work, x->req->priority);
+    }
     finish_if_whole(x);
 }
 
@@ -115,23 +151,46 @@ int hr_share_revoke(struct hr_xfer *x) { return !x->shared || x->mode != HR_XFER
 /* --- the sender's side
  * --------------------------------------------------------------------------------------------------- */
 
+static int may(void *x) { return hr_ledger_stands_own(x); }
+
+static hr_status help_with(struct hr_xfer *x, uint32_t i) {
+    struct hr_ep *ep = x->conn->lanes[0].ep;
+    uint64_t at, n = piece(x, i, &at);
+    char *from = x->buf + x->from + at;
+    if (x->rmem.out) {
+        hr_copy((char *)x->rmem.out + at, from, n, x->shared >= HR_UNREAD_MIN ? HR_STORE_UNREAD : HR_STORE_SHARED);
+        return HR_OK;
+    }
+    struct hr_rma rma = {.local = from, .len = n, .remote = &x->rmem, .offset = at};
+    hr_status status = ep->domain->ops->post_put(ep, &rma, may, x);
+    return status != HR_OK && !hr_ledger_stands_own(x) ? HR_ERR_CANCELED : status; /* it has given up, and says so */
+}
+
+/* failed: 1 + the piece that could not be written; 0: none. */
+static void help_ends(struct hr_xfer *x, uint32_t failed) {
+    struct hr_hdr h = {.kind = HR_MSG_HELPED, .comm = x->req->comm->id, .rreq = x->remote, .aux = x->helped};
+    h.sreq = failed;
+    hr_work_remove(x->conn->engine, &x->work);
+    if (!x->helped && !failed) return;
+    hr_conn_send_ctl(x->conn, &h, sizeof h);
+    if (x->helped) HR_COUNT(x->conn->engine, shared);
+}
+
 /* What the waiting thread leaves behind when its call returns is the receiver's to copy. */
 static int help_step(struct hr_engine *engine, struct hr_work *work) {
     struct hr_xfer *x = hr_container(work, struct hr_xfer, work);
     int64_t i = hr_in_background(engine) ? -1 : hr_ledger_take_own(x, pieces(x->shared));
     if (i >= 0) {
         int wrong = too_many(x, x->helped);
-        if (!wrong) copy_piece(x->rmem.out, x->buf + x->from, x->shared, (uint32_t)i);
+        hr_status status = wrong ? HR_OK : help_with(x, (uint32_t)i);
         hr_ledger_let_go_own(x);
-        x->helped++;
-        return !wrong;
+        x->helped += status == HR_OK;
+        if (status == HR_OK) return !wrong;
+        if (hr_is_peer_error(status)) hr_conn_lost(x->conn, status, "a piece could not be written");
+        help_ends(x, status == HR_ERR_CANCELED || hr_is_peer_error(status) ? 0 : (uint32_t)i + 1);
+        return 0;
     }
-    hr_work_remove(engine, work);
-    if (x->helped) {
-        struct hr_hdr h = {.kind = HR_MSG_HELPED, .comm = x->req->comm->id, .rreq = x->remote, .aux = x->helped};
-        hr_conn_send_ctl(x->conn, &h, sizeof h);
-        HR_COUNT(engine, shared);
-    }
+    help_ends(x, 0);
     return 0;
 }
 
@@ -149,7 +208,7 @@ void hr_share_on_help(struct hr_conn *conn, const struct hr_hdr_long *help) {
     x->shared = help->size;
     if (hr_in_background(conn->engine) || ep->domain->ops->mem_import(ep, &help->desc, &x->rmem) != HR_OK) return;
     x->has_rmem = 1;
-    if (!x->rmem.out || x->rmem.len < help->size) return;
+    if (!(x->rmem.out || x->rmem.puts) || x->rmem.len < help->size) return;
     x->work.step = help_step;
     hr_work_add(conn->engine, &x->work, x->req->priority);
 }

@@ -233,6 +233,14 @@ static int consume_mapped(struct hr_xfer *x, uint64_t len) {
     return 1;
 }
 
+void hr_xfer_pull_failed(struct hr_engine *engine, struct hr_xfer *x, hr_status status) {
+    struct hr_conn *conn = x->conn;
+    struct hr_request *req = x->req;
+    hr_xfer_send_fin(conn, req->comm->id, x->remote, status, 0);
+    hr_xfer_abort(engine, x, 0);
+    hr_fail(engine, req, status, req->peer, HR_PHASE_TRANSFER, conn);
+}
+
 /* One piece of a pull. */
 static int pull_step(struct hr_engine *engine, struct hr_work *work) {
     struct hr_xfer *x = hr_container(work, struct hr_xfer, work);
@@ -252,10 +260,7 @@ static int pull_step(struct hr_engine *engine, struct hr_work *work) {
         }
         if (status == HR_ERR_ACCESS && !hr_ledger_stands(x)) return 1;
         if (hr_is_error(status)) {
-            struct hr_request *req = x->req;
-            hr_xfer_send_fin(conn, req->comm->id, x->remote, status, 0);
-            hr_xfer_abort(engine, x, 0);
-            hr_fail(engine, req, status, req->peer, HR_PHASE_TRANSFER, conn);
+            hr_xfer_pull_failed(engine, x, status);
             return 0;
         }
     }
@@ -323,7 +328,7 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
                 if (!consume_mapped(x, x->len)) return;
                 conn->rx_bytes += x->len;
                 hr_xfer_pulled(x);
-            } else if (!x->rmem.ptr || x->open || !hr_share_ask(x)) {
+            } else if (x->scratch || x->open || !hr_share_ask(x)) {
                 hr_work_add(engine, &x->work, req->priority);
             }
             return;
@@ -414,6 +419,10 @@ void hr_xfer_on_done(struct hr_xfer *x, hr_status status) {
     x->outstanding--;
     if (x->mode == HR_XFER_LENT) {
         hr_read_lent_done(x, status);
+        return;
+    }
+    if (!hr_is_error(status) && x->mode == HR_XFER_PULL && x->shared) {
+        hr_share_piece_read(x);
         return;
     }
     if (!hr_is_error(status) && (status = hr_read_done(x)) == HR_ERR_CANCELED) return;

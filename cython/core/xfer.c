@@ -107,6 +107,7 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
     if (x->mode == HR_XFER_RMA) tell = 0; /* the peer knows nothing of it */
     int lost = conn->state == HR_CONN_LOST, cut = !withdraw(conn, x);
     if (written && !hushed(conn, x)) cut = 1;
+    if (written && x->mem.access & HR_ACCESS_REMOTE_PUT) conn->stopped = 0; /* the provider has seen to that */
     /* A sender that has withdrawn said so behind the last of its writes, on the lane that they took. On a connection
      * that is lost nobody says anything: there only a dead endpoint keeps late writes out of the buffer. */
     if (x->mode == HR_XFER_PUSH && (lost || ((tell || conn->nlanes > 1) && !hushed(conn, x)))) cut = 1;

@@ -36,12 +36,13 @@ struct hr_xfer {         /* one rendezvous, on one side */
     struct hr_conn *conn;
     uint32_t id, remote;
     uint8_t mode, has_mem, has_rmem, sure, relay; /* sure: writes are confirmed; relay: 1 + which of the reading */
-    uint8_t open;                                 /* who receives it writes back what it makes of it */
-    uint32_t outstanding;                         /* reads or writes in the provider */
-    char *buf, *scratch;                          /* scratch: pieces that are read to be reduced */
-    uint64_t len, posted, completed, key;         /* key: in the ledger of who sends; 0: it is not there */
-    uint64_t from, shared;                        /* share.c: the part that both ends copy; 0: none */
-    uint32_t helped;                              /* pieces that the sender has copied */
+    uint8_t open, both;   /* who receives it writes back what it makes of it; this side sends as well, where that counts
+                             (HR_CAP_RELAYS) */
+    uint32_t outstanding; /* reads or writes in the provider */
+    char *buf, *scratch;  /* scratch: pieces that are read to be reduced */
+    uint64_t len, posted, completed, key; /* key: in the ledger of who sends; 0: it is not there */
+    uint64_t from, shared;                /* share.c: the part that both ends copy; 0: none */
+    uint32_t helped, back;                /* pieces that the sender has copied; 1 + the one it could not */
     uint32_t writes[HR_WRITES], first; /* SEND_PUSH: bytes of those in the provider, where it confirms them; a ring */
     struct hr_mem mem;
     struct hr_rmem rmem;
@@ -63,7 +64,8 @@ void hr_xfer_on_notify(struct hr_conn *conn, uint64_t value, size_t nbytes);
 void hr_xfer_on_done(struct hr_xfer *x, hr_status status);
 /* HR_AGAIN: no room. *nbytes_p: what left. The transfer may be finished and gone on return. */
 hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t *nbytes_p);
-void hr_xfer_pulled(struct hr_xfer *x);                           /* all of it, if it stands */
+void hr_xfer_pulled(struct hr_xfer *x); /* all of it, if it stands */
+void hr_xfer_pull_failed(struct hr_engine *engine, struct hr_xfer *x, hr_status status);
 void hr_xfer_return(struct hr_engine *engine, struct hr_xfer *x); /* LENT: the borrower is through */
 void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell);
 hr_store hr_store_into(const void *dst, uint64_t len, int unread);
@@ -75,8 +77,10 @@ hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_
 
 /* share.c */
 int hr_share_ask(struct hr_xfer *x); /* 1: both ends copy it; the receive goes on by itself */
+void hr_share_piece_read(struct hr_xfer *x);
 void hr_share_on_help(struct hr_conn *conn, const struct hr_hdr_long *help);
 void hr_share_on_helped(struct hr_conn *conn, const struct hr_hdr *h);
-int hr_share_revoke(struct hr_xfer *x); /* 0: the sender may have been stopped as it wrote */
+uint64_t hr_share_bytes(const struct hr_xfer *x); /* of one that is shared: all of them are there, or 0 */
+int hr_share_revoke(struct hr_xfer *x);           /* 0: the sender may have been stopped as it wrote */
 
 #endif

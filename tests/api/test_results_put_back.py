@@ -63,14 +63,16 @@ def send_one(comm, rng: random.Random, pools: list[np.ndarray]) -> None:
     length = min(rng.choice(LENGTHS), POOL - offset - 1)
     source, target = rng.sample(range(comm.size), 2)
     given = np.arange(length) % 251
+    plain = {rank: rng.random() < 0.5 for rank in (source, target)}
+    pool = np.empty(POOL, "uint8") if plain.get(comm.rank) else pools[comm.rank == target]
     if comm.rank == source:
-        pools[0][offset : offset + length] = given
-        comm.send(pools[0][offset : offset + length], target)
+        pool[offset : offset + length] = given
+        comm.send(pool[offset : offset + length], target)
     elif comm.rank == target:
-        pools[1][:] = 0x5A
-        comm.recv(pools[1][offset : offset + length], source)
-        assert (pools[1][offset : offset + length] == given).all()
-        assert (pools[1][:offset] == 0x5A).all() and (pools[1][offset + length :] == 0x5A).all()
+        pool[:] = 0x5A
+        comm.recv(pool[offset : offset + length], source)
+        assert (pool[offset : offset + length] == given).all()
+        assert (pool[:offset] == 0x5A).all() and (pool[offset + length :] == 0x5A).all()
 
 
 def any_mix(comm, rounds: int) -> dict[str, int]:

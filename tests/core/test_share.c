@@ -1,7 +1,9 @@
 /* test_share.c - long messages that both ends copy: whole and in their place, withdrawn, given up, with a sender that
- * is stopped; over a provider that maps memory for writing, or without that. HR_TEST_PROVIDER chooses the provider. */
+ * is stopped; over a provider that maps memory for writing, or puts into memory that it does not map, or without that.
+ * HR_TEST_PROVIDER chooses the provider. */
 
 #include "core/engine.h"
+#include "hr/fault.h"
 #include "world.h"
 
 enum { MIB = 1 << 20, PAGE = 4096 };
@@ -9,6 +11,31 @@ enum { MIB = 1 << 20, PAGE = 4096 };
 static uint64_t shared(struct hr_engine *engine) { return engine->count_shared; }
 
 static int maps_for_writing(struct rank *r) { return (world_caps(r) & HR_CAP_MAP_WRITE) != 0; }
+
+static int puts_there(struct rank *r) {
+    for (struct hr_link *l = r->engine->conns.next; l != &r->engine->conns; l = l->next) {
+        struct hr_conn *conn = hr_container(l, struct hr_conn, link);
+        if (conn->peer_id != r->engine->config.self_id && conn->lanes[0].ep) return conn->lanes[0].ep->puts;
+    }
+    return 0;
+}
+
+/* Whose memory is plain. */
+enum { SENDERS = 1, RECEIVERS = 2 };
+
+static uint8_t *memory(struct rank *r, int plain, size_t n) {
+    return plain >> r->rank & 1 ? malloc(n) : hr_arena_alloc(n, HR_ARENA_WRITABLE_BY_PEERS);
+}
+static void memory_free(struct rank *r, int plain, void *x) {
+    if (plain >> r->rank & 1)
+        free(x);
+    else
+        hr_arena_free(x);
+}
+/* Whether the sender can write into what the receiver has. */
+static int can_help(struct rank *r, int plain) {
+    return plain & RECEIVERS ? puts_there(r) : !plain && maps_for_writing(r);
+}
 
 static void fill(uint8_t *x, size_t n, unsigned seed) {
     for (size_t i = 0; i < n; i++) x[i] = (uint8_t)(i * 7 + (i >> 11) + seed);
@@ -21,51 +48,72 @@ static size_t differing(const uint8_t *x, size_t n, unsigned seed) {
 
 struct job {
     size_t len, before; /* bytes in front of it in its block, and behind */
-    int plain;          /* 1: the sender's memory, 2: the receiver's */
+    int plain;
     int rounds;
+    int from;   /* who sends */
+    int faulty; /* how often it is shared cannot be said */
 };
 
 static void *moves(void *arg) {
     struct rank *r = arg;
     struct job *j = r->arg;
     size_t all = j->before * 2 + j->len, spoilt = 0;
-    int plain = j->plain == 1 + r->rank;
-    uint8_t *block = plain ? malloc(all) : hr_arena_alloc(all, HR_ARENA_WRITABLE_BY_PEERS), *x = block + j->before;
+    int plain = j->from ? (j->plain & 1) << 1 | j->plain >> 1 : j->plain; /* whose, by rank */
+    uint8_t *block = memory(r, plain, all), *x = block + j->before;
     uint64_t seen = shared(r->engine);
     memset(block, 9, all);
     for (int round = 0; round < j->rounds; round++) {
-        if (r->rank == 0) {
+        if (r->rank == j->from) {
             fill(x, j->len, (unsigned)round);
-            CHECK_EQ(send_to(r, x, j->len, 1, 3), HR_OK);
+            CHECK_EQ(send_to(r, x, j->len, 1 - r->rank, 3), HR_OK);
         } else {
-            CHECK_EQ(recv_from(r, x, j->len, 0, 3, NULL), HR_OK);
+            CHECK_EQ(recv_from(r, x, j->len, j->from, 3, NULL), HR_OK);
             CHECK_EQ(differing(x, j->len, (unsigned)round), 0);
         }
         for (size_t i = 0; i < j->before; i++) spoilt += block[i] != 9 || x[j->len + i] != 9;
     }
     CHECK_EQ(spoilt, 0);
     seen = shared(r->engine) - seen;
-    if (j->plain || !maps_for_writing(r)) CHECK_EQ(seen, 0);
-    if (j->rounds >= 100 && maps_for_writing(r)) CHECK(seen > 0); /* in a blocking call it has time, now and then */
-    if (plain)
-        free(block);
-    else
-        hr_arena_free(block);
+    if (!can_help(r, j->plain)) CHECK_EQ(seen, 0);
+    /* In a blocking call it has time, now and then; what is not mapped is read now and then. */
+    if (j->rounds >= 100 && !j->faulty && can_help(r, j->plain) && !(j->plain & SENDERS)) CHECK(seen > 0);
+    memory_free(r, plain, block);
     return NULL;
 }
 static void move(struct job job) { world_of(2, moves, &job); }
 
 TEST(both_ends_copy_a_long_message) { move((struct job){.len = 2 * MIB, .rounds = 100}); }
+TEST(into_plain_memory_too) {
+    move((struct job){.len = 2 * MIB, .plain = RECEIVERS, .rounds = 100});
+    move((struct job){.len = 2 * MIB, .plain = SENDERS | RECEIVERS, .rounds = 100});
+}
 TEST(of_any_length) {
-    for (size_t len = 768 << 10; len < 3 * MIB; len += 300001) move((struct job){.len = len, .rounds = 10});
+    for (size_t len = 512 << 10, i = 0; len < 3 * MIB; len += 200001, i++)
+        move((struct job){.len = len, .plain = i % 2 ? SENDERS | RECEIVERS : 0, .rounds = 10});
 }
 TEST(what_lies_on_the_same_pages_is_left_alone) {
-    for (size_t before = 1; before < 3 * PAGE; before += 1777)
-        move((struct job){.len = 16 * MIB, .before = before, .rounds = 3});
+    for (size_t before = 1, i = 0; before < 3 * PAGE; before += 1777, i++)
+        move((struct job){.len = 16 * MIB, .before = before, .plain = i % 2 ? RECEIVERS : 0, .rounds = 3});
 }
-TEST(plain_memory_is_not_shared) {
-    for (int plain = 1; plain <= 2; plain++) move((struct job){.len = 4 * MIB, .plain = plain, .rounds = 5});
+TEST(plain_memory_is_not_shared_with_an_arena) { move((struct job){.len = 4 * MIB, .plain = SENDERS, .rounds = 5}); }
+
+/* The first rank's puts fail, and reads are late: it is who sends in one world, and who receives in the other. */
+static void move_with(const char *fault, int sender) {
+    struct job job = {.len = 3 * MIB + 5, .plain = sender ? RECEIVERS : SENDERS | RECEIVERS, .rounds = 60, .faulty = 1};
+    struct world w;
+    char text[64];
+    uint64_t before = hr_faults_fired();
+    snprintf(text, sizeof text, "%s:%s", world_provider(), fault);
+    world_open(&w, 2, text);
+    job.from = !sender;
+    int helps = can_help(&w.ranks[0], RECEIVERS);
+    if (helps) world_run(&w, moves, &job);
+    world_close(&w);
+    if (!helps) SKIP("the provider does not have HR_CAP_PUT");
+    CHECK(hr_faults_fired() > before);
 }
+TEST(a_piece_that_cannot_be_put_is_the_receivers) { move_with("error=0.3,ops=put", 1); }
+TEST(pieces_that_are_read_late_are_waited_for) { move_with("delay=0.2:300us,ops=read", 0); }
 
 /* --- given up
  * ---------------------------------------------------------------------------------------------------------------- */
@@ -74,8 +122,9 @@ TEST(plain_memory_is_not_shared) {
 enum { TRIES = 60 };
 static void *withdraws(void *arg) {
     struct rank *r = arg;
+    int plain = *(int *)r->arg;
     size_t len = 8 * MIB;
-    uint8_t *x = hr_arena_alloc(len, HR_ARENA_WRITABLE_BY_PEERS), last = 0xff;
+    uint8_t *x = memory(r, plain, len), last = 0xff;
     if (r->rank == 0) {
         for (int i = 0; i < TRIES; i++) {
             struct hr_request req = {.priority = HR_PRIORITY_DEFAULT};
@@ -94,18 +143,24 @@ static void *withdraws(void *arg) {
             CHECK_EQ(differing(x, len, last), 0);
         }
     }
-    hr_arena_free(x);
+    memory_free(r, plain, x);
     return NULL;
 }
-TEST(a_send_that_is_withdrawn_is_not_received_in_part) { world_of(2, withdraws, NULL); }
+TEST(a_send_that_is_withdrawn_is_not_received_in_part) {
+    for (int plain = 0; plain <= (SENDERS | RECEIVERS); plain += SENDERS | RECEIVERS) world_of(2, withdraws, &plain);
+}
 
 /* The sender is stopped with a piece in its hands, or lets go of it in time, as the receiver gives up. */
 static _Atomic int held, giving_up, over;
+struct giving {
+    int stopped, plain;
+};
 static void *gives_up(void *arg) {
     struct rank *r = arg;
-    int stopped = *(int *)r->arg;
+    const struct giving *giving = r->arg;
+    int stopped = giving->stopped, mapped = !giving->plain;
     size_t len = 4 * MIB, before = 1000, all = len + 2 * before; /* what is before it, and behind, is on its pages */
-    uint8_t *block = hr_arena_alloc(all, HR_ARENA_WRITABLE_BY_PEERS), *x = block + before;
+    uint8_t *block = memory(r, giving->plain, all), *x = block + before;
     struct hr_request req = {.priority = HR_PRIORITY_DEFAULT};
     memset(block, 1, all);
     if (r->rank == 0) {
@@ -139,28 +194,32 @@ static void *gives_up(void *arg) {
         struct hr_exposed *exposed;
         struct hr_desc desc;
         char detail[256]; /* its pages may have to be left to the sender: nobody is shown them now */
-        CHECK_EQ(hr_expose(r->comm, 0, x + 100, 8, HR_ACCESS_REMOTE_READ, &desc, &exposed, detail), HR_AGAIN);
+        if (mapped)
+            CHECK_EQ(hr_expose(r->comm, 0, x + 100, 8, HR_ACCESS_REMOTE_READ, &desc, &exposed, detail), HR_AGAIN);
         giving_up = 1;
         hr_cancel(r->engine, &req, HR_ERR_TIMEOUT);
         CHECK_EQ(req.status, HR_ERR_TIMEOUT);
-        if (stopped) CHECK(!hr_arena_find(block, all, &arena)); /* those pages are the other's now */
+        if (stopped && mapped) CHECK(!hr_arena_find(block, all, &arena)); /* those pages are the other's now */
         for (size_t i = 0; i < before; i++) REQUIRE(block[i] == 1 && x[len + i] == 1);
         memset(block, 5, all);
         over = 1;
         world_await(&over, 2);
         for (size_t i = 0; i < all; i++) REQUIRE(block[i] == 5);
     }
-    hr_arena_free(block);
+    memory_free(r, giving->plain, block);
     return NULL;
 }
-static void give_up(int stopped) {
+static void give_up(int stopped, int plain) {
     struct world w;
+    struct giving giving = {stopped, plain};
     held = giving_up = over = 0;
     world_open(&w, 2, NULL);
-    int maps = maps_for_writing(&w.ranks[0]);
-    if (maps) world_run(&w, gives_up, &stopped);
+    int helps = can_help(&w.ranks[0], plain);
+    if (helps) world_run(&w, gives_up, &giving);
     world_close(&w);
-    if (!maps) SKIP("the provider does not have HR_CAP_MAP_WRITE");
+    if (!helps) SKIP("the provider does not have HR_CAP_MAP_WRITE, or HR_CAP_PUT");
 }
-TEST(a_sender_that_is_stopped_as_it_helps_changes_nothing) { give_up(1); }
-TEST(a_sender_that_lets_go_changes_nothing) { give_up(0); }
+TEST(a_sender_that_is_stopped_as_it_helps_changes_nothing) { give_up(1, 0); }
+TEST(a_sender_that_lets_go_changes_nothing) { give_up(0, 0); }
+TEST(a_sender_that_is_stopped_as_it_puts_changes_nothing) { give_up(1, RECEIVERS); }
+TEST(a_sender_that_lets_go_as_it_puts_changes_nothing) { give_up(0, RECEIVERS); }

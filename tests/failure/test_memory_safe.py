@@ -79,13 +79,14 @@ def test_the_stopped_rank_that_wakes_up_changes_nothing(start, transport, regist
 
 
 @pytest.mark.parametrize("puts", (1, 2, 30))
-def test_who_is_stopped_as_it_is_about_to_put_a_result_back_changes_nothing(start, puts):
+@pytest.mark.parametrize(("operation", "ranks"), [("allreduce in place", 3), ("recv", 2)], ids=["result", "help"])
+def test_who_is_stopped_as_it_is_about_to_put_changes_nothing(start, operation, ranks, puts):
     """It has been told that it may write into the memory of a peer, and calls the kernel when it is awake again."""
     permitted, why = siblings_may_read()
     if not permitted:
         pytest.skip(f"processes may not write to each other's memory here: {why}")
     fault = f"shm:stop=after:{puts},ops=put"
-    job = start(resumed, 3, transport="shm", operation="allreduce in place", registered=False, fault=fault)
+    job = start(resumed, ranks, transport="shm", operation=operation, registered=False, fault=fault)
     changes_nothing_later(job)
 
 

@@ -10,8 +10,8 @@
  *     Zen 4, a cache in common     1 MiB 25 and 10, 16 MiB 16 and 10, 256 MiB 12.5 and 10
  *     Granite Rapids, none         64 KiB 11 and 20, 256 KiB 15 and 27, 1 MiB 12 and 17, 4 MiB 12 and 11
  *
- * So the engine measures it (core/relay.h). What is read to be reduced, and put back, is written by put.c. Reads cannot
- * be taken back (hence no HR_CAP_REVOKE); late ones see bytes that nobody needs any more.
+ * So the engine measures it (core/relay.h). What is put back, or by a sender that helps, is written by put.c. Reads
+ * cannot be taken back (hence no HR_CAP_REVOKE); late ones see bytes that nobody needs any more.
  */
 
 #define _GNU_SOURCE
