@@ -9,8 +9,10 @@
  * left the sender says how many it has copied (HELPED), and the receiver that all are there (FIN).
  *
  * The sender holds the entry for each piece. A receiver that gives up strikes it there; if a sender that was stopped
- * holds it, the pages are left to it (mem_quiet). Nothing else may be on these pages: what is on the first and on the
- * last beside the buffer is the receiver's, which copies the ends of the message there alone.
+ * holds it, mapped pages are left to it (mem_quiet). Nothing else may be on these: what is on the first and on the last
+ * beside the buffer is the receiver's, which copies the ends of the message there alone. Into memory that is not mapped
+ * the kernel writes for the sender (post_put), and mem_quiet takes that away from it; a piece that it will not write,
+ * as into a device's memory, goes back to the receiver, which then asks no more.
  */
 
 #include "core/engine.h"
@@ -47,17 +49,23 @@ static hr_status receive_piece(struct hr_xfer *x, uint32_t i) {
     struct hr_ep *ep = x->conn->lanes[0].ep;
     uint64_t at, n = piece(x, i, &at);
     char *to = x->buf + x->from + at;
-    if (x->rmem.ptr) {
-        hr_copy(to, (const char *)x->rmem.ptr + x->from + at, n, hr_store_into(to, n, x->shared >= HR_UNREAD_MIN));
-        return HR_OK;
-    }
     struct hr_rma rma = {.local = to, .len = n, .remote = &x->rmem, .offset = at, .cookie = HR_XFER_COOKIE(x)};
-    return ep->domain->ops->post_read(ep, &rma);
+    hr_status status = HR_OK;
+    if (x->rmem.ptr)
+        hr_copy(to, (const char *)x->rmem.ptr + x->from + at, n, hr_store_into(to, n, x->shared >= HR_UNREAD_MIN));
+    else
+        status = ep->domain->ops->post_read(ep, &rma);
+    if (status == HR_OK) {
+        x->read += n;
+        x->conn->rx_bytes += n;
+        x->completed++;
+    }
+    return status;
 }
 
 static void finish_if_whole(struct hr_xfer *x) {
     if (!hr_list_empty(&x->work.link) || x->outstanding || !hr_share_bytes(x)) return;
-    x->conn->rx_bytes += x->len;
+    x->conn->rx_bytes += x->len - x->read;
     hr_xfer_pulled(x);
 }
 
@@ -77,7 +85,6 @@ static int receive_step(struct hr_engine *engine, struct hr_work *work) {
         if (!x->posted) x->back = 0;
         hr_status status = receive_piece(x, (uint32_t)i);
         x->posted = status == HR_AGAIN ? (uint64_t)i + 1 : 0; /* it has that piece in hand */
-        if (status == HR_OK) x->completed++;
         if (status == HR_INPROGRESS) {
             x->outstanding++;
             hr_work_remove(engine, work);
