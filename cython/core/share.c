@@ -113,8 +113,8 @@ int hr_share_ask(struct hr_xfer *x) {
     if (x->len < PUT_FROM || conn->engine->yield || !conn->peer_ledger.out || x->both ||
         x->req->rflags & (HR_RECV_REDUCE | HR_RECV_BORROW | HR_RECV_FOLD))
         return 0;
-    int put = !hr_arena_find(x->buf, x->len, &arena) && !conn->helpless;
-    int maps = !put && x->rmem.ptr && conn->caps->flags & HR_CAP_MAP_WRITE &&
+    int in_arena = hr_arena_find(x->buf, x->len, &arena), put = !in_arena && !conn->helpless;
+    int maps = in_arena && x->rmem.ptr && conn->caps->flags & HR_CAP_MAP_WRITE &&
                arena.flags & HR_ARENA_WRITABLE_BY_PEERS && !hr_exposes(conn->engine, x->buf, x->len);
     if (put ? !ep->puts : !maps || x->len < SHARED_FROM) return 0;
     uintptr_t from = put ? buf : hr_page_up(buf), to = put || hr_arena_ends((void *)end) ? end : hr_page_down(end);

@@ -115,7 +115,7 @@ def test_nics_take_large_packets_where_that_is_asked_for(lab, name):
             assert found == [most, most] and made.nodes[1]["nics"][0]["packet"] == most
             sender, receiver = pair(made, 0, 1, 0)
             with sender, receiver:
-                assert transfer(sender, receiver, 20 << 20) > 0  # all of it
+                transfer(sender, receiver, 20 << 20)  # all of it, or it fails
     with Lab.up(parse("leaf_spine:2,1,1", rate="4gbit", latency=0), name, packet=458752) as made:
         assert inside(made, "s0", lambda: most_at_once(socket.if_nametoindex("bridge"))) == [458752] * 2
     assert inside(lab, 0, lambda: most_at_once(socket.if_nametoindex("nic0"))) == [6250 * 1448 // 1514] * 2

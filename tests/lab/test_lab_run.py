@@ -198,9 +198,6 @@ def test_shared_memory_between_namespaces_is_noticed_on_every_rank(lab, hrdma):
     assert values(done.stdout) == [{"error": text}] * 8
 
 
-# --- status, exec, up ---
-
-
 @pytest.mark.parametrize("hosts", [2, 3])
 def test_background_threads_of_two_ranks_share_two_processors_by_turns(name, hrdma, hosts):
     cpus = sorted(os.sched_getaffinity(0))[:2]
@@ -213,6 +210,9 @@ def test_background_threads_of_two_ranks_share_two_processors_by_turns(name, hrd
     for found, later, right in values(done.stdout):
         assert right and later == cpus
         assert [cpu for cpu in found if cpu != cpus] == (alone if hosts == 2 else [])
+
+
+# --- status, exec, up ---
 
 
 def test_status_counts_what_was_sent(lab, hrdma):
