@@ -204,4 +204,4 @@ def _take(index: int, nbytes: int) -> None:
         )
         ((_, answer),) = wire.send(link, RTM_GETLINK, NLM_F_REQUEST)
     if attributes(answer, 32).get(IFLA_GSO_IPV4_MAX_SIZE) != struct.pack("=I", nbytes):
-        raise OSError(errno.EOPNOTSUPP, f"this kernel has none above {PACKET} (BIG TCP over IPv4 came with Linux 6.3)")
+        raise OSError(errno.EOPNOTSUPP, f"this kernel has none above {PACKET} (Linux 6.3 has): leave --packet out")
