@@ -1,7 +1,5 @@
 """Types of the compiled module; the docstrings are in cython/bind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
@@ -172,6 +170,7 @@ class Planned(Messenger):
         in_place: bool,
         deterministic: bool,
         schedule: int,
+        opened: bool = False,
     ) -> Program: ...
     def _give(self, schedule: Any, timeout: float | None) -> int: ...
     def _told(self, mine: bytes, timeout: float | None) -> bytearray: ...

@@ -318,6 +318,7 @@ class Communicator(_core.CommunicatorBase):
         in_place: bool,
         deterministic: bool,
         schedule: int,
+        opened: bool = False,
     ) -> _core.Program:
         from hrdma.planning import plan
 
@@ -340,6 +341,7 @@ class Communicator(_core.CommunicatorBase):
             in_place=in_place,
             cost=self._costs(),
             mapped=self._mapped(),
+            opened=opened,
             landing=self._landing(),
             algorithm=algorithm,
             parts=parts,

@@ -196,6 +196,7 @@ def plan(
     in_place: bool = False,
     cost: Cost | None = None,
     mapped: bool = False,
+    opened: bool = False,
     landing: int = 0,
     algorithm: str | None = None,
     parts: int | None = None,
@@ -226,6 +227,9 @@ def plan(
         Of the slowest connection in use. Every rank must plan with the same cost, and the same `mapped`.
     mapped : bool
         Peers' buffers can be read in place (shared memory).
+    opened : bool
+        A short allreduce, in place, of two ranks whose buffers are registered: each sums a half of both, and writes the
+        result to both (direct). The same on both ranks.
     landing : int
         As in `lower`. Ranks may differ in it.
     algorithm : str, optional
@@ -288,6 +292,8 @@ def plan(
         if isinstance(found, Plan):
             return found
         why = found
+    if opened and mapped and algorithm is None:
+        algorithm, parts = "direct", 1
     choice = choose(
         collective, size, nbytes, cost or DEFAULT_COST["shm" if mapped else "tcp"], mapped=mapped,
         deterministic=rounded, algorithm=algorithm, parts=parts,

@@ -92,6 +92,9 @@ cdef class Program:
 cdef enum:
     KEY_IN_PLACE = 1
     KEY_DETERMINISTIC = 2
+    KEY_OPENED = 4  # as `opened` of hrdma.planning.plan
+    OPENED_LEAST = 4096  # bytes: where each rank sums a half of it, below that two messages take longer than one
+    OPENED_MOST = 65536  # longer ones are summed so whatever was said
     SLOTS = 64  # a power of two
     AGREEMENT = -1  # what ranks say of a given schedule: no program of users is like it
     RECENT = 8  # calls told of when ranks disagree; RECENT in control/stalls.py

@@ -254,6 +254,7 @@ static hr_status send_header(struct hr_conn *conn, struct hr_request *req) {
     m.h.rreq = conn_ack_share(conn);
     if (m.h.rreq > conn->asked_every) conn->asked_every = m.h.rreq; /* less may be withdrawn with its message */
     if (req->flags & HR_REQ_OPEN) m.h.flags = hr_read_says(conn, req->len);
+    if (req->flags & HR_REQ_WOULD) m.h.flags |= HR_HDR_WOULD;
     if (conn_eager(conn, req)) {
         m.h.kind = HR_MSG_EAGER;
         status = hr_conn_post(conn, &m.h, sizeof m.h, req->buf, req->len, req);

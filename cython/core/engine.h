@@ -104,7 +104,8 @@ enum {
     HR_HDR_READ = 4,  /* RTS: if you send as well, read it; the same, shifted by one: if you reduce it */
     HR_HDR_PUT = 16,  /* RTS, EAGER, with SAYS: results of such a length are to be put back */
     HR_HDR_OPEN = 32, /* RTS: what you make of it may be put there. FIN: and was */
-    HR_HDR_SAYS = 64
+    HR_HDR_SAYS = 64,
+    HR_HDR_WOULD = 128 /* RTS, EAGER of a collective: HR_REQ_WOULD */
 };
 
 struct hr_hdr_long { /* RTS (size, desc, key), CTS (desc), HELP (size, desc) */
@@ -252,7 +253,7 @@ struct hr_engine {
     pthread_mutex_t mutex;
     _Atomic uint32_t let_in;    /* how many got it after waiting */
     _Atomic int contenders;     /* threads that want the lock */
-    _Atomic int driving;        /* somebody has the progress role */
+    _Atomic int driving;        /* somebody has the progress role: 1 a caller, 2 the background thread */
     _Atomic int want_role;      /* a user thread waits for the background thread to give it up */
     int sleeping;               /* the driver is in epoll_wait */
     int armed;                  /* peers must wake this process */
@@ -323,7 +324,10 @@ static inline int hr_contended(struct hr_engine *engine) {
 }
 static inline void hr_unlock(struct hr_engine *engine) { pthread_mutex_unlock(&engine->mutex); }
 
-#define HR_COUNT(engine, what) atomic_fetch_add_explicit(&(engine)->count_##what, 1, memory_order_relaxed)
+/* Written under the lock alone: no locked instruction, which would wait for all stores before it. */
+#define HR_ADD(word, n) \
+    atomic_store_explicit(&(word), atomic_load_explicit(&(word), memory_order_relaxed) + (n), memory_order_relaxed)
+#define HR_COUNT(engine, what) HR_ADD((engine)->count_##what, 1)
 
 /* progress.c */
 void hr_waiter_signal(struct hr_engine *engine, struct hr_waiter *waiter);
@@ -450,5 +454,6 @@ void hr_runs_end(struct hr_comm *comm);       /* what they had started is aborte
 double hr_run_scale(struct hr_request *req);
 int hr_run_active(struct hr_comm *comm, uint64_t seq);
 uint64_t hr_run_sequence(const struct hr_request *req); /* of a run */
+void hr_run_heard(struct hr_request *req);              /* HR_REQ_HEARD; of a RECV */
 
 #endif

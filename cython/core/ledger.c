@@ -8,10 +8,11 @@
  * way. The table's descriptor goes to a peer before the first offer; transfers beyond its end are not offered for
  * pulling.
  *
- * Who writes back (HR_HDR_OPEN) takes hold of the entry for each piece. The owner strikes what nobody holds, and waits
- * for who does: a piece is some ten microseconds. If that is not enough the peer was stopped with the piece in its
- * hands, and the owner leaves it the pages, or takes away from its kernel where to write (mem_quiet). It may go on at
- * any time, and look for its entry: so no key is ever used again, by whatever engine of this process.
+ * Who writes back (HR_HDR_OPEN) takes hold of the entry for each piece; after the last it is FIN that ends it. The
+ * owner strikes what nobody holds, and waits for who does: a piece is some ten microseconds. If that is not enough the
+ * peer was stopped with the piece in its hands, and the owner leaves it the pages, or takes away from its kernel where
+ * to write (mem_quiet). It may go on at any time, and look for its entry: so no key is ever used again, by whatever
+ * engine of this process.
  */
 
 #include <sched.h>
@@ -20,6 +21,7 @@
 
 #include "core/engine.h"
 #include "hr/clock.h"
+#include "hr/line.h"
 #include "hr/memory.h"
 
 #define ENTRIES 4096
@@ -154,6 +156,12 @@ int hr_ledger_stands(const struct hr_xfer *x) {
 
 static _Atomic uint64_t *theirs(const struct hr_xfer *x) {
     return (_Atomic uint64_t *)x->conn->peer_ledger.out + HR_ID_INDEX(x->remote);
+}
+
+/* Each end had the line last when the other wants it: it is asked for as soon as the message shows that it will be. */
+void hr_ledger_claim(struct hr_conn *conn, uint32_t id, int own) {
+    const uint64_t *entries = (const uint64_t *)(own ? (void *)conn->engine->ledger : conn->peer_ledger.out);
+    if (entries && HR_ID_INDEX(id) < ENTRIES) hr_claim(&entries[HR_ID_INDEX(id)]);
 }
 
 int hr_ledger_hold(struct hr_xfer *x) {

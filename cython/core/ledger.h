@@ -29,6 +29,7 @@ void hr_ledger_close(struct hr_engine *engine);
 void hr_ledger_arrived(struct hr_conn *conn, const struct hr_hdr_long *m);
 int hr_ledger_covers(const struct hr_xfer *x);
 int hr_ledger_stands(const struct hr_xfer *x);
+void hr_ledger_claim(struct hr_conn *conn, uint32_t id, int own);
 int hr_ledger_hold(struct hr_xfer *x);
 void hr_ledger_let_go(struct hr_xfer *x);
 int64_t hr_ledger_take(struct hr_xfer *x, uint32_t n);

@@ -288,9 +288,8 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
 
 void hr_program_get(struct hr_program *program) { atomic_fetch_add(&program->refs, 1); }
 
-void hr_program_put(struct hr_program *program) {
+void hr_program_drop(struct hr_program *program) {
     if (atomic_fetch_sub(&program->refs, 1) != 1) return;
-    if (program->idle) hr_run_free(program->idle);
     free(program->instrs);
     free(program->unlocks);
     free(program->refs_);
@@ -298,4 +297,10 @@ void hr_program_put(struct hr_program *program) {
     free(program->folds);
     free(program->returns);
     free(program);
+}
+
+void hr_program_put(struct hr_program *program) {
+    struct hr_run *run = atomic_exchange(&program->idle, HR_NO_RUN);
+    if (run) hr_run_free(run);
+    hr_program_drop(program);
 }

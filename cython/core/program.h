@@ -7,7 +7,7 @@
 struct hr_run;
 
 struct hr_program {
-    _Atomic int refs;
+    _Atomic int refs; /* its owner's, and of each run that there is, idle or not */
     struct hr_instr *instrs;
     uint32_t *unlocks;
     struct hr_ref *refs_;
@@ -17,8 +17,12 @@ struct hr_program {
     uint32_t ninstr, nunlock, nref, nfirst;
     uint64_t in_bytes, out_bytes, tmp_bytes;
     int size, paced;             /* paced: as HR_REQ_PACED */
-    struct hr_run *_Atomic idle; /* one run kept for the next time */
+    struct hr_run *_Atomic idle; /* one run kept for the next time; HR_NO_RUN: its owner has let it go */
 };
+
+#define HR_NO_RUN ((struct hr_run *)1)
+void hr_program_get(struct hr_program *program);
+void hr_program_drop(struct hr_program *program);
 
 void hr_run_free(struct hr_run *run);
 /* A RECV with HR_RECV_FOLD has come, whole, and is shown: 1, what it is for was done out of it; 0, keep it. */

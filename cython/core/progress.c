@@ -132,7 +132,7 @@ static int arm(struct hr_engine *engine) {
 static hr_status nap(struct hr_engine *engine, int timeout_ms, int driver) {
     struct epoll_event events[8];
     eventfd_t count;
-    atomic_fetch_add_explicit(&engine->count_sleeps, 1, memory_order_relaxed);
+    HR_COUNT(engine, sleeps);
     hr_unlock(engine);
     int n = epoll_wait(engine->epfd, events, 8, timeout_ms);
     int interrupted = n < 0 && errno == EINTR;
@@ -192,10 +192,13 @@ static void hand_over(struct hr_engine *engine) {
     (void)!eventfd_write(engine->bgfd, 1);
 }
 
+static void set_driving(struct hr_engine *engine, int by) {
+    atomic_store_explicit(&engine->driving, by, memory_order_relaxed);
+}
+
 static void release_role(struct hr_engine *engine) {
-    engine->driving = 0;
-    uint64_t seq = atomic_load_explicit(&engine->drive_seq, memory_order_relaxed) + 1; /* the lock is held */
-    atomic_store_explicit(&engine->drive_seq, seq, memory_order_relaxed);
+    set_driving(engine, 0);
+    HR_ADD(engine->drive_seq, 1);
     if (engine->nwork || !hr_list_empty(&engine->active)) hr_bg_rouse(engine);
     hand_over(engine);
 }
@@ -242,7 +245,7 @@ static hr_status drive(struct hr_engine *engine, const struct drive *d) {
     hr_status status = HR_OK;
     int idle = 0, polite = 0, passes = 0;
     int64_t since = 0;
-    engine->driving = 1;
+    set_driving(engine, 1);
     disarm(engine);
     for (;;) {
         int n = hr_pass(engine, d->req ? d->req->conn : NULL);
@@ -445,7 +448,7 @@ static void *bg_main(void *arg) {
             hr_lock(engine);
             continue;
         }
-        engine->driving = 2;
+        set_driving(engine, 2);
         int quiet = 0;
         brought = 0;
         while (!bg_must_yield(engine) && quiet < 4) {
@@ -454,7 +457,7 @@ static void *bg_main(void *arg) {
             if (hr_contended(engine)) step_back(engine);
         }
         int sleep = !bg_must_yield(engine) && arm(engine);
-        engine->driving = 0;
+        set_driving(engine, 0);
         if (!hr_list_empty(&engine->waiters)) hand_over(engine);
         if (!sleep) {
             if (bg_must_yield(engine)) bg_rest(engine, TICK_MS);

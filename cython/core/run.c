@@ -15,7 +15,7 @@
 #define TMP_KEEP (256u << 10) /* scratch up to this stays with the idle run; more goes back to the arenas */
 #define TMP_HUGE (8u << 20)   /* scratch from here on is in huge pages: up to a twentieth of a call's time */
 #define WORK_BYTES (512u << 10)
-#define OPEN_MIN 8192u /* shorter chunks are faster in messages */
+#define OPEN_MIN 2048u /* shorter chunks are faster in messages */
 
 struct instr_state {
     struct hr_request req;
@@ -42,17 +42,21 @@ struct hr_run {
 };
 
 void hr_run_free(struct hr_run *run) {
+    struct hr_program *p = run->program;
     hr_arena_free(run->bufs[HR_BUF_TMP]);
     free(run->after);
     free(run->queue);
     free(run->st);
     free(run);
+    hr_program_drop(p);
 }
 
 static struct hr_run *run_new(struct hr_program *p) {
     struct hr_run *run = calloc(1, sizeof *run);
     size_t n = p->ninstr ? p->ninstr : 1;
     if (!run) return NULL;
+    run->program = p;
+    hr_program_get(p);
     run->after = malloc(n * sizeof *run->after);
     run->queue = malloc(n * sizeof *run->queue);
     run->st = calloc(n, sizeof *run->st);
@@ -85,7 +89,6 @@ static void run_put(struct hr_run *run) {
         run->tmp_have = 0;
     }
     if (!atomic_compare_exchange_strong(&p->idle, &none, run)) hr_run_free(run);
-    hr_program_put(p);
 }
 
 double hr_run_scale(struct hr_request *req) { return 1.0 / ((struct hr_run *)req->state)->comm->size; }
@@ -181,10 +184,21 @@ static uint32_t may_open(struct hr_run *run, uint32_t i, const struct hr_instr *
     return HR_REQ_OPEN | (alone ? HR_REQ_ALONE : 0);
 }
 
+int hr_could_open(struct hr_comm *comm, const void *buf, size_t len) {
+    struct hr_arena_info arena;
+    uintptr_t begin = (uintptr_t)buf, end = begin + len;
+    return !comm->engine->yield && hr_arena_find(buf, len, &arena) && arena.flags & HR_ARENA_WRITABLE_BY_PEERS &&
+           hr_page_down(begin) == begin && (hr_page_up(end) == end || hr_arena_ends((void *)end));
+}
+
+/* A message of a program has come: its sender could open its memory. */
+void hr_run_heard(struct hr_request *req) { ((struct hr_run *)req->state)->req->flags |= HR_REQ_HEARD; }
+
 static void start_talk(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
     struct hr_request *req = &run->st[i].req;
     int send = in->op == HR_OP_SEND;
-    req->flags = (run->program->paced ? HR_REQ_PACED : 0) | (in->flags & HR_INSTR_STAGED ? HR_REQ_STAGED : 0) |
+    req->flags = (run->req->flags & HR_REQ_WOULD) | (run->program->paced ? HR_REQ_PACED : 0) |
+                 (in->flags & HR_INSTR_STAGED ? HR_REQ_STAGED : 0) |
                  (in->flags & HR_INSTR_CHANGED ? HR_REQ_CHANGED : 0) | (send ? may_open(run, i, in) : 0);
     req->priority = run->priority;
     req->then = child_done;
@@ -242,7 +256,8 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
                      store);
 }
 
-/* Computes a piece, with a hold of the operands that are open: they get the result. 0: one was taken back. */
+/* Computes a piece, with a hold of the operands that are open: they get the result. After the last they are not let go
+ * of: they are about to be returned. 0: one was taken back. */
 static int compute_piece(struct hr_run *run, const struct hr_instr *in, uint64_t offset, uint64_t len) {
     struct hr_xfer *open[HR_REDUCE_MAX_SRC], *put[HR_REDUCE_MAX_SRC];
     uint32_t n = 0, held = 0, nput = 0, done = 0;
@@ -253,10 +268,11 @@ static int compute_piece(struct hr_run *run, const struct hr_instr *in, uint64_t
     }
     while (held < n && hr_ledger_hold(open[held])) held++;
     if (held == n) compute(run, in, offset, len, NULL, 0);
-    for (uint32_t k = 0; k < held; k++) hr_ledger_let_go(open[k]);
     const char *result = run->bufs[in->dst_buf] + in->dst_off + offset;
     while (held == n && done < nput && hr_read_put(put[done], result, offset, len)) done++;
-    return held == n && done == nput;
+    int all = held == n && done == nput;
+    for (uint32_t k = 0; k < held && !(all && offset + len == in->len); k++) hr_ledger_let_go(open[k]);
+    return all;
 }
 
 int hr_run_fold(struct hr_request *req, const void *data, size_t len) {
@@ -279,13 +295,15 @@ static int borrowed_in_vain(struct hr_run *run, const struct hr_instr *in) {
 }
 
 static void computed(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
-    if (borrowed_in_vain(run, in)) return;
-    if (in->op == HR_OP_REDUCE)
-        for (uint32_t k = in->ref; k < in->ref + in->nref; k++) {
-            struct hr_xfer *x = lent(run, &run->program->refs_[k]);
-            if (x) hr_xfer_return(run->comm->engine, x);
-        }
-    instr_ended(run, i);
+    int vain = borrowed_in_vain(run, in);
+    for (uint32_t k = in->ref; in->op == HR_OP_REDUCE && k < in->ref + in->nref; k++) {
+        struct hr_xfer *x = lent(run, &run->program->refs_[k]);
+        if (x && !vain)
+            hr_xfer_return(run->comm->engine, x);
+        else if (x && x->open && x->rmem.out)
+            hr_ledger_let_go(x);
+    }
+    if (!vain) instr_ended(run, i);
 }
 
 static uint64_t piece_size(const struct hr_instr *in) {
@@ -426,8 +444,6 @@ hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *i
     }
     req->then = NULL;
     req->state = NULL;
-    hr_program_get(program);
-    run->program = program;
     run->comm = comm;
     run->req = req;
     run->bufs[HR_BUF_IN] = (char *)in;

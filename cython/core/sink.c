@@ -128,6 +128,8 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
         return;
     }
     memcpy(&m.h, hdr, sizeof m.h); /* the peer may still be able to write where it lies */
+    if (h->kind == HR_MSG_RTS && h->flags & HR_HDR_OPEN) hr_ledger_claim(conn, h->sreq, 0);
+    if (h->kind == HR_MSG_FIN && h->flags & HR_HDR_OPEN) hr_ledger_claim(conn, h->rreq, 1);
     conn->rx_msgs++;
     conn->rx_bytes += len;
     int32_t credit = 0, ack = 0;

@@ -229,7 +229,7 @@ static int consume_mapped(struct hr_xfer *x, uint64_t len) {
     if (x->open && !hr_ledger_hold(x)) return 0;
     consume(x->req, (const char *)x->rmem.ptr + x->posted, x->posted, len,
             x->open ? (char *)x->rmem.out + x->posted : NULL);
-    if (x->open) hr_ledger_let_go(x);
+    if (x->open && x->posted + len < x->len) hr_ledger_let_go(x); /* of the last one FIN does */
     return 1;
 }
 

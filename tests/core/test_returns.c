@@ -241,6 +241,58 @@ static void give_up(int stopped) {
 TEST(who_was_stopped_with_a_chunk_in_its_hands_changes_nothing) { give_up(1); }
 TEST(who_lets_go_changes_nothing) { give_up(0); }
 
+/* Rank 1 has put its result back and has said so, which ends its hold; rank 0 gives up before it hears that. */
+static void *unheard(void *arg) {
+    struct rank *r = arg;
+    const int *arriving = r->arg;
+    uint64_t elements = 4096, holds = 0, changed = 0;
+    struct hr_program *p = *arriving ? halves(r->rank, elements, 1) : direct(r->rank, r->size, elements, 1);
+    uint8_t *x = hr_arena_alloc(elements * 4, HR_ARENA_WRITABLE_BY_PEERS);
+    struct hr_request req = {.priority = HR_PRIORITY_DEFAULT};
+    memset(x, 1, elements * 4);
+    if (r->rank == 0) {
+        CHECK_EQ(hr_run(r->comm, p, x, x, HR_UINT8, HR_SUM, 99, &req), HR_OK);
+        hr_lock(r->engine); /* so that it hears nothing */
+        held = 1;
+        world_await(&over, 1);
+        for (uint32_t i = 0; i < r->engine->nxfers; i++) {
+            const struct hr_xfer *offer = r->engine->xfers[i];
+            holds += offer->mode == HR_XFER_SEND && offer->open && r->engine->ledger[HR_ID_INDEX(offer->id)] & 1;
+        }
+        hr_unlock(r->engine);
+        CHECK_EQ(holds, 1);
+        hr_cancel(r->engine, &req, HR_ERR_TIMEOUT);
+        CHECK(req.status == HR_ERR_TIMEOUT || req.status == HR_OK); /* the background thread may have heard it */
+        memset(x, 5, elements * 4);
+        over = 2;
+        world_await(&over, 3);
+        for (uint64_t i = 0; i < elements * 4; i++) changed += x[i] != 5;
+        CHECK_EQ(changed, 0);
+    } else {
+        world_await(&held, 1);
+        CHECK_EQ(hr_run(r->comm, p, x, x, HR_UINT8, HR_SUM, 99, &req), HR_OK);
+        while (!counted(r->engine, "transfers_returned")) hr_wait(r->engine, &req, hr_now() + SECONDS(0.001), 0);
+        over = 1;
+        world_await(&over, 2);
+        finish(r, &req, WAIT);
+        over = 3;
+    }
+    hr_arena_free(x);
+    hr_program_put(p);
+    return NULL;
+}
+TEST(who_has_said_that_it_is_through_is_not_waited_for_in_vain) {
+    for (int arriving = 0; arriving < 2; arriving++) {
+        struct world w;
+        held = over = 0;
+        world_open(&w, 2, NULL);
+        int maps = maps_for_writing(&w.ranks[0]);
+        if (maps) world_run(&w, unheard, &arriving);
+        world_close(&w);
+        if (!maps) SKIP("the provider does not have HR_CAP_MAP_WRITE");
+    }
+}
+
 /* Whoever was stopped may look for its entry at any time later, however many offers have had its place since. */
 static void *offers(void *arg) {
     struct rank *r = arg;

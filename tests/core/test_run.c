@@ -102,6 +102,27 @@ static void *allreduce(void *arg) {
     hr_program_put(p);
     return NULL;
 }
+/* Several runs of one program at once, of which its owner lets it go: they end as they would have. */
+static void *let_go(void *arg) {
+    struct rank *r = arg;
+    enum { RUNS = 3, ELEMENTS = 1000 };
+    struct hr_program *p = direct(r->rank, r->size, ELEMENTS, 0);
+    float x[RUNS][ELEMENTS];
+    struct hr_request reqs[RUNS];
+    for (int i = 0; i < RUNS; i++) {
+        for (int e = 0; e < ELEMENTS; e++) x[i][e] = (float)(i + e);
+        reqs[i] = (struct hr_request){.priority = HR_PRIORITY_DEFAULT};
+        CHECK_EQ(hr_run(r->comm, p, x[i], x[i], HR_FLOAT32, HR_SUM, 1, &reqs[i]), HR_OK);
+    }
+    hr_program_put(p);
+    for (int i = 0; i < RUNS; i++) {
+        CHECK_EQ(finish(r, &reqs[i], 10), HR_OK);
+        for (int e = 0; e < ELEMENTS; e++) CHECK_EQ(x[i][e], (float)(r->size * (i + e)));
+    }
+    return NULL;
+}
+TEST(a_program_is_kept_by_its_runs) { world_of(2, let_go, NULL); }
+
 static void allreduce_world(int n, struct job job) { world_of(n, allreduce, &job); }
 TEST(direct_allreduce_small) { allreduce_world(2, (struct job){.elements = 1000, .rounds = 200}); }
 TEST(direct_allreduce_lent) { allreduce_world(3, (struct job){.elements = 300000, .arena = 1, .rounds = 10}); }

@@ -91,7 +91,7 @@ struct hr_program;
 hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const uint32_t *unlocks, uint32_t nunlock,
                          const struct hr_ref *refs, uint32_t nref, uint64_t in_bytes, uint64_t out_bytes,
                          uint64_t tmp_bytes, int size, struct hr_program **program_p, char detail[256]);
-void hr_program_get(struct hr_program *program);
+/* Its owner runs it no more; what runs ends as it would have. */
 void hr_program_put(struct hr_program *program);
 
 #endif

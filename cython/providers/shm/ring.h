@@ -37,6 +37,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "hr/line.h"
+
 #define SHM_LINE 64
 #define SHM_WORD 8
 #define SHM_ALIGN 1024  /* payload from this length on begins on a line */
@@ -117,18 +119,10 @@ static inline int ring_tx_look(struct ring_tx *tx) {
 /* Where the next record's header goes. */
 static inline uint8_t *ring_tx_at(struct ring_tx *tx) { return tx->data + (tx->tail & tx->mask) + SHM_WORD; }
 
-static inline void ring_claim(const uint8_t *line) {
-#if defined(__x86_64__)
-    __asm__ volatile("prefetchw %0" ::"m"(*line)); /* a no-op where the processor has it not */
-#else
-    __builtin_prefetch(line, 1);
-#endif
-}
-
 static inline void ring_tx_claim(struct ring_tx *tx, uint64_t n) {
     uint64_t end = tx->tail + (n < SHM_AHEAD ? n : SHM_AHEAD);
     if (end > tx->limit) end = tx->limit;
-    for (uint64_t at = tx->tail; at < end; at += SHM_LINE) ring_claim(tx->data + (at & tx->mask));
+    for (uint64_t at = tx->tail; at < end; at += SHM_LINE) hr_claim(tx->data + (at & tx->mask));
 }
 
 /* Takes lines ahead for one or two more records like the last one, of n bytes. */

@@ -1,0 +1,167 @@
+"""Short allreduces of two ranks: how one goes depends on the memory of both, which each knows of the other from the call before.
+
+Whatever the ranks have, wait for and do in between, they must always choose alike, and the result must be right.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import harness
+import hrdma
+
+SHM = {"HRDMA_TRANSPORT": "shm"}
+SIZES = (2048, 4096, 4100, 8192, 20_000, 65_536, 65_540)  # bytes, from below to above those which this is about
+
+
+def put_back(comm) -> int:
+    return comm.stats()["counters"]["transfers_returned"]
+
+
+def filled(x: np.ndarray, rank: int, round: int) -> np.ndarray:
+    x[:] = np.arange(x.size) % 50 + 100 * rank + round % 7
+    return x
+
+
+def summed(count: int, round: int) -> np.ndarray:
+    return (2 * (np.arange(count) % 50 + round % 7) + 100).astype("float32")
+
+
+def same_again(comm, kinds: str, nbytes: int, calls: int) -> int:
+    """So many calls that wait; how many results were put back."""
+    count = nbytes // 4
+    x = hrdma.empty(count) if kinds[comm.rank] == "r" else np.empty(count, "float32")
+    before = put_back(comm)
+    for i in range(calls):
+        comm.allreduce(filled(x, comm.rank, i))
+        assert np.array_equal(x, summed(count, i))
+    return put_back(comm) - before
+
+
+@pytest.mark.parametrize("nbytes", (4096, 8192, 20_000))
+def test_registered_arrays_get_their_results_put_back(nbytes):
+    found = harness.ranks(same_again, 2, env=SHM, kinds="rr", nbytes=nbytes, calls=20)
+    assert found in ([19, 19], [20, 20])  # the first one only says what they have, unless it is that long anyway
+
+
+@pytest.mark.parametrize("kinds", ("pp", "rp", "pr"))
+def test_other_arrays_are_sent(kinds):
+    assert harness.ranks(same_again, 2, env=SHM, kinds=kinds, nbytes=4096, calls=20) == [0, 0]
+
+
+@pytest.mark.parametrize("transport", ("tcp", "shm"))
+def test_shorter_ones_are_sent(transport):
+    env = {"HRDMA_TRANSPORT": transport}
+    nbytes = 4096 if transport == "tcp" else 2048
+    assert harness.ranks(same_again, 2, env=env, kinds="rr", nbytes=nbytes, calls=5) == [0, 0]
+
+
+def change(comm) -> list[int]:
+    """From registered to plain arrays and back, here only and on both ranks; each change is one call late."""
+    found = []
+    for kinds in ("rr", "rp", "rr", "pp", "rr"):
+        found.append(same_again(comm, kinds, 8192, 6))
+    return found
+
+
+def test_each_change_of_memory_is_followed():
+    for found in harness.ranks(change, 2, env=SHM):
+        assert min(found[0], found[2], found[4]) >= 5
+        assert max(found[1], found[3]) <= 1
+
+
+def any_order(comm, rounds: int, seed: int) -> None:
+    """The same calls on both ranks, each with memory of its own kind, waited for at once, later or together."""
+    both, own = random.Random(seed), random.Random(seed * 2 + comm.rank)
+    open_calls: list[tuple] = []
+    for i in range(rounds):
+        count = both.choice(SIZES) // 4
+        x = hrdma.empty(count + 1024) if own.random() < 0.8 else np.empty(count + 1024, "float32")
+        start = 0 if own.random() < 0.8 else own.randrange(1024)
+        x = filled(x[start : start + count], comm.rank, i)
+        apart = own.random() < 0.1
+        out = np.empty(count, "float32") if apart else x
+        asynchronous = own.random() < 0.2
+        done = comm.allreduce(x, out=out if apart else None, async_op=asynchronous, deterministic=both.random() < 0.2)
+        open_calls.append((done if asynchronous else None, out, i))
+        if both.random() < 0.2:
+            comm.barrier()
+        if own.random() < 0.5:
+            check(open_calls)
+    check(open_calls)
+
+
+def check(open_calls: list[tuple]) -> None:
+    for request, out, i in open_calls:
+        if request is not None:
+            request.wait(30)
+        assert np.array_equal(out, summed(out.size, i)), i
+    open_calls.clear()
+
+
+@pytest.mark.parametrize("seed", (1, 2, 3))
+def test_any_order_of_calls_is_right(seed):
+    harness.ranks(any_order, 2, env=SHM, rounds=400, seed=seed)
+
+
+def two_threads(comm) -> None:
+    """Rank 0 begins a call while another thread waits in the one before, whose answer decides how it goes."""
+    for round in range(12):
+        arrays = [hrdma.empty(1024) for _ in range(2)]
+        if round % 3 == 1 and comm.rank == 1:
+            arrays = [np.empty(1024, "float32") for _ in range(2)]
+        for x in arrays:
+            filled(x, comm.rank, round)
+        if comm.rank == 0:
+            threads = [threading.Thread(target=comm.allreduce, args=(x,)) for x in arrays]
+            threads[0].start()
+            time.sleep(0.02)  # it waits by then: else they would take their numbers in either order
+            threads[1].start()
+            for thread in threads:
+                thread.join(30)
+                assert not thread.is_alive()
+        else:
+            time.sleep(0.06)
+            for x in arrays:
+                comm.allreduce(x)
+        for x in arrays:
+            assert np.array_equal(x, summed(1024, round)), round
+        comm.barrier()
+
+
+def test_a_call_of_another_thread_waits_for_what_the_peer_says():
+    harness.ranks(two_threads, 2, env=SHM)
+
+
+def waits_in_vain(comm) -> float:
+    """The peer never comes: who waits for its word, too, is told after the deadline of his own call."""
+    if comm.rank == 1:
+        time.sleep(3)
+        return 0.0
+    x = hrdma.zeros(1024)
+    errors = []
+
+    def call(timeout: float) -> None:
+        try:
+            comm.allreduce(x, timeout=timeout)
+        except TimeoutError as error:
+            errors.append(error)
+
+    first = threading.Thread(target=call, args=(1.0,))
+    first.start()
+    time.sleep(0.1)
+    start = time.monotonic()
+    call(0.3)
+    took = time.monotonic() - start
+    first.join(10)
+    assert len(errors) == 2 and not first.is_alive()
+    return took
+
+
+def test_the_wait_for_what_the_peer_says_has_a_deadline():
+    assert 0.3 <= harness.ranks(waits_in_vain, 2, env=SHM)[0] < 0.55
