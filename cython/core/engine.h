@@ -455,5 +455,6 @@ double hr_run_scale(struct hr_request *req);
 int hr_run_active(struct hr_comm *comm, uint64_t seq);
 uint64_t hr_run_sequence(const struct hr_request *req); /* of a run */
 void hr_run_heard(struct hr_request *req);              /* HR_REQ_HEARD; of a RECV */
+uint64_t hr_run_bytes(const struct hr_request *req);    /* of the whole result; of a RECV */
 
 #endif

@@ -91,6 +91,7 @@ static void run_put(struct hr_run *run) {
     if (!atomic_compare_exchange_strong(&p->idle, &none, run)) hr_run_free(run);
 }
 
+uint64_t hr_run_bytes(const struct hr_request *req) { return ((struct hr_run *)req->state)->program->out_bytes; }
 double hr_run_scale(struct hr_request *req) { return 1.0 / ((struct hr_run *)req->state)->comm->size; }
 
 /* --- ending

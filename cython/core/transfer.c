@@ -313,6 +313,7 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
         }
         int borrow = req->rflags & HR_RECV_BORROW, read = !x->rmem.ptr && hr_read_chosen(x, rts->h.flags);
         x->open = hr_read_returns(x, rts->h.flags) && (x->rmem.out || (x->rmem.puts && x->scratch));
+        if (x->open && x->rmem.out && hr_run_bytes(req) >= HR_UNREAD_MIN) req->rflags |= HR_RECV_NT;
         if (borrow && (x->rmem.ptr || x->scratch)) {
             x->mode = HR_XFER_LENT;
             HR_COUNT(engine, lent);

@@ -165,7 +165,7 @@ static void in_full(hr_reduce_kernel kernel, const hr_reduce_job *job) {
         kernel(job);
     else
         reduce_blocks(kernel, job);
-    if (job->store == HR_STORE_UNREAD) end_stream();
+    if (job->store == HR_STORE_UNREAD && !job->in_place) end_stream();
 }
 
 /* The sum, block by block, and each is divided while it is near. */

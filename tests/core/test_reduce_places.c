@@ -1,0 +1,72 @@
+/* test_reduce_places.c - reductions whose results go to several places, some of which are operands: as peers' arrays
+ * are that get results put back. Each is held against hr_reduce into memory of its own. */
+
+#include <string.h>
+
+#include "check.h"
+#include "hr/reduce.h"
+
+enum { MOST = 70001, MARGIN = 64, ROOMS = 6, CANARY = 0xa5 };
+
+static char room[ROOMS][MOST + 2 * MARGIN], expected[MOST + MARGIN];
+static uint64_t state = 1;
+
+static uint64_t below(uint64_t n) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    return (state >> 33) % n;
+}
+
+static void fill(char *p, size_t nbytes) {
+    for (size_t i = 0; i < nbytes; i++) p[i] = (char)below(256); /* NaN and infinity now and then */
+}
+
+static int intact(const char *base, const char *from, size_t nbytes) {
+    for (const char *p = base; p < base + sizeof room[0]; p++)
+        if ((p < from || p >= from + nbytes) && (unsigned char)*p != CANARY) return 0;
+    return 1;
+}
+
+/* Sources lie in the first rooms, in the first of which the result goes, or in the last room; of the places that also
+ * get it the first is the second source's, where `back`. */
+static void one_case(hr_redop op, hr_dtype t, size_t nbytes, int nsrc, int in_place, int back, int nalso,
+                     hr_store store) {
+    const size_t size = hr_dtype_size(t), count = nbytes / size, skew = below(2) ? below(MARGIN / size) * size : 0;
+    const double scale = op == HR_AVG ? 1.0 / nsrc : 1.0;
+    const void *src[3];
+    char *at[ROOMS];
+    void *also[2];
+    memset(room, CANARY, sizeof room);
+    for (int i = 0; i < ROOMS; i++) at[i] = room[i] + MARGIN - skew;
+    for (int s = 0; s < nsrc; s++) {
+        fill(at[s], count * size);
+        src[s] = at[s];
+    }
+    char *dst = in_place ? at[0] : at[ROOMS - 1];
+    for (int k = 0; k < nalso; k++) also[k] = back && k == 0 ? at[1] : at[ROOMS - 2 - k];
+    hr_reduce(op, t, expected, src, nsrc, count, scale, HR_STORE_CACHED);
+    hr_reduce_to_all(op, t, dst, also, nalso, src, nsrc, count, scale, store);
+    int right = !memcmp(dst, expected, count * size);
+    for (int k = 0; k < nalso; k++) right &= !memcmp(also[k], expected, count * size);
+    for (int i = 0; i < ROOMS; i++) right &= intact(room[i], at[i], count * size);
+    if (!right && check_note())
+        fprintf(stderr, "%s: %s %s %s, %zu bytes, %d sources, in place %d, back %d, %d more, store %d\n", check_current,
+                hr_reduce_isa(), hr_redop_name(op), hr_dtype_name(t), nbytes, nsrc, in_place, back, nalso, store);
+}
+
+TEST(all_places_get_the_same) {
+    static const char *const isas[] = {"avx512", "avx2", "neon", "scalar"};
+    static const size_t lens[] = {40, 512, 4100, 20008, MOST - 1};
+    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+        if (!hr_reduce_force_isa(isas[i])) continue;
+        for (int op = 0; op < HR_REDOPS; op++)
+            for (int t = 0; t < HR_DTYPES; t++)
+                for (size_t l = 0; hr_reduce_supported(op, t) && l < sizeof lens / sizeof *lens; l++) {
+                    hr_reduce_force_amd(below(3) == 0);
+                    for (int store = HR_STORE_CACHED; store <= HR_STORE_SHARED; store++)
+                        one_case(op, t, lens[l], 2 + (int)below(2) * (store == HR_STORE_CACHED), below(4) != 0,
+                                 below(4) != 0, (int)below(3), store);
+                }
+    }
+    hr_reduce_force_amd(-1);
+    hr_reduce_force_isa(NULL);
+}
