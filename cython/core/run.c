@@ -92,6 +92,7 @@ static void run_put(struct hr_run *run) {
 }
 
 uint64_t hr_run_bytes(const struct hr_request *req) { return ((struct hr_run *)req->state)->program->out_bytes; }
+int hr_run_waits(const struct hr_request *req) { return !(((struct hr_run *)req->state)->req->flags & HR_REQ_ASYNC); }
 double hr_run_scale(struct hr_request *req) { return 1.0 / ((struct hr_run *)req->state)->comm->size; }
 
 /* --- ending

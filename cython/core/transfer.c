@@ -22,7 +22,8 @@
 #include "core/program.h"
 #include "hr/memory.h"
 
-#define SHORT (1u << 20) /* what has but a few pieces comes in shorter ones */
+#define SHORT (1u << 20)  /* what has but a few pieces comes in shorter ones */
+#define WAITED (2u << 20) /* where the thread has nothing else to do: a piece takes a quarter of a millisecond */
 
 /* Arenas are what peers read in place. */
 hr_store hr_store_into(const void *dst, uint64_t len, int unread) {
@@ -65,6 +66,7 @@ static uint64_t segment_size(struct hr_conn *conn, const struct hr_xfer *x) {
     uint64_t n = message && caps->piece ? caps->piece : caps->segment;
     if (message && caps->piece && x->len < SHORT && !(x->req->flags & HR_REQ_CHANGED)) n = caps->piece / 4;
     if (message && caps->flags & HR_CAP_RELAYS && x->len >= HR_UNREAD_MIN) n = caps->max_send;
+    if (x->open && x->rmem.out && hr_run_waits(x->req)) n = WAITED;
     if (caps->window) {
         uint64_t share = x->sure && conn->rate > 0 ? conn->window : conn->window / 4;
         if (n > share) n = share;
