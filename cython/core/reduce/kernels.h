@@ -370,7 +370,7 @@ INLINE void do_tile(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at
     }
 }
 
-/* Eight vectors of two sources, into one of them and one more place at most. What comes later is asked for in between:
+/* Eight vectors of two sources, into two places. What comes later is asked for in between:
  * loads that are needed now go first. */
 INLINE void do_pair(const char *x, const char *y, char *to, char *too, hr_redop op, hr_dtype t, double scale) {
     const size_t ahead = is_half(t) ? HALF_AHEAD : SUM_AHEAD;
@@ -397,11 +397,11 @@ INLINE void do_pair(const char *x, const char *y, char *to, char *too, hr_redop 
     for (int k = 0; k < PAIR; k++) store(too + k * W, a[k].lo);
 }
 
-/* Two sources that are far away, in place: what a core can have on its way at a time is the bound, so few instructions
- * are to stand between one line and the next. Returns where it ends. */
+/* Two sources that are far away, the result in the place of both: what a core can have on its way at a time is the
+ * bound, so few instructions are to stand between one line and the next. Returns where it ends. */
 INLINE size_t pair(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at) {
     const char *x = job->src[0], *y = job->src[1];
-    char *to = job->dst, *too = job->nalso ? job->also[0] : job->dst;
+    char *to = job->dst, *too = job->also[0];
     const double scale = job->scale;
     for (const size_t last = job->end - PAIR * W; at <= last; at += PAIR * W)
         do_pair(x + at, y + at, to + at, too + at, op, t, scale);
@@ -424,7 +424,7 @@ INLINE void run(const hr_reduce_job *caller, hr_redop op, hr_dtype t) {
     if (shared) claim((const char *)job->dst + at, AHEAD);
     while (at < job->end) {
         const size_t left = job->end - at;
-        if (head == 0 && left >= PAIR * W && far && job->in_place && job->nsrc == 2 && job->nalso < 2 && !waits &&
+        if (head == 0 && left >= PAIR * W && far && job->in_place && job->nsrc == 2 && job->nalso == 1 && !waits &&
             job->pages > 1) {
             at = pair(job, op, t, at);
         } else if (head == 0 && left >= TILE * W) {
