@@ -193,6 +193,7 @@ cdef class Planned(Messenger):
             with nogil:
                 usleep(50)
             PyErr_CheckSignals()
+        self.check()  # it may have been closed meanwhile
         return deadline
 
     cdef object start(self, Key *key, object counts, Span *source, Span *target, object value, object timeout,

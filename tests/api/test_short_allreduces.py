@@ -138,6 +138,36 @@ def test_a_call_of_another_thread_waits_for_what_the_peer_says():
     harness.ranks(two_threads, 2, env=SHM)
 
 
+def closed_meanwhile(comm) -> list[str]:
+    """What two calls raise, one that waits for the peer and one that waits for that, when the communicator is closed."""
+    other = comm.dup()
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(1)
+        return []
+    x, raised = hrdma.zeros(1024), []
+
+    def call() -> None:
+        try:
+            other.allreduce(x, timeout=20)
+        except Exception as error:
+            raised.append(type(error).__name__)
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.1)
+    other.close()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    return raised
+
+
+def test_a_communicator_may_be_closed_under_both():
+    assert len(harness.ranks(closed_meanwhile, 2, env=SHM)[0]) == 2
+
+
 def waits_in_vain(comm) -> float:
     """The peer never comes: who waits for its word, too, is told after the deadline of his own call."""
     if comm.rank == 1:
