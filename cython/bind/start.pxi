@@ -193,7 +193,6 @@ cdef class Planned(Messenger):
             with nogil:
                 usleep(50)
             PyErr_CheckSignals()
-        self.check()  # it may have been closed meanwhile
         return deadline
 
     cdef object start(self, Key *key, object counts, Span *source, Span *target, object value, object timeout,
@@ -217,6 +216,7 @@ cdef class Planned(Messenger):
             if self.opened & openable:
                 key.flags |= KEY_OPENED
         program = self.lookup(key, counts)
+        self.check()  # it may have been closed while this one waited or was planned
         if program.in_bytes > source.nbytes or program.out_bytes > target.nbytes:
             raise ValueError(f"{program.text} wants buffers of {program.in_bytes} and {program.out_bytes} bytes; "
                              f"they have {source.nbytes} and {target.nbytes}")
