@@ -267,7 +267,6 @@ cdef extern from "hr/hr.h" nogil:
     hr_status hr_iatomic(hr_comm *comm, int rank, hr_atomic_op op, uint64_t *before, uint64_t operand,
                          uint64_t compare, const hr_rmem *remote, uint64_t offset, hr_request *req) noexcept
     hr_status hr_inotified(hr_comm *comm, int rank, hr_request *req) noexcept
-    int hr_could_open(hr_comm *comm, const void *buf, size_t len) noexcept
     hr_status hr_run(hr_comm *comm, hr_program *program, const void *inp, void *out, hr_dtype dtype, hr_redop op,
                      uint64_t sig, hr_request *req) noexcept
 

@@ -2,8 +2,6 @@
 #
 # A program is planned once (in Python, `_plan`) and then found again by its Key without making an object. Element
 # counts, never bytes, are what users and planner talk about.
-from posix.unistd cimport usleep
-
 cdef enum:
     ALLREDUCE
     REDUCE
@@ -32,7 +30,6 @@ cdef class Planned(Messenger):
     cdef bint rank_order         # the default of deterministic=
     cdef PyObject *recent[RECENT]  # owned: programs of the collectives that were started last, by sequence number
     cdef uint32_t opened  # lengths of allreduces, by bits, whose last call both ranks could have opened: below
-    cdef bint opening     # one that says so is under way
 
     def __cinit__(self):
         self.programs = {}
@@ -177,7 +174,8 @@ cdef class Planned(Messenger):
 
     # Which algorithm is best for a short allreduce of two ranks depends on where the memory of both lies, and both must
     # choose alike. So each says of every such call whether its memory could be open to the other and whether it waits
-    # for the end of the call. If both have said yes, both know that before they begin the next one of that length.
+    # for the end of the call. If both have said yes, both know that before they begin the next one of that length, for
+    # collectives of one communicator are called one after the other.
 
     cdef inline uint32_t openable(self, Key *key) noexcept:
         """The bit of a call whose algorithm depends on what was said; 0: it does not. The same on both ranks."""
@@ -185,15 +183,6 @@ cdef class Planned(Messenger):
         if self.size != 2 or key.collective != ALLREDUCE or key.schedule or nbytes < OPENED_LEAST:
             return 0
         return <uint32_t> 1 << (nbytes // OPENED_LEAST) if nbytes <= OPENED_MOST else 0
-
-    cdef int64_t until_known(self, double seconds) except -1:
-        """Another thread's call has yet to hear what its peer says. Returns until when this one may take."""
-        cdef int64_t deadline = hr_now() + <int64_t> (seconds * 1e9)
-        while self.opening and hr_now() < deadline:
-            with nogil:
-                usleep(50)
-            PyErr_CheckSignals()
-        return deadline
 
     cdef object start(self, Key *key, object counts, Span *source, Span *target, object value, object timeout,
                       object priority, bint async_op):
@@ -209,24 +198,20 @@ cdef class Planned(Messenger):
         cdef int urgency = self.priority_of(priority)
         cdef uint32_t openable = self.openable(key)
         cdef Program program
-        call.deadline = 0
-        if openable:
-            if self.opening:
-                call.deadline = self.until_known(seconds)
-            if self.opened & openable:
-                key.flags |= KEY_OPENED
+        if self.opened & openable:
+            key.flags |= KEY_OPENED
         program = self.lookup(key, counts)
-        self.check()  # it may have been closed while this one waited or was planned
+        self.check()  # another thread may have closed it while this call was planned
         if program.in_bytes > source.nbytes or program.out_bytes > target.nbytes:
             raise ValueError(f"{program.text} wants buffers of {program.in_bytes} and {program.out_bytes} bytes; "
                              f"they have {source.nbytes} and {target.nbytes}")
         call.operation = NAMES[key.collective]
         call.sequence = self.sequence
         call.seconds = seconds
+        call.deadline = 0
         call.peer = -1
         call.anonymous = False
         call.program = <PyObject *> program
-        self.opened &= ~openable
         if async_op:
             request = Request()
             request.value = value
@@ -234,27 +219,25 @@ cdef class Planned(Messenger):
             span_move(&request.target, target)
             request.prepare(self, &call, urgency)
             self.remember(program)
-            request.launched(hr_run(self.handle, program.handle, inp, out, dtype, <hr_redop> key.op, program.signature,
-                                    &request.req))
+            status = hr_run(self.handle, program.handle, inp, out, dtype, <hr_redop> key.op, program.signature,
+                            &request.req)
+            if status == HR_OK:
+                self.opened &= ~openable
+            request.launched(status)
             return request
-        req.done = 0
-        req.flags = 0
+        req.flags = HR_REQ_WOULD if openable and key.flags & KEY_IN_PLACE else 0
         req.user = NULL
         req.priority = urgency
-        if openable and key.flags & KEY_IN_PLACE and hr_could_open(self.handle, out, target.nbytes):
-            req.flags = HR_REQ_WOULD
-            self.opening = True
         self.remember(program)
+        status = hr_run(self.handle, program.handle, inp, out, dtype, <hr_redop> key.op, program.signature, &req)
+        if status != HR_OK:
+            self.fail_post(status, &call)
+        self.opened &= ~openable
         try:
-            status = hr_run(self.handle, program.handle, inp, out, dtype, <hr_redop> key.op, program.signature, &req)
-            if status != HR_OK:
-                self.fail_post(status, &call)
             self.finish(&req, &call)
-        finally:
-            if req.flags & HR_REQ_WOULD:
-                self.opening = False
-                if req.flags & HR_REQ_HEARD and req.done and req.status == HR_OK:
-                    self.opened |= openable  # whatever else was raised: the peer goes by it
+        finally:  # whatever is raised: the peer goes by what it was told
+            if req.flags & HR_REQ_WOULD and req.flags & HR_REQ_HEARD and req.done and req.status == HR_OK:
+                self.opened |= openable
         return value
 
     cdef tuple check_counts(self, object counts, str name, Span *span):

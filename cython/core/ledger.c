@@ -9,10 +9,10 @@
  * pulling.
  *
  * Who writes back (HR_HDR_OPEN) takes hold of the entry for each piece; after the last it is FIN that ends it. The
- * owner strikes what nobody holds, and waits for who does: a piece is some ten microseconds. If that is not enough the
- * peer was stopped with the piece in its hands, and the owner leaves it the pages, or takes away from its kernel where
- * to write (mem_quiet). It may go on at any time, and look for its entry: so no key is ever used again, by whatever
- * engine of this process.
+ * owner strikes what nobody holds, and waits for who does: a piece is a fraction of a millisecond. If that is not
+ * enough the peer was stopped with the piece in its hands, and the owner leaves it the pages, or takes away from its
+ * kernel where to write (mem_quiet). It may go on at any time, and look for its entry: so no key is ever used again, by
+ * whatever engine of this process.
  */
 
 #include <sched.h>

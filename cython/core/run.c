@@ -186,13 +186,6 @@ static uint32_t may_open(struct hr_run *run, uint32_t i, const struct hr_instr *
     return HR_REQ_OPEN | (alone ? HR_REQ_ALONE : 0);
 }
 
-int hr_could_open(struct hr_comm *comm, const void *buf, size_t len) {
-    struct hr_arena_info arena;
-    uintptr_t begin = (uintptr_t)buf, end = begin + len;
-    return !comm->engine->yield && hr_arena_find(buf, len, &arena) && arena.flags & HR_ARENA_WRITABLE_BY_PEERS &&
-           hr_page_down(begin) == begin && (hr_page_up(end) == end || hr_arena_ends((void *)end));
-}
-
 /* A message of a program has come: its sender could open its memory. */
 void hr_run_heard(struct hr_request *req) { ((struct hr_run *)req->state)->req->flags |= HR_REQ_HEARD; }
 
@@ -430,6 +423,18 @@ void hr_runs_drain(struct hr_engine *engine) {
     }
 }
 
+/* Whether peers may put results there, for all that is known before anybody has asked: what they may do is decided for
+ * each transfer (hr_xfer_opens). */
+static int could_open(struct hr_comm *comm, const void *buf, size_t len) {
+    struct hr_arena_info arena;
+    uintptr_t begin = (uintptr_t)buf, end = begin + len;
+    for (int r = 0; r < comm->size; r++)
+        if (r != comm->rank && !(comm->conns[r]->caps->flags & HR_CAP_MAP_WRITE)) return 0;
+    return !comm->engine->yield && hr_arena_find(buf, len, &arena) && arena.flags & HR_ARENA_WRITABLE_BY_PEERS &&
+           hr_page_down(begin) == begin && (hr_page_up(end) == end || hr_arena_ends((void *)end)) &&
+           !hr_exposes(comm->engine, buf, len);
+}
+
 /* --- starting
  * ------------------------------------------------------------------------------------------------------------------ */
 
@@ -466,6 +471,7 @@ hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *i
     }
     hr_lock(engine);
     hr_request_init(comm, req, HR_REQ_RUN);
+    if (req->flags & HR_REQ_WOULD && !could_open(comm, out, program->out_bytes)) req->flags &= ~(uint32_t)HR_REQ_WOULD;
     run->priority = req->priority;
     run->seq = comm->run_seq++;
     hr_list_push(&comm->runs, &run->link);

@@ -82,8 +82,8 @@ enum {
     HR_REQ_OPEN = 16,     /* of a SEND: the receiver may put there what it makes of it */
     HR_REQ_RETURNED = 32, /* and it has; on both sides */
     HR_REQ_ALONE = 64,    /* nothing else is on its pages */
-    HR_REQ_WOULD = 128,   /* of a run: its caller waits, and its memory could be open. Peers are told */
-    HR_REQ_HEARD = 256    /* a peer has said so of its own; when the run has ended */
+    HR_REQ_WOULD = 128, /* of a run: its caller waits, and it stays set if peers could write to `out`. They are told */
+    HR_REQ_HEARD = 256  /* a peer has said so of its own; when the run has ended */
 };
 
 struct hr_config {
@@ -210,9 +210,6 @@ hr_status hr_inotified(struct hr_comm *comm, int rank, struct hr_request *req);
 /* Runs a program. sig: 64-bit signature of (operation, dtype, count, root, op), the same on all ranks. */
 hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *in, void *out, hr_dtype dtype,
                  hr_redop op, uint64_t sig, struct hr_request *req);
-/* Whether peers might put results there (HR_REQ_WOULD): pages of an arena that are nobody else's, and a core for each
- * rank. Only a guess, as what they may do is decided for each transfer. */
-int hr_could_open(struct hr_comm *comm, const void *buf, size_t len);
 
 /* Waits until done: HR_OK (then look at req->status), HR_ERR_TIMEOUT (the request goes on), HR_INTERRUPTED (a signal
  * came). polls > 0: give up with HR_INTERRUPTED after so many polls without sleeping (for callers that hold the GIL).
