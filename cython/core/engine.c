@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include "core/engine.h"
@@ -148,7 +149,7 @@ hr_status hr_engine_open(const struct hr_config *config, struct hr_engine **engi
     for (int i = 0; i < HR_MATCH_CHAINS; i++) hr_list_init(&engine->unexpected[i]);
     engine->epfd = epoll_create1(EPOLL_CLOEXEC);
     engine->kickfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    engine->bgfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    engine->bgfd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     engine->donefd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     engine->remarkfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     struct epoll_event event = {.events = EPOLLIN, .data.fd = engine->kickfd};

@@ -287,7 +287,10 @@ struct hr_engine {
     uint32_t remark_head, remark_tail;
     pthread_t bg;
     struct hr_turns turns;
-    int bg_running, bg_deep, stop;
+    int bg_running, stop;
+    int bg_deep;                   /* the background thread looks no more: hr_watch_driven, hr_watch_left */
+    int deep_calls, deep_long;     /* that ended since bgfd was set; they last longer than a millisecond */
+    int64_t deep_left, deep_until; /* when one has ended last; what bgfd is set to, 0: nothing */
     _Atomic uint64_t count_eager, count_pull, count_push, count_seg, count_lent, count_unexpected, count_sleeps,
         count_stale, count_returned, count_shared;
 };
@@ -338,7 +341,17 @@ void hr_kick(struct hr_engine *engine);         /* after posting: whoever sleeps
 int hr_in_background(struct hr_engine *engine); /* of the thread that asks */
 hr_status hr_bg_start(struct hr_engine *engine);
 void hr_bg_stop(struct hr_engine *engine);
+/* watch.c; the lock is held on entry and return, but for hr_bg_rouse. */
+#define HR_TICK_MS 2 /* without anybody who drives, before the background thread does */
+void hr_watch(struct hr_engine *engine, uint64_t *seen); /* until nobody has driven for a tick; seen: drive_seq */
+void hr_watch_deep(struct hr_engine *engine, uint64_t *seen);
+void hr_watch_driven(struct hr_engine *engine); /* where bg_deep: a caller takes the role; */
+void hr_watch_left(struct hr_engine *engine);   /* leaves it, to nobody */
+void hr_watch_rest(struct hr_engine *engine, int timeout_ms);
+void hr_watch_end(struct hr_engine *engine);
 void hr_bg_rouse(struct hr_engine *engine); /* it looks every tick again, beginning now */
+
+/* progress.c */
 /* Drives until cond says 1 or the deadline passes. Lock held. */
 hr_status hr_drive_until(struct hr_engine *engine, int (*cond)(struct hr_engine *, void *), void *arg,
                          int64_t deadline);

@@ -6,17 +6,13 @@
  * offers the processor between polls (soon; at once where ranks outnumber cores), then arms the domains and sleeps in
  * epoll_wait. Others who wait meanwhile sleep on a condition; the one who leaves wakes the next.
  *
- * The background thread serves when nobody has driven for a tick (2 ms): requests that nobody waits for, and what peers
- * need of a rank that computes. While callers come and go it only looks: every tick; every other one where somebody has
- * been driving at each look for long; every 8 ms where many calls have ended in each, and left neither a request behind
- * nor the engine something to do. Each look takes a processor from somebody, in a virtual machine for 20 to 40 us. Once
- * nothing was driven for a second it sleeps without a limit, armed, and costs nothing. A caller who begins to poll
- * disarms (so that peers need not wake anybody) and, if the thread sleeps without a limit, kicks it back to ticking.
- * While one call drives for long (8 looks) the thread sleeps deep and is kicked when the role is free again.
+ * The background thread serves when nobody has driven for a tick: requests that nobody waits for, and what peers need
+ * of a rank that computes. While callers come and go it only watches (watch.c). Once nothing was driven for a second it
+ * sleeps without a limit, armed, and costs nothing. A caller who begins to poll disarms (so that peers need not wake
+ * anybody) and, if the thread sleeps without a limit, kicks it back to ticking.
  */
 
 #include <errno.h>
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
@@ -29,12 +25,6 @@
 #include "core/engine.h"
 
 #define BUDGET 16
-#define TICK_MS 2
-#define LAZY_MS 8
-#define LAZY_CALLS 4  /* that end in each millisecond: between them no peer waits for long */
-#define LAZY_TICKS 16 /* of that, before it looks less often */
-#define BUSY_MS 4     /* while somebody drives whenever it looks */
-#define ONE_CALL 8    /* looks at the same one, before it sleeps until that is over */
 #define RECENT_NS 1000000000
 #define ROLE_SPIN_NS 100000
 #define SLICE_NS 100000000
@@ -147,12 +137,6 @@ void hr_kick(struct hr_engine *engine) {
     if (engine->sleeping || engine->bg_forever) (void)!eventfd_write(engine->kickfd, 1);
 }
 
-void hr_bg_rouse(struct hr_engine *engine) {
-    if (!atomic_load(&engine->bg_lazy)) return;
-    atomic_store(&engine->bg_lazy, 0);
-    (void)!eventfd_write(engine->bgfd, 1);
-}
-
 static int ms_until(int64_t deadline, int64_t now) {
     int64_t left = deadline - now;
     if (left <= 0) return 0;
@@ -187,9 +171,7 @@ static void hand_over(struct hr_engine *engine) {
         hr_waiter_signal(engine, waiter);
         return;
     }
-    if (!engine->bg_deep) return;
-    engine->bg_deep = 0;
-    (void)!eventfd_write(engine->bgfd, 1);
+    if (engine->bg_deep) hr_watch_left(engine);
 }
 
 static void set_driving(struct hr_engine *engine, int by) {
@@ -247,6 +229,7 @@ static hr_status drive(struct hr_engine *engine, const struct drive *d) {
     int64_t since = 0;
     set_driving(engine, 1);
     disarm(engine);
+    if (engine->bg_deep) hr_watch_driven(engine);
     for (;;) {
         int n = hr_pass(engine, d->req ? d->req->conn : NULL);
         if (d->done(engine, d->arg)) break;
@@ -376,47 +359,6 @@ hr_status hr_wait(struct hr_engine *engine, struct hr_request *req, int64_t dead
 /* --- the background thread
  * ------------------------------------------------------------------------------------------------------ */
 
-/* Lock not held. 1: kicked. */
-static int bg_sleep(struct hr_engine *engine, int timeout_ms) {
-    struct pollfd p = {.fd = engine->bgfd, .events = POLLIN};
-    eventfd_t count;
-    if (poll(&p, 1, timeout_ms) <= 0) return 0;
-    (void)!eventfd_read(engine->bgfd, &count);
-    return 1;
-}
-
-static void bg_rest(struct hr_engine *engine, int timeout_ms) {
-    hr_unlock(engine);
-    bg_sleep(engine, timeout_ms);
-    hr_lock(engine);
-}
-
-/* Until nobody has driven for a tick. Who drives holds the lock nearly always, and need not step back for a look. */
-static void bg_watch(struct hr_engine *engine, uint64_t *seen) {
-    uint64_t now;
-    int ticks = 0, busy = 0, same = 0, lazy, slept = TICK_MS;
-    hr_unlock(engine);
-    for (;;) {
-        now = atomic_load_explicit(&engine->drive_seq, memory_order_relaxed);
-        int driven = atomic_load_explicit(&engine->driving, memory_order_relaxed) == 1;
-        busy = !driven ? busy / 2 : busy < LAZY_TICKS * 2 ? busy + 1 : busy;
-        same = now == *seen ? same + 1 : 0;
-        if (same && (!driven || same == ONE_CALL)) break;
-        ticks = now - *seen < (uint64_t)(LAZY_CALLS * slept) ? 0 : ticks + 1;
-        *seen = now;
-        lazy = ticks > LAZY_TICKS;
-        atomic_store(&engine->bg_lazy, lazy);
-        if (atomic_load(&engine->nasync)) { /* in this order: else who posts one sees that it must be roused */
-            lazy = ticks = 0;
-            atomic_store(&engine->bg_lazy, 0);
-        }
-        slept = lazy ? LAZY_MS : busy > LAZY_TICKS ? BUSY_MS : TICK_MS;
-        if (bg_sleep(engine, slept)) break;
-    }
-    atomic_store_explicit(&engine->bg_lazy, 0, memory_order_relaxed);
-    hr_lock(engine);
-}
-
 static int bg_must_yield(struct hr_engine *engine) {
     return engine->stop || atomic_load(&engine->want_role) || !hr_list_empty(&engine->waiters);
 }
@@ -431,15 +373,13 @@ static void *bg_main(void *arg) {
     while (!engine->stop) {
         if (engine->drive_seq != seen) {
             hr_turns_stop(&engine->turns);
-            bg_watch(engine, &seen);
+            hr_watch(engine, &seen);
             recent = hr_now() + RECENT_NS;
             continue;
         }
         if (engine->driving) {
             hr_turns_stop(&engine->turns);
-            engine->bg_deep = 1;
-            bg_rest(engine, -1);
-            engine->bg_deep = 0;
+            hr_watch_deep(engine, &seen);
             continue;
         }
         if (hr_turns_due(&engine->turns, hr_now(), brought)) {
@@ -460,12 +400,12 @@ static void *bg_main(void *arg) {
         set_driving(engine, 0);
         if (!hr_list_empty(&engine->waiters)) hand_over(engine);
         if (!sleep) {
-            if (bg_must_yield(engine)) bg_rest(engine, TICK_MS);
+            if (bg_must_yield(engine)) hr_watch_rest(engine, HR_TICK_MS);
             continue;
         }
         int64_t now = hr_now();
         engine->bg_forever = now > recent && !engine->turns.bound;
-        nap(engine, engine->bg_forever ? -1 : TICK_MS, 0);
+        nap(engine, engine->bg_forever ? -1 : HR_TICK_MS, 0);
         engine->bg_forever = 0;
         engine->turns.slept += hr_now() - now;
     }
@@ -493,7 +433,7 @@ void hr_bg_stop(struct hr_engine *engine) {
     hr_lock(engine);
     engine->stop = 1;
     (void)!eventfd_write(engine->kickfd, 1);
-    (void)!eventfd_write(engine->bgfd, 1);
+    hr_watch_end(engine);
     hr_unlock(engine);
     pthread_join(engine->bg, NULL);
     engine->bg_running = 0;

@@ -318,11 +318,23 @@ TEST(polls_are_bounded_under_load) {
     world_close(&w);
 }
 
-/* Calls come and go, for so long; 1: the background thread has become lazy meanwhile. */
+static int deep(struct hr_engine *engine) {
+    hr_lock(engine);
+    int is = engine->bg_deep;
+    hr_unlock(engine);
+    return is;
+}
+
+static int seldom(struct hr_engine *engine) { return atomic_load(&engine->bg_lazy) || deep(engine); }
+
+/* Calls come and go, for so long; 1: the background thread has become lazy meanwhile, or sleeps deep where calls last
+ * long, as a sanitizer's do. */
 static int come_and_go(struct hr_engine *engine, struct hr_request *never, int64_t ns) {
-    for (int64_t end = hr_now() + ns; hr_now() < end && !atomic_load(&engine->bg_lazy);)
+    for (int64_t end = hr_now() + ns; hr_now() < end;) {
         CHECK_EQ(hr_wait(engine, never, 0, 0), HR_ERR_TIMEOUT);
-    return atomic_load(&engine->bg_lazy);
+        if (seldom(engine)) return 1;
+    }
+    return 0;
 }
 
 /* Each of its looks takes a processor from somebody; a request that nobody may be waiting for is worth them. */
@@ -338,16 +350,67 @@ TEST(the_background_thread_looks_less_often_where_nothing_was_left_to_it) {
     CHECK_EQ(hr_irecv(w.ranks[0].comm, &y, 4, 1, 8, &left), HR_OK);
     CHECK_EQ(atomic_load(&engine->nasync), 1);
     for (int64_t since = hr_now(); atomic_load(&engine->bg_lazy) && hr_now() - since < SECONDS(5);) nap_ms(1);
-    CHECK(!come_and_go(engine, &never, SECONDS(0.2)));
+    come_and_go(engine, &never, SECONDS(0.2));
+    CHECK_EQ(atomic_load(&engine->bg_lazy), 0);
     hr_cancel(engine, &left, HR_ERR_CANCELED);
     CHECK_EQ(atomic_load(&engine->nasync), 0);
     CHECK(come_and_go(engine, &never, SECONDS(20)));
     /* few calls, and long between them */
-    for (int64_t since = hr_now(); atomic_load(&engine->bg_lazy) && hr_now() - since < SECONDS(20); nap_ms(6))
+    for (int64_t since = hr_now(); seldom(engine) && hr_now() - since < SECONDS(20); nap_ms(6))
         CHECK_EQ(hr_wait(engine, &never, 0, 0), HR_ERR_TIMEOUT);
-    CHECK_EQ(atomic_load(&engine->bg_lazy), 0);
+    CHECK(!seldom(engine));
     hr_cancel(engine, &never, HR_ERR_CANCELED);
     world_close(&w);
+}
+
+/* Calls of so many ns follow each other; 1: meanwhile the background thread has slept deep during 20 in a row. */
+static int follow_each_other(struct hr_engine *engine, struct hr_request *never, int64_t each) {
+    int in_a_row = 0;
+    for (int64_t end = hr_now() + SECONDS(20); hr_now() < end && in_a_row < 20;) {
+        CHECK_EQ(hr_wait(engine, never, hr_now() + each, 0), HR_ERR_TIMEOUT);
+        in_a_row = deep(engine) ? in_a_row + 1 : 0;
+    }
+    return in_a_row == 20;
+}
+
+/* Calls that set the timer back again and again, too many for that; 1: it sleeps deep no more, or no two of them are
+ * made in 20 us here. */
+static int too_short(struct hr_engine *engine, struct hr_request *never) {
+    int fast = 0;
+    int64_t begin = hr_now();
+    while (deep(engine) && hr_now() - begin < (fast ? SECONDS(20) : SECONDS(1))) {
+        int64_t since = hr_now();
+        for (int k = 0; k < 1000; k++) CHECK_EQ(hr_wait(engine, never, 0, 0), HR_ERR_TIMEOUT);
+        fast |= hr_now() - since < 10000000;
+    }
+    return !fast || !deep(engine);
+}
+
+/* Whoever leaves last must be found to have left, with something for the thread to do or nothing. */
+TEST(the_background_thread_sleeps_while_calls_follow_each_other) {
+    struct world w;
+    uint32_t x, y, value = 7;
+    const int64_t lengths[] = {200000, 5000000, 40000000}; /* ns; the last are longer than it looks at one call */
+    world_open(&w, 2, NULL);
+    struct hr_engine *engine = w.ranks[0].engine;
+    struct hr_request never = {.priority = HR_PRIORITY_DEFAULT};
+    CHECK_EQ(hr_irecv(w.ranks[0].comm, &x, 4, 1, 9, &never), HR_OK);
+    for (int i = 0; i < 3; i++) {
+        struct hr_request left = {.priority = HR_PRIORITY_DEFAULT, .flags = HR_REQ_ASYNC};
+        CHECK(follow_each_other(engine, &never, lengths[i]));
+        CHECK_EQ(hr_irecv(w.ranks[0].comm, &y, 4, 1, 8, &left), HR_OK);
+        CHECK_EQ(send_to(&w.ranks[1], &value, 4, 0, 8), HR_OK);
+        for (int64_t since = hr_now();
+             !__atomic_load_n(&left.done, __ATOMIC_ACQUIRE) && hr_now() - since < SECONDS(20);)
+            nap_ms(1);
+        CHECK(left.done && y == 7);
+        CHECK(!deep(engine));
+        CHECK(follow_each_other(engine, &never, lengths[i]));
+        CHECK(too_short(engine, &never));
+    }
+    CHECK(follow_each_other(engine, &never, lengths[1]));
+    hr_cancel(engine, &never, HR_ERR_CANCELED);
+    world_close(&w); /* while it sleeps */
 }
 
 /* --- programs
