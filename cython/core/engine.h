@@ -341,7 +341,7 @@ void hr_kick(struct hr_engine *engine);         /* after posting: whoever sleeps
 int hr_in_background(struct hr_engine *engine); /* of the thread that asks */
 hr_status hr_bg_start(struct hr_engine *engine);
 void hr_bg_stop(struct hr_engine *engine);
-/* watch.c; the lock is held on entry and return, but for hr_bg_rouse. */
+/* watch.c; the lock is held on entry and return. */
 #define HR_TICK_MS 2 /* without anybody who drives, before the background thread does */
 void hr_watch(struct hr_engine *engine, uint64_t *seen); /* until nobody has driven for a tick; seen: drive_seq */
 void hr_watch_deep(struct hr_engine *engine, uint64_t *seen);

@@ -380,6 +380,7 @@ static void *bg_main(void *arg) {
         if (engine->driving) {
             hr_turns_stop(&engine->turns);
             hr_watch_deep(engine, &seen);
+            recent = hr_now() + RECENT_NS;
             continue;
         }
         if (hr_turns_due(&engine->turns, hr_now(), brought)) {

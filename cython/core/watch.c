@@ -77,10 +77,11 @@ void hr_watch_deep(struct hr_engine *engine, uint64_t *seen) {
     engine->deep_long = engine->deep_calls = 0;
     engine->bg_deep = 1;
     if (!engine->driving) hr_watch_left(engine);
-    do hr_watch_rest(engine, -1);
-    while (engine->bg_deep && engine->driving && !engine->stop);
+    do hr_watch_rest(engine, -1); /* a call may have ended since the timer did */
+    while (engine->bg_deep && !engine->stop && (engine->driving || hr_now() < engine->deep_until));
     if (engine->bg_deep) *seen = engine->drive_seq; /* nobody has driven for a tick */
     engine->bg_deep = 0;
+    wake_in(engine, 0); /* nothing of it is left */
 }
 
 /* Who drives holds the lock nearly always, and need not step back for a look. */

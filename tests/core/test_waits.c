@@ -386,6 +386,13 @@ static int too_short(struct hr_engine *engine, struct hr_request *never) {
     return !fast || !deep(engine);
 }
 
+static int without_limit(struct hr_engine *engine) {
+    hr_lock(engine);
+    int is = engine->bg_forever;
+    hr_unlock(engine);
+    return is;
+}
+
 /* Whoever leaves last must be found to have left, with something for the thread to do or nothing. */
 TEST(the_background_thread_sleeps_while_calls_follow_each_other) {
     struct world w;
@@ -408,6 +415,15 @@ TEST(the_background_thread_sleeps_while_calls_follow_each_other) {
         CHECK(follow_each_other(engine, &never, lengths[i]));
         CHECK(too_short(engine, &never));
     }
+    /* when they end it goes on looking for a second, and sleeps without a limit only then */
+    for (int64_t since = hr_now(); hr_now() - since < SECONDS(1.2);)
+        CHECK(follow_each_other(engine, &never, lengths[2]));
+    int64_t since = hr_now();
+    nap_ms(50);
+    int forever = without_limit(engine);
+    CHECK(!forever || hr_now() - since > SECONDS(0.8));
+    while (!(forever = without_limit(engine)) && hr_now() - since < SECONDS(20)) nap_ms(20);
+    CHECK(forever);
     CHECK(follow_each_other(engine, &never, lengths[1]));
     hr_cancel(engine, &never, HR_ERR_CANCELED);
     world_close(&w); /* while it sleeps */
