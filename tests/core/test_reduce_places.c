@@ -39,7 +39,6 @@ static void one_case(hr_redop op, hr_dtype t, size_t nbytes, int nsrc, int in_pl
     char *at[ROOMS];
     void *also[2];
     memset(room, CANARY, sizeof room);
-    memset(untouched, CANARY, sizeof untouched);
     for (int i = 0; i < ROOMS; i++) at[i] = room[i] + MARGIN - skew;
     for (int s = 0; s < nsrc; s++) {
         fill(at[s], count * size);
@@ -60,6 +59,7 @@ static void one_case(hr_redop op, hr_dtype t, size_t nbytes, int nsrc, int in_pl
 TEST(all_places_get_the_same) {
     static const char *const isas[] = {"avx512", "avx2", "neon", "scalar"};
     static const size_t lens[] = {40, 512, 4100, 20008, MOST - 1};
+    memset(untouched, CANARY, sizeof untouched);
     for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
         if (!hr_reduce_force_isa(isas[i])) continue;
         for (int op = 0; op < HR_REDOPS; op++)
