@@ -6,7 +6,7 @@
 #include "check.h"
 #include "hr/reduce.h"
 
-enum { MOST = 70001, MARGIN = 64, ROOMS = 6, CANARY = 0xa5 };
+enum { MOST = 70001, MARGIN = 64, ROOMS = 7, CANARY = 0xa5 };
 
 static char room[ROOMS][MOST + 2 * MARGIN], untouched[MOST + 2 * MARGIN], expected[MOST + MARGIN];
 static uint64_t state = 1;
@@ -37,7 +37,7 @@ static void one_case(hr_redop op, hr_dtype t, size_t nbytes, int nsrc, int in_pl
     const double scale = op == HR_AVG ? 1.0 / nsrc : 1.0;
     const void *src[3];
     char *at[ROOMS];
-    void *also[2];
+    void *also[3];
     memset(room, CANARY, sizeof room);
     for (int i = 0; i < ROOMS; i++) at[i] = room[i] + MARGIN - skew;
     for (int s = 0; s < nsrc; s++) {
@@ -68,7 +68,7 @@ TEST(all_places_get_the_same) {
                     hr_reduce_force_amd(below(3) == 0);
                     for (int store = HR_STORE_CACHED; store <= HR_STORE_SHARED; store++)
                         one_case(op, t, lens[l], 2 + (int)below(2) * (store == HR_STORE_CACHED), below(4) != 0,
-                                 below(4) != 0, (int)below(3), store);
+                                 below(4) != 0, (int)below(4), store);
                 }
     }
     hr_reduce_force_amd(-1);
