@@ -153,41 +153,42 @@ INLINE void do_tile(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at
     }
 }
 
+#if W > 8 /* compilers take long over what they then leave out */
 /* A row of n vectors of all sources, into all places. `far`: what comes later is asked for in between, as loads that
  * are needed now go first. */
 INLINE void do_row(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at, const char *const *src, int nsrc,
                    char *const *also, int nalso, int n, int far) {
     struct acc a[ROW];
     int nan = 0;
-#pragma GCC unroll 8
+#    pragma GCC unroll 8
     for (int k = 0; k < n; k++) a[k] = fetch(t, src[0] + at + k * W);
     for (int s = 1; s < nsrc; s++) {
         const char *p = src[s] + at;
-#pragma GCC unroll 8
+#    pragma GCC unroll 8
         for (int k = 0; k < n; k++) a[k] = combine(op, t, a[k], fetch(t, p + k * W));
     }
-#pragma GCC unroll 8
+#    pragma GCC unroll 8
     for (int k = 0; k < n; k++) a[k] = scaled(op, t, a[k], job->scale);
-#pragma GCC unroll 8
+#    pragma GCC unroll 8
     for (int k = 0; k < n; k += 2) nan |= any_nan(t, a[k], a[k + 1]);
     if (far) {
         const size_t ahead = is_half(t) ? HALF_AHEAD : SUM_AHEAD;
         __asm__ volatile("" ::: "memory");
-#pragma GCC unroll 2
+#    pragma GCC unroll 2
         for (int s = 0; s < nsrc; s++)
-#pragma GCC unroll 8
+#    pragma GCC unroll 8
             for (int line = 0; line < n * W; line += LINE) __builtin_prefetch(src[s] + at + ahead + line, 0, 2);
     }
     if (__builtin_expect(nan, 0)) {
-#pragma GCC unroll 8
+#    pragma GCC unroll 8
         for (int k = 0; k < n; k++) a[k] = one_nan(t, a[k]);
     }
     char *to = (char *)job->dst + at;
-#pragma GCC unroll 8
+#    pragma GCC unroll 8
     for (int k = 0; k < n; k++) store(to + k * W, a[k].lo = narrow(t, a[k]));
     for (int i = 0; i < nalso; i++) {
         to = also[i] + at;
-#pragma GCC unroll 8
+#    pragma GCC unroll 8
         for (int k = 0; k < n; k++) store(to + k * W, a[k].lo);
     }
 }
@@ -209,19 +210,22 @@ INLINE size_t do_pages(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t
     return at;
 }
 
+/* What is done most, so it has loops of its own. */
+INLINE int is_sum(hr_redop op) { return op == HR_SUM || op == HR_AVG; }
+
 /* Returns where it ends, before what is less than a row. What counts are the few instructions between one line and the
- * next, so sums of two sources, into one place or two, have loops of their own, with all addresses in registers. Far
- * away, what a core can have on its way at a time is the bound. */
-INLINE size_t in_rows(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at, int far) {
+ * next, so sums of two sources, into one place or two, have all addresses in registers. Far away, what a core can have
+ * on its way at a time is the bound. */
+INLINE size_t in_rows(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at) {
     const char *const *src = (const char *const *)job->src, *const two[2] = {src[0], src[job->nsrc > 1]};
     char *const *also = (char *const *)job->also, *const one[1] = {job->nalso ? also[0] : NULL};
-    if (far) {
+    if (is_sum(op) && job->store == HR_STORE_UNREAD) {
         if (job->pages > 1 && !job->nalso) at = do_pages(job, op, t, at, two, 2);
         if (job->end - at < ROW * W) return at;
         if (job->nalso) return do_rows(job, op, t, at, two, 2, one, 1, 1);
         if (is_half(t) && job->pages == 1) return do_rows(job, op, t, at, two, 2, one, 0, 1);
     }
-    if (job->nsrc == 2 && (op == HR_SUM || op == HR_AVG)) {
+    if (is_sum(op) && job->nsrc == 2) {
         if (job->nalso == 0) return do_rows(job, op, t, at, two, 2, one, 0, 0);
         if (job->nalso == 1) return do_rows(job, op, t, at, two, 2, one, 1, 0);
     }
@@ -229,11 +233,17 @@ INLINE size_t in_rows(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t 
 }
 
 /* Whether there is nothing else to be done in between. Accumulators of 16-bit types take two registers each. */
-INLINE int goes_in_rows(const hr_reduce_job *job, hr_dtype t) {
-    if (W < 16 || job->resume || job->suspend || job->store == HR_STORE_SHARED || (is_half(t) && job->nsrc > 2))
-        return 0;
-    return job->store != HR_STORE_UNREAD || (job->in_place && job->nsrc == 2 && job->nalso <= 1);
+INLINE int goes_in_rows(const hr_reduce_job *job, hr_redop op, hr_dtype t) {
+    if (job->resume || job->suspend || job->store == HR_STORE_SHARED || (is_half(t) && job->nsrc > 2)) return 0;
+    return job->store != HR_STORE_UNREAD || (is_sum(op) && job->in_place && job->nsrc == 2 && job->nalso <= 1);
 }
+#else
+INLINE int goes_in_rows(const hr_reduce_job *job, hr_redop op, hr_dtype t) { return (void)job, (void)op, (void)t, 0; }
+INLINE size_t in_rows(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at) {
+    (void)job, (void)op, (void)t;
+    return at;
+}
+#endif
 
 INLINE void run(const hr_reduce_job *caller, hr_redop op, hr_dtype t) {
     const hr_reduce_job own = *caller, *job = &own; /* a store to dst cannot change a private copy */
@@ -241,13 +251,13 @@ INLINE void run(const hr_reduce_job *caller, hr_redop op, hr_dtype t) {
     size_t head = job->end - job->begin > 2 * TILE * W && skew % element_size(t) == 0 ? skew : 0;
     const int far = job->store == HR_STORE_UNREAD, shared = job->store == HR_STORE_SHARED;
     const int stream = far && !job->in_place && head == skew, waits = job->resume || job->suspend;
-    const int by_rows = goes_in_rows(job, t);
+    const int by_rows = goes_in_rows(job, op, t);
     size_t at = job->begin, slot = 0;
     if (shared) claim((const char *)job->dst + at, AHEAD);
     while (at < job->end) {
         const size_t left = job->end - at;
         if (head == 0 && left >= ROW * W && by_rows) {
-            at = far ? in_rows(job, op, t, at, 1) : in_rows(job, op, t, at, 0);
+            at = in_rows(job, op, t, at);
         } else if (head == 0 && left >= TILE * W) {
             const int paged = far && !waits && left >= HR_REDUCE_PAGES * PAGE;
             const size_t pages = paged ? (size_t)job->pages : 1, rows = (paged ? PAGE : left) / (TILE * W);
