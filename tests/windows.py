@@ -28,7 +28,7 @@ class Starved(Exception):
     """What was late had no processor for as long as it was too late."""
 
 
-def unless_starved(measure: Callable[[], Found], windows: int = 3) -> Found:
+def unless_starved(measure: Callable[[], Found], windows: int = 6) -> Found:
     """What the first window found in which nobody starved; fails where all did."""
     for _ in range(windows - 1):
         try:

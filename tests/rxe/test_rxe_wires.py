@@ -12,6 +12,7 @@ from pathlib import Path
 
 import perftest
 import pytest
+from hosts import Ended
 
 WIRES = range(int(os.environ.get("WIRES", "1")))
 MESSAGE = 65536
@@ -72,9 +73,8 @@ def test_a_shaper_holds_rdma_to_its_rate(other, guest, output):
     assert perftest.bandwidth(told) < 1.1 * rate
 
 
-@pytest.mark.timeout(240)
-def test_a_link_that_goes_down_loses_what_is_sent_and_comes_back(other, guest, output):
-    """Soft-RoCE takes perftest's retry count of 7 for "without end", so the transfer waits and goes on."""
+def write_over_a_break(other, guest) -> tuple[int, str, Ended]:
+    """ib_write_bw whose link goes down and comes back: the client's status and output, and how the server ended."""
     command = perftest.command("ib_write_bw", "rxe0", f"-s {MESSAGE} -n 500")
     retries = Path("/sys/class/infiniband/rxe0/ports/1/hw_counters/completer_retry_err")
     start = counter(0, "tx_bytes")
@@ -103,6 +103,20 @@ def test_a_link_that_goes_down_loses_what_is_sent_and_comes_back(other, guest, o
             finally:
                 client.kill()
                 other.run("ip link set wire0 up")
-        ended = server.wait(10)
-    assert client.returncode == 0, told
+        return client.returncode, told, server.wait(10)
+
+
+@pytest.mark.timeout(240)
+def test_a_link_that_goes_down_loses_what_is_sent_and_comes_back(other, guest):
+    """Soft-RoCE takes perftest's retry count of 7 for "without end", so the transfer waits and goes on.
+
+    Now and then the kernel's responder takes what is sent again in the middle of a message for an invalid request (status 9): then once
+    more, as what is said here is that the link comes back.
+    """
+    for _ in range(3):
+        status, told, ended = write_over_a_break(other, guest)
+        if "Failed status 9:" not in told:
+            break
+        print(told)
+    assert status == 0, told
     assert ended.status == 0, ended.output
