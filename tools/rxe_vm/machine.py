@@ -233,15 +233,10 @@ def _command(kernel: Kernel, accelerator: str, size: Size, initrd: int) -> list[
 def _start(
     command: list[str], descriptors: list[int], stdout: int = subprocess.DEVNULL, stderr: int | None = None
 ) -> subprocess.Popen[bytes]:
-    """Starts QEMU so that it dies with this process, also when that is killed.
-
-    In a session of its own: where the kernel shares out processors by sessions (autogroup) a guest then gets as much as all tests that
-    run beside it have together, which one that is translated needs to keep up with its own clock.
-    """
+    """Starts QEMU so that it dies with this process, also when that is killed."""
     parent = os.getpid()
 
     def die_with_parent() -> None:
-        os.setsid()
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
