@@ -21,7 +21,7 @@ import hrdma
 
 ROOT = Path(__file__).parent.parent
 HOMES = {"hrdma": "hrdma", "topo": "hrdma/topo", "qos": "hrdma/qos"}  # folder -> place in the wheel
-IMPORT_LIMIT = 0.050  # seconds beyond numpy
+IMPORT_LIMIT = 0.4  # of what numpy takes; 0.2 was measured
 # A compiler that optimises little, as nothing is measured here: the install that `make` made is from the same setup.py.
 HASTY = """#!/bin/sh
 case "$*" in
@@ -189,8 +189,15 @@ def test_the_version_is_written_once():
 
 
 def import_cost(statement: str, cwd: Path) -> float:
-    """Seconds that a statement takes once numpy is there: the best of several."""
-    script = f"import time, numpy; start = time.perf_counter(); {statement}; print(time.perf_counter() - start)"
+    """A statement's processor time over that of numpy's import just before it: the least of several."""
+    script = f"""
+from time import process_time
+start = process_time()
+import numpy
+between = process_time()
+{statement}
+print((process_time() - between) / (between - start))
+"""
     return min(float(run(sys.executable, "-c", script, cwd=cwd)) for _ in range(7))
 
 
