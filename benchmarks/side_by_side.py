@@ -110,8 +110,9 @@ class Bench:
             try:
                 for number in range(1, self._options.rounds + 1):
                     self._progress.say(f"{transport}, {world} ranks: round {number} of {self._options.rounds}")
-                    for cell in self._block:
-                        for row in self._options.rows:
+                    for place, cell in enumerate(self._block):
+                        first = (number - 1 + place) % len(self._options.rows)  # always the same one would gain or lose
+                        for row in self._options.rows[first:] + self._options.rows[:first]:
                             self._measure(row, cell)
             finally:
                 with contextlib.ExitStack() as ends:  # all of them, also where the user has no patience with the first

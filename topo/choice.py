@@ -120,7 +120,7 @@ def choose(
             continue
         if deterministic and collective in _REDUCING and collective not in able.ordered:
             continue
-        cuts = _candidates(name, collective, size, nbytes, able.parts, pull)
+        cuts = _candidates(name, collective, size, nbytes, able.parts, cost)
         if algorithm is not None and parts is not None:
             cuts = [parts if collective in able.parts else 1]
         for cut in cuts:
@@ -137,9 +137,10 @@ def choose(
     return Choice(collective, size, nbytes, deterministic, cost, tuple(found))
 
 
-def _candidates(name: str, collective: str, size: int, nbytes: int, cut: tuple[str, ...], pull: bool) -> list[int]:
-    """Numbers of parts worth a look. Long reductions are always cut: their operands must fit in bounded scratch. Where
-    they are read in place no more is gained by it: the fewer and longer the passes are, the faster."""
+def _candidates(name: str, collective: str, size: int, nbytes: int, cut: tuple[str, ...], cost: Cost) -> list[int]:
+    """Numbers of parts worth a look. Reductions are cut: what lands in scratch first must fit there. Where operands are
+    read in place no more is gained by it: the fewer and longer the passes are, the faster. Nor is where ranks that share
+    cores reduce what comes as it comes: they fill each other's gaps."""
     if collective not in cut:
         return [1]
     share = nbytes
@@ -147,10 +148,12 @@ def _candidates(name: str, collective: str, size: int, nbytes: int, cut: tuple[s
         share = nbytes // 8  # most of its messages are far smaller than the segment
     elif collective not in ("broadcast", "reduce"):
         share = nbytes // size
-    if name == "direct" and collective in _REDUCING and pull:
+    together = name == "direct" and collective in _REDUCING  # operands of several ranks, in one pass
+    if together and cost.pull:
         return [max(1, -(-share * size // _IN_PLACE))]
-    most = _SEGMENTS[1] if pull else _SEGMENTS[0]
-    if name == "direct" and collective in _REDUCING:
-        most = min(most, max(_SEGMENTS[-1], _OPERANDS // size))  # one pass over the pieces of all ranks
+    most = _SEGMENTS[1] if cost.pull else _SEGMENTS[0]
+    if together:
+        most = min(most, max(_SEGMENTS[-1], _OPERANDS // size))
     parts = {min(_MAX_PARTS, max(1, -(-share // min(segment, most)))) for segment in _SEGMENTS}
-    return sorted(parts if collective in _REDUCING else parts | {1})
+    crowded = cost.crowd(size) > 1 and not cost.pull and not cost.offload
+    return sorted(parts if collective in _REDUCING and (together or not crowded) else parts | {1})

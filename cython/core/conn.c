@@ -212,8 +212,12 @@ static uint32_t ack_bounds(uint64_t every) {
 }
 
 /* A quarter of the window: a sender that fills it has heard of the rest before it has to stop, and to one that sends
- * less nothing is said but by messages that go there anyway. */
-static uint32_t conn_ack_share(struct hr_conn *conn) { return conn->caps->window ? ack_bounds(conn->window / 4) : 0; }
+ * less nothing is said but by messages that go there anyway. Where ranks share cores the peer says nothing before it
+ * has its turn, and then has three quarters to say. */
+static uint32_t conn_ack_share(struct hr_conn *conn) {
+    uint64_t quarter = conn->window / 4;
+    return conn->caps->window ? ack_bounds(conn->engine->yield ? 3 * quarter : quarter) : 0;
+}
 
 void hr_conn_asked(struct hr_conn *conn, uint32_t every) {
     if (every) conn->ack_every = ack_bounds(every);

@@ -64,7 +64,8 @@ static uint64_t segment_size(struct hr_conn *conn, const struct hr_xfer *x) {
     const struct hr_caps *caps = conn->caps;
     int message = x->mode == HR_XFER_SEND_SEG;
     uint64_t n = message && caps->piece ? caps->piece : caps->segment;
-    if (message && caps->piece && x->len < SHORT && !(x->req->flags & HR_REQ_CHANGED)) n = caps->piece / 4;
+    int both = message && caps->piece && caps->flags & HR_CAP_MAP; /* elsewhere a piece costs a system call */
+    if (both && x->len < SHORT && !(x->req->flags & HR_REQ_CHANGED)) n = caps->piece / 4;
     if (message && caps->flags & HR_CAP_RELAYS && x->len >= HR_UNREAD_MIN) n = caps->max_send;
     if (x->open && x->rmem.out && hr_run_waits(x->req)) n = WAITED;
     if (caps->window) {

@@ -2,9 +2,10 @@
 
 /*
  * Bulk (segments, writes, eager payloads) is on its way until the peer's engine has acknowledged it, kernel buffers and
- * network included. Headers say how much is to be acknowledged at a time, a quarter of the window: one who fills it is
- * told before it is full, and one who sends less is told by whatever goes there anyway, or when the peer goes to sleep.
- * (An acknowledgement for each message took a quarter of the time of four ranks on two cores.)
+ * network included. Headers say how much is to be acknowledged at a time, a quarter of the window (three where ranks
+ * share cores): one who fills it is told before it is full, and one who sends less is told by whatever goes there
+ * anyway, or when the peer goes to sleep. (An acknowledgement for each message took a quarter of the time of four ranks
+ * on two cores.)
  *
  * What may be is max(64 KiB, (0.5 ms + round trip) x measured rate), so an urgent message has less than a millisecond
  * of bulk ahead of it on its connection, on a path that is no slower than it was measured to be. The bound promised is

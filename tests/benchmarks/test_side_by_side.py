@@ -188,7 +188,9 @@ class Silent(side_by_side.Progress):
         pass
 
 
-def bench(monkeypatch, fails: str = "") -> tuple[side_by_side.Bench, list[str], list[Pretended]]:
+def bench(
+    monkeypatch, fails: str = "", sizes: str = "4K", rounds: int = 3
+) -> tuple[side_by_side.Bench, list[str], list[Pretended]]:
     asked: list[str] = []
     jobs: list[Pretended] = []
 
@@ -200,7 +202,7 @@ def bench(monkeypatch, fails: str = "") -> tuple[side_by_side.Bench, list[str], 
         return Row(name, name, "peer", open_)
 
     options = side_by_side.arguments(
-        ["--transport", "shm", "--world", "2", "--cases", "reduce", "--sizes", "4K", "--rounds", "3"]
+        ["--transport", "shm", "--world", "2", "--cases", "reduce", "--sizes", sizes, "--rounds", str(rounds)]
     )
     options.rows = [row(name) for name in ("hrdma", "openmpi")]
     return side_by_side.Bench(options, Silent()), asked, jobs
@@ -209,7 +211,7 @@ def bench(monkeypatch, fails: str = "") -> tuple[side_by_side.Bench, list[str], 
 def test_rows_take_turns_in_every_round(monkeypatch):
     run, asked, jobs = bench(monkeypatch)
     run.run()
-    assert asked == ["hrdma", "openmpi"] * 3
+    assert asked == ["hrdma", "openmpi", "openmpi", "hrdma", "hrdma", "openmpi"]  # none is always the first
     assert len(jobs) == 2 and all(job.ended for job in jobs)
     assert all(len(figure.rounds) == 3 for figure in run.table.figures.values())
 
@@ -217,9 +219,15 @@ def test_rows_take_turns_in_every_round(monkeypatch):
 def test_a_row_that_fails_is_ended_named_and_not_asked_again(monkeypatch):
     run, asked, jobs = bench(monkeypatch, fails="openmpi")
     run.run()
-    assert asked == ["hrdma", "openmpi", "hrdma", "hrdma"]
+    assert asked == ["hrdma", "openmpi", "hrdma", "hrdma"]  # the second round would have begun with it
     assert all(job.ended for job in jobs)
     assert list(run.table.failures.values()) == ["it fell over"]
+
+
+def test_each_cell_of_a_round_begins_with_another_row(monkeypatch):
+    run, asked, _ = bench(monkeypatch, sizes="4K,64K,1M", rounds=1)
+    run.run()
+    assert asked == ["hrdma", "openmpi", "openmpi", "hrdma", "hrdma", "openmpi"]
 
 
 # -- the command line --
