@@ -229,7 +229,8 @@ def plan(
         Peers' buffers can be read in place (shared memory).
     opened : bool
         A short allreduce, in place, of two ranks whose buffers are registered: each sums a half of both, and writes the
-        result to both (direct). The same on both ranks.
+        result to both (direct). A long reduce of two such ranks: each sums a half and writes it to the root
+        (scatter_gather), which takes longer than direct where memory is not registered. The same on both ranks.
     landing : int
         As in `lower`. Ranks may differ in it.
     algorithm : str, optional
@@ -292,11 +293,12 @@ def plan(
         if isinstance(found, Plan):
             return found
         why = found
-    if opened and mapped and algorithm is None:
+    if opened and mapped and algorithm is None and collective == "allreduce":
         algorithm, parts = "direct", 1
     choice = choose(
         collective, size, nbytes, cost or DEFAULT_COST["shm" if mapped else "tcp"], mapped=mapped,
         deterministic=rounded, algorithm=algorithm, parts=parts,
+        without=("scatter_gather",) if size == 2 and not opened else (),
     )  # fmt: skip
     schedule = ALGORITHMS[choice.algorithm].build(collective, size, parts=choice.parts, root=root, rank=rank)
     spec = lower(schedule, rank, counts, itemsize, in_place=in_place, landing=landing)

@@ -9,16 +9,20 @@ __all__ = ["answer"]
 
 
 def answer(spec: ProgramSpec) -> None:
-    """Marks them in a program that works in place.
+    """Marks them in a program.
 
     On one side a SEND, and the RECV over the same memory, which nothing else touches: the peer may write there. On the other a
-    reduction, the only one to write its result, and the SEND of it to a rank from which an operand came. Whether it is used is
-    decided chunk by chunk, by where the memory lies; `hrdma.topo.verify` proves that it may be.
+    reduction, the only one to write its result, and the SEND of it to a rank from which an operand came. The first in the
+    caller's memory, where the call is in place; the second in scratch, too. Whether it is used is decided chunk by chunk, by
+    where the memory lies; `hrdma.topo.verify` proves that it may be.
 
     Cost: about 3 us per instruction.
     """
     instrs = spec.instrs.tolist()
-    if spec.alias is None or not any(i[0] in (isa.RECV_REDUCE, isa.BORROW) for i in instrs):
+    if not any(i[0] in (isa.RECV_REDUCE, isa.BORROW) for i in instrs):
+        return
+    _from_scratch(spec, instrs)
+    if spec.alias is None:
         return
     for group in _apart(accesses(spec, instrs)[isa.BUF_OUT]):
         writers = {index for index, writes in group if writes}
@@ -37,6 +41,18 @@ def answer(spec: ProgramSpec) -> None:
                 source = sources.get(instrs[send][3])
                 if instrs[send][0] == isa.SEND and source is not None and _unlocks(spec, instrs, writer, send):
                     _mark(spec, send, source)
+
+
+def _from_scratch(spec: ProgramSpec, instrs: list[tuple]) -> None:
+    """Those of results that only pass through. Their places are used again, so what counts is who waits for whom."""
+    for reduce, i in enumerate(instrs):
+        if i[0] != isa.REDUCE or i[11] != isa.BUF_TMP:
+            continue
+        sources = _borrowed(spec, instrs, reduce)
+        for send in spec.unlocks[i[6] : i[6] + i[7]].tolist():
+            s = instrs[send]
+            if s[0] == isa.SEND and (s[12], s[14], s[10]) == (isa.BUF_TMP, i[13], i[10]) and s[3] in sources:
+                _mark(spec, send, sources.pop(s[3]))
 
 
 def _apart(memory: list[tuple[int, int, int, bool]]) -> list[list[tuple[int, bool]]]:

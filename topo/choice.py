@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from hrdma.topo.algorithms import ALGORITHMS
@@ -76,6 +77,7 @@ def choose(
     mapped: bool | None = None,
     algorithm: str | None = None,
     parts: int | None = None,
+    without: Collection[str] = (),
 ) -> Choice:
     """The cheapest algorithm for a call.
 
@@ -95,6 +97,8 @@ def choose(
         Only this one.
     parts : int, optional
         Only so many; with `algorithm`.
+    without : collection of str
+        Not these algorithms.
 
     Returns
     -------
@@ -119,6 +123,8 @@ def choose(
         if collective not in able.collectives or algorithm not in (None, name):
             continue
         if deterministic and collective in _REDUCING and collective not in able.ordered:
+            continue
+        if algorithm is None and (name in without or (able.pulls and not (pull and nbytes >= able.pulls))):
             continue
         cuts = _candidates(name, collective, size, nbytes, able.parts, cost)
         if algorithm is not None and parts is not None:
@@ -146,9 +152,11 @@ def _candidates(name: str, collective: str, size: int, nbytes: int, cut: tuple[s
     share = nbytes
     if name == "halving":
         share = nbytes // 8  # most of its messages are far smaller than the segment
-    elif collective not in ("broadcast", "reduce"):
+    elif collective not in ("broadcast", "reduce") or name == "scatter_gather":
         share = nbytes // size
-    together = name == "direct" and collective in _REDUCING  # operands of several ranks, in one pass
+    together = (
+        name in ("direct", "scatter_gather") and collective in _REDUCING
+    )  # operands of several ranks, in one pass
     if together and cost.pull:
         return [max(1, -(-share * size // _IN_PLACE))]
     most = _SEGMENTS[1] if cost.pull else _SEGMENTS[0]

@@ -198,8 +198,12 @@ class _Run:
         for operand in operands[1:]:
             value = self.op(value, operand)
         self.store(self.view(rank, i[11], i[13], i[10]), value, i[2])
+        result = self.view(rank, i[11], i[13], i[10])
         for borrow, src, send, data in lenders:
-            self.put_back(rank, borrow, src, send, self.view(rank, i[11], i[13], i[10]), data)
+            self.put_back(rank, borrow, src, send, result, data)
+            answer = self.instrs[rank][self.unlocks[rank][i[6]]] if i[7] == 1 and i[11] == isa.BUF_TMP else i
+            if answer[2] & isa.RETURNS and (rank, answer[8]) in self.returned:
+                result[:] = _SCRIBBLE  # it need not have come there
             self.end(src, send)
 
     def put_back(self, rank: int, index: int, src: int, send: int, result: np.ndarray, data: np.ndarray) -> None:

@@ -4,8 +4,8 @@
 * Hazards: two instructions of a rank that touch overlapping bytes, one of them writing, are ordered by the
 dependencies. A
   SEND reads until it ends; a REDUCE reads the fallback range of what it borrowed; IN and OUT may be the same memory.
-* Folding: what a RECV brings into scratch for one REDUCE may be reduced out of the message, and then is not there for
-others.
+* Folding: what a RECV brings into scratch for one REDUCE may be reduced out of the message, and what a REDUCE makes there for
+  one answer may be put where that would go. Then it is not there for others.
 * Answers: where a peer may write back what it makes of a chunk, nothing else touches the chunk until the message that would have
   brought it, and that message is the one which the peer then does not send.
 * Deadlock: with the worst choice everywhere, that is every send waits for its receive to be posted and every borrowed
@@ -190,7 +190,7 @@ def _hazards(spec: ProgramSpec, instrs: list[tuple]) -> list[int]:
         later = (w for r, w, writes in shared if r == receive and writes and w != receive)
         if not any(before[other] >> w & 1 and before[w] >> receive & 1 for w in later):
             raise ScheduleError(
-                f"rank {rank}: instruction {other} reads what {receive} brings for {folds[receive]} alone: an edge of its own is missing",
+                f"rank {rank}: instruction {other} reads what {receive} has for {folds[receive]} alone: an edge of its own is missing",
                 rank=rank,
             )
     return before
@@ -206,7 +206,7 @@ def _answers(spec: ProgramSpec, instrs: list[tuple], before: list[int]) -> dict[
         for buf, off in refs[i[8] : i[8] + i[9]]
         if buf == isa.BUF_BORROWED
     }
-    out = accesses(spec, instrs)[isa.BUF_OUT]
+    touched = accesses(spec, instrs)
     moved = spec.alias or 0
     for index, i in enumerate(instrs):
         if not i[2] & isa.RETURNS:
@@ -220,8 +220,8 @@ def _answers(spec: ProgramSpec, instrs: list[tuple], before: list[int]) -> dict[
             fits = fits and spec.alias is not None
         else:
             fits = i[0] == isa.SEND and other[0] in (isa.BORROW, isa.RECV_REDUCE)
-            fits = fits and instrs[result][11] == i[12] == isa.BUF_OUT and instrs[result][13] == i[14]
-            for start, stop, writer, writes in out:
+            fits = fits and instrs[result][11] == i[12] != isa.BUF_IN and instrs[result][13] == i[14]
+            for start, stop, writer, writes in touched[i[12]]:
                 if writes and writer not in (result, asks) and start < i[14] + i[10] and stop > i[14]:
                     fits = fits and bool(before[result] >> writer & 1 or before[writer] >> index & 1)
         fits = fits and (other[3], other[10]) == (i[3], i[10]) and before[index] >> result & 1 and asks not in found
@@ -232,12 +232,17 @@ def _answers(spec: ProgramSpec, instrs: list[tuple], before: list[int]) -> dict[
 
 
 def _folds(spec: ProgramSpec, instrs: list[tuple]) -> dict[int, int]:
-    """What the core may reduce out of a message: RECV into scratch -> the REDUCE that alone waits for it."""
+    """What may never come to be in scratch, and for whom alone it would be there: of a RECV, which the core may reduce out of
+    the message, a REDUCE; of a REDUCE, whose result it may put where an operand lies, an answer."""
     unlocks, refs, found = spec.unlocks.tolist(), spec.refs.tolist(), {}
     for index, i in enumerate(instrs):
-        if i[0] != isa.RECV or i[11] != isa.BUF_TMP or i[7] != 1:
+        if i[0] not in (isa.RECV, isa.REDUCE) or i[11] != isa.BUF_TMP or i[7] != 1:
             continue
         reduce = instrs[unlocks[i[6]]]
+        if i[0] == isa.REDUCE:
+            if reduce[2] & isa.RETURNS and (isa.BUF_BORROWED, reduce[8]) in refs[i[8] : i[8] + i[9]]:
+                found[index] = unlocks[i[6]]
+            continue
         operands = refs[reduce[8] : reduce[8] + reduce[9]]
         borrows = any(buf == isa.BUF_BORROWED for buf, _ in operands)
         if (

@@ -30,6 +30,8 @@ cdef class Planned(Messenger):
     cdef bint rank_order         # the default of deterministic=
     cdef PyObject *recent[RECENT]  # owned: programs of the collectives that were started last, by sequence number
     cdef uint32_t opened  # lengths of allreduces, by bits, whose last call both ranks could have opened: below
+    cdef uint64_t shut  # lengths of reduces, by bits, whose last call one rank could not have opened
+    cdef int shut_calls  # of such lengths, since all were forgotten
 
     def __cinit__(self):
         self.programs = {}
@@ -176,6 +178,8 @@ cdef class Planned(Messenger):
     # choose alike. So each says of every such call whether its memory could be open to the other and whether it waits
     # for the end of the call. If both have said yes, both know that before they begin the next one of that length, for
     # collectives of one communicator are called one after the other.
+    # A long reduce is the same the other way round: the algorithm for open memory says so to both, the other only to
+    # the root. So it begins with the first, goes on with the other where one has said no, and asks again now and then.
 
     cdef inline uint32_t openable(self, Key *key) noexcept:
         """The bit of a call whose algorithm depends on what was said; 0: it does not. The same on both ranks."""
@@ -183,6 +187,26 @@ cdef class Planned(Messenger):
         if self.size != 2 or key.collective != ALLREDUCE or key.schedule or nbytes < OPENED_LEAST:
             return 0
         return <uint32_t> 1 << (nbytes // OPENED_LEAST) if nbytes <= OPENED_MOST else 0
+
+    cdef inline uint64_t closable(self, Key *key) noexcept:
+        """The same of a reduce."""
+        cdef uint64_t nbytes = key.count * key.itemsize, bit = 1
+        if self.size != 2 or key.collective != REDUCE or key.schedule or nbytes <= OPENED_MOST:
+            return 0
+        while nbytes > 1:
+            nbytes >>= 1
+            bit <<= 1
+        return bit
+
+    cdef inline void asked(self, uint64_t closable) noexcept:
+        """A reduce has begun. Until it has ended well nobody has said yes."""
+        if not self.shut & closable:
+            self.shut |= closable
+            return
+        self.shut_calls += 1
+        if self.shut_calls == OPENED_TRIAL:
+            self.shut_calls = 0
+            self.shut = 0
 
     cdef object start(self, Key *key, object counts, Span *source, Span *target, object value, object timeout,
                       object priority, bint async_op):
@@ -197,8 +221,10 @@ cdef class Planned(Messenger):
         cdef double seconds = self.deadline_seconds(timeout)
         cdef int urgency = self.priority_of(priority)
         cdef uint32_t openable = self.openable(key)
+        cdef uint64_t closable = self.closable(key)
+        cdef bint asks = closable and not self.shut & closable
         cdef Program program
-        if self.opened & openable:
+        if asks or self.opened & openable:
             key.flags |= KEY_OPENED
         program = self.lookup(key, counts)
         self.check()  # another thread may have closed it while this call was planned
@@ -223,9 +249,10 @@ cdef class Planned(Messenger):
                             &request.req)
             if status == HR_OK:
                 self.opened &= ~openable
+                self.asked(closable)
             request.launched(status)
             return request
-        req.flags = HR_REQ_WOULD if openable and key.flags & KEY_IN_PLACE else 0
+        req.flags = HR_REQ_WOULD if (openable or asks) and (key.flags & KEY_IN_PLACE or not program.out_bytes) else 0
         req.user = NULL
         req.priority = urgency
         self.remember(program)
@@ -233,11 +260,13 @@ cdef class Planned(Messenger):
         if status != HR_OK:
             self.fail_post(status, &call)
         self.opened &= ~openable
+        self.asked(closable)
         try:
             self.finish(&req, &call)
         finally:  # whatever is raised: the peer goes by what it was told
             if req.flags & HR_REQ_WOULD and req.flags & HR_REQ_HEARD and req.done and req.status == HR_OK:
                 self.opened |= openable
+                self.shut &= ~closable
         return value
 
     cdef tuple check_counts(self, object counts, str name, Span *span):

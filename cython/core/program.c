@@ -228,13 +228,17 @@ static int returns_ok(struct checker *c) {
     return ok;
 }
 
-/* Scratch that is received for one REDUCE, which waits for it: nobody else reads it, or they would wait as well. */
+/* Scratch that is received for one REDUCE, or reduced for one answer, which waits for it: nobody else reads it, or they
+ * would wait as well. */
 static void find_folds(struct hr_program *p) {
     for (uint32_t i = 0; i < p->ninstr; i++) {
         const struct hr_instr *in = &p->instrs[i];
-        if (in->op != HR_OP_RECV || in->dst_buf != HR_BUF_TMP || in->nunlock != 1) continue;
+        if (in->dst_buf != HR_BUF_TMP || in->nunlock != 1) continue;
         uint32_t next = p->unlocks[in->unlock];
         const struct hr_instr *reduce = &p->instrs[next];
+        if (in->op == HR_OP_REDUCE && reduce->flags & HR_INSTR_RETURNS && result_of(p, reduce->ref) == i)
+            p->folds[i] = next + 1;
+        if (in->op != HR_OP_RECV) continue;
         if (reduce->op != HR_OP_REDUCE || reduce->len != in->len) continue;
         int reads = 0, borrows = 0;
         for (uint32_t k = reduce->ref; k < reduce->ref + reduce->nref; k++) {

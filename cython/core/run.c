@@ -219,10 +219,19 @@ static struct hr_xfer *lent(struct hr_run *run, const struct hr_ref *r) {
     return r->buf == HR_BUF_BORROWED ? run->st[r->off].req.xfer : NULL;
 }
 
+/* Where a result is made: what is in scratch for one answer alone, at once where that would go, or where the operand
+ * was read to. */
+static char *made_at(struct hr_run *run, const struct hr_instr *in, uint64_t offset) {
+    uint32_t answer = in->op == HR_OP_REDUCE ? run->program->folds[in - run->program->instrs] : 0;
+    const struct hr_xfer *x = answer ? run->st[run->program->instrs[answer - 1].ref].req.xfer : NULL;
+    if (x && x->open && x->rmem.out) return (char *)x->rmem.out + offset;
+    return x && x->open ? x->scratch : run->bufs[in->dst_buf] + in->dst_off + offset;
+}
+
 /* shown: what belongs at `place` in scratch, and lies there; NULL: everything is where it belongs. */
 static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offset, uint64_t len, const void *shown,
                     uint64_t place) {
-    char *dst = run->bufs[in->dst_buf] + in->dst_off + offset;
+    char *dst = made_at(run, in, offset);
     if (in->op == HR_OP_COPY) {
         hr_copy(dst, run->bufs[in->src_buf] + in->src_off + offset, len,
                 hr_store_into(dst, len, in->flags & HR_INSTR_NT));
@@ -237,7 +246,8 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
             const struct hr_xfer *x = lent(run, r);
             src[k] =
                 x && x->scratch ? x->scratch : (x ? (char *)x->rmem.ptr : (char *)run->st[r->off].req.buf) + offset;
-            if (x && x->open && x->rmem.out) also[nalso++] = (char *)x->rmem.out + offset;
+            if (x && x->open && x->rmem.out) also[nalso] = (char *)x->rmem.out + offset;
+            nalso += x && x->open && x->rmem.out && also[nalso] != dst;
         } else if (shown && r->buf == HR_BUF_TMP && r->off == place) {
             src[k] = shown;
         } else {
@@ -263,7 +273,7 @@ static int compute_piece(struct hr_run *run, const struct hr_instr *in, uint64_t
     }
     while (held < n && hr_ledger_hold(open[held])) held++;
     if (held == n) compute(run, in, offset, len, NULL, 0);
-    const char *result = run->bufs[in->dst_buf] + in->dst_off + offset;
+    const char *result = made_at(run, in, offset);
     while (held == n && done < nput && hr_read_put(put[done], result, offset, len)) done++;
     int all = held == n && done == nput;
     for (uint32_t k = 0; k < held && !(all && offset + len == in->len); k++) hr_ledger_let_go(open[k]);
@@ -471,7 +481,10 @@ hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *i
     }
     hr_lock(engine);
     hr_request_init(comm, req, HR_REQ_RUN);
-    if (req->flags & HR_REQ_WOULD && !could_open(comm, out, program->out_bytes)) req->flags &= ~(uint32_t)HR_REQ_WOULD;
+    int takes = program->out_bytes != 0; /* else it only brings something */
+    if (req->flags & HR_REQ_WOULD &&
+        !could_open(comm, takes ? out : in, takes ? program->out_bytes : program->in_bytes))
+        req->flags &= ~(uint32_t)HR_REQ_WOULD;
     run->priority = req->priority;
     run->seq = comm->run_seq++;
     hr_list_push(&comm->runs, &run->link);

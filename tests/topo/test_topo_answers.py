@@ -65,11 +65,58 @@ def test_in_rank_order_it_is_still_one_association() -> None:
 
 @pytest.mark.parametrize("collective", ["reduce", "reduce_scatter", "broadcast", "allgather", "alltoall"])
 def test_other_collectives_have_no_answers(collective: str) -> None:
-    names = [n for n, a in ALGORITHMS.items() if collective in a.collectives]
+    names = [n for n, a in ALGORITHMS.items() if collective in a.collectives and n != "scatter_gather"]
     assert names
     for name in names:
         for spec in programs(name, collective=collective, in_place=collective != "broadcast"):
             assert not len(answers(spec))
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_what_is_reduced_for_the_root_is_put_there(size: int, parts: int) -> None:
+    """The root lends as many chunks as it gets back; the others have the results in scratch, or not even there."""
+    found = programs("scatter_gather", size, parts=parts, collective="reduce")
+    for spec in found:
+        marked = answers(spec)
+        ops = set(spec.instrs["op"][marked].tolist())
+        assert len(marked) == parts * (size - 1 if spec.rank == 0 else 1)
+        assert ops == {isa.RECV if spec.rank == 0 else isa.SEND}
+        assert spec.rank == 0 or (spec.instrs["src_buf"][marked] == isa.BUF_TMP).all()
+    for seed in range(6):
+        run(found, "reduce", [600] * size, 0, True, prove=not seed, mapped=True, credits=seed % 3, seed=seed)
+        run(found, "reduce", [600] * size, 0, True, op=mixed, mapped=True, seed=seed)
+
+
+@pytest.mark.parametrize("root", [1, 2])
+def test_a_root_that_works_out_of_place_is_sent_its_results(root: int) -> None:
+    schedule = build("scatter_gather", "reduce", 3, parts=2, root=root)
+    found = [lower(schedule, rank, 600, 8, in_place=False) for rank in range(3)]
+    for spec in found:
+        answer(spec)
+    assert not len(answers(found[root])) and all(len(answers(spec)) for spec in found if spec.rank != root)
+    for seed in range(6):
+        run(found, "reduce", [600] * 3, root, False, prove=not seed, mapped=True, seed=seed)
+
+
+def test_what_is_in_scratch_for_one_answer_is_read_by_nobody_else() -> None:
+    """A copy of it that waits for the answer alone could find that it never came there."""
+    found = programs("scatter_gather", 2, collective="reduce")
+    check_programs(found)
+    spec = found[1]
+    (send,) = answers(spec).tolist()
+    reads = np.zeros(1, spec.instrs.dtype)
+    fields = {"op": isa.COPY, "peer": -1, "after": 1, "len": spec.instrs["len"][send], "dst_buf": isa.BUF_TMP,
+              "dst_off": spec.tmp_bytes, "src_buf": isa.BUF_TMP, "src_off": spec.instrs["src_off"][send]}  # fmt: skip
+    for field, value in fields.items():
+        reads[field] = value
+    instrs = np.concatenate([spec.instrs, reads])
+    assert spec.instrs["nunlock"][send] == 0
+    instrs["unlock"][send], instrs["nunlock"][send] = len(spec.unlocks), 1
+    unlocks = np.append(spec.unlocks, np.uint32(len(instrs) - 1))
+    longer = replace(spec, instrs=instrs, unlocks=unlocks, tmp_bytes=spec.tmp_bytes + int(spec.instrs["len"][send]))
+    with pytest.raises(ScheduleError, match="an edge of its own is missing"):
+        check_programs([found[0], longer])
 
 
 def test_out_of_place_the_input_stays_the_callers() -> None:

@@ -160,7 +160,7 @@ def test_what_is_reduced_out_of_its_message_is_read_by_nobody_else(by_itself: bo
     if by_itself:
         check_programs(pair)
         return
-    with pytest.raises(ScheduleError, match="instruction 3 reads what 1 brings for 2 alone"):
+    with pytest.raises(ScheduleError, match="instruction 3 reads what 1 has for 2 alone"):
         check_programs(pair)
 
 

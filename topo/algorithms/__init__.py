@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hrdma.topo.algorithms import binomial, direct, dissemination, doubling, exchange, halving, pairwise, ring
+from hrdma.topo.algorithms import (
+    binomial,
+    direct,
+    dissemination,
+    doubling,
+    exchange,
+    halving,
+    pairwise,
+    ring,
+    scatter_gather,
+)
 from hrdma.topo.cost import Work
 from hrdma.topo.schedule import Schedule
 
@@ -20,12 +30,17 @@ class Algorithm(NamedTuple):
     collectives: tuple[str, ...]
     ordered: tuple[str, ...] = ()  #: collectives whose reductions are one pass in rank order
     parts: tuple[str, ...] = ()  #: collectives that use `parts`: long vectors move in pieces that overlap
+    pulls: int = (
+        0  #: of a vector of so many bytes and more, and where peers' memory is read in place; 0: of any, anywhere
+    )
 
 
 ALGORITHMS: dict[str, Algorithm] = {
     "direct": Algorithm(direct.build, direct.work, direct.COLLECTIVES,
                         ordered=("allreduce", "reduce", "reduce_scatter"),
                         parts=tuple(c for c in direct.COLLECTIVES if c != "barrier")),
+    "scatter_gather": Algorithm(scatter_gather.build, scatter_gather.work, scatter_gather.COLLECTIVES,
+                                ordered=("reduce",), parts=scatter_gather.COLLECTIVES, pulls=128 << 10),
     "exchange": Algorithm(exchange.build, exchange.work, exchange.COLLECTIVES, ordered=("allreduce",)),
     "doubling": Algorithm(doubling.build, doubling.work, doubling.COLLECTIVES),
     "halving": Algorithm(halving.build, halving.work, halving.COLLECTIVES, parts=halving.COLLECTIVES),

@@ -82,7 +82,8 @@ enum {
     HR_REQ_OPEN = 16,     /* of a SEND: the receiver may put there what it makes of it */
     HR_REQ_RETURNED = 32, /* and it has; on both sides */
     HR_REQ_ALONE = 64,    /* nothing else is on its pages */
-    HR_REQ_WOULD = 128, /* of a run: its caller waits, and it stays set if peers could write to `out`. They are told */
+    HR_REQ_WOULD = 128, /* of a run: its caller waits, and it stays set if peers could write to `out`, or to `in` where
+                           nothing comes out. They are told */
     HR_REQ_HEARD = 256  /* a peer has said so of its own; when the run has ended */
 };
 

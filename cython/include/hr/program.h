@@ -26,8 +26,9 @@
  * may touch the memory; `hrdma.topo.verify` proves it, and that both ends pair up.
  *
  * What a RECV brings into scratch for one REDUCE alone, which waits for it, is reduced out of the message, and not put
- * there, where it comes whole and the REDUCE waits for nothing else by then. So that this can be seen, whoever else
- * reads it waits for the RECV by an edge of its own.
+ * there, where it comes whole and the REDUCE waits for nothing else by then. What a REDUCE makes in scratch for one
+ * answer alone is not put there where it is put back. So that this can be seen, whoever else reads it waits for the
+ * RECV or the REDUCE by an edge of its own.
  */
 
 #include <stdint.h>
