@@ -116,6 +116,46 @@ TEST(results_are_put_back_into_plain_memory) {
 TEST(long_results_are_put_back_into_plain_memory) {
     allreduce_world(2, (struct job){.elements = 3 << 19, .arriving = 1, .memory = PLAIN, .before = 5, .keeps = 1});
 }
+/* What rank 1 has in scratch for the answer alone: it comes where that would go, or where the operand was read to. */
+static void *reduce(void *arg) {
+    struct rank *r = arg;
+    struct job *j = r->arg;
+    struct hr_program *p = for_root(r->rank, j->elements, j->keeps);
+    int plain = j->memory == PLAIN || (j->memory == MIXED && r->rank);
+    uint64_t wrong = 0, most = 0;
+    float *x = plain ? malloc(j->elements * 4) : hr_arena_alloc(j->elements * 4, HR_ARENA_WRITABLE_BY_PEERS);
+    for (int round = 0; round < ROUNDS; round++) {
+        struct hr_request req = {.priority = HR_PRIORITY_DEFAULT};
+        for (uint64_t i = 0; i < j->elements; i++) x[i] = (float)(i % 1000 + (uint64_t)(round + r->rank * 5));
+        uint64_t put_back = counted(r->engine, "transfers_returned");
+        CHECK_EQ(hr_run(r->comm, p, x, x, HR_FLOAT32, HR_SUM, 99, &req), HR_OK);
+        CHECK_EQ(finish(r, &req, WAIT), HR_OK);
+        put_back = counted(r->engine, "transfers_returned") - put_back;
+        CHECK(!put_back || (r->rank && j->keeps));
+        if (r->rank && j->keeps && j->memory != PLAIN && maps_for_writing(r)) CHECK_EQ(put_back, 1);
+        most = put_back > most ? put_back : most;
+        for (uint64_t i = 0; i < j->elements; i++) {
+            uint64_t sum = r->rank ? i % 1000 + (uint64_t)round + 5 : 2 * (i % 1000 + (uint64_t)round) + 5;
+            wrong += x[i] != (float)sum;
+        }
+    }
+    CHECK_EQ(wrong, 0);
+    if (r->rank && j->keeps && j->memory == PLAIN && puts_unmapped(r)) CHECK_EQ(most, 1); /* it is tried */
+    if (plain)
+        free(x);
+    else
+        hr_arena_free(x);
+    hr_program_put(p);
+    return NULL;
+}
+TEST(results_that_pass_through_are_put_back) {
+    static const uint64_t lengths[] = {1000, 10000, 1 << 18, 1 << 20};
+    for (int i = 0; i < 12; i++) {
+        struct job job = {.elements = lengths[i / 3], .memory = i % 3, .keeps = lengths[i / 3] > 5000};
+        world_of(2, reduce, &job);
+    }
+}
+
 /* Rank 0 leads: it is as if messages had been faster whenever that was tried. */
 static void *unasked(void *arg) {
     struct rank *r = arg;
