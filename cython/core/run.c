@@ -255,7 +255,8 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
         }
     }
     double scale = in->flags & HR_INSTR_SCALE ? 1.0 / run->comm->size : 1.0;
-    int unread = in->flags & HR_INSTR_NT;
+    int unread =
+        in->flags & HR_INSTR_NT || (in->len >= HR_READ_LONG && dst != run->bufs[in->dst_buf] + in->dst_off + offset);
     hr_store store = nalso && !unread ? HR_STORE_CACHED : hr_store_into(dst, len, unread);
     hr_reduce_to_all(run->op, run->dtype, dst, also, nalso, src, (int)in->nref, len / hr_dtype_size(run->dtype), scale,
                      store);

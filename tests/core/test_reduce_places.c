@@ -74,3 +74,44 @@ TEST(all_places_get_the_same) {
     hr_reduce_force_amd(-1);
     hr_reduce_force_isa(NULL);
 }
+
+/* Pieces of what is far go by each way in turn, until it is known which is fast (ways.c): 30 of a kind, with ends that
+ * are no whole pages, on either side of where shorter ones are not tried. */
+TEST(each_way_through_far_memory_has_the_same_result) {
+    enum { LONGEST = (1 << 17) + 9 * 4096 + 24, KINDS = 4 };
+    static const size_t lens[] = {LONGEST, 1 << 17, (1 << 17) - 8, (1 << 17) + 4104};
+    static const hr_dtype dtypes[] = {HR_FLOAT32, HR_BFLOAT16, HR_INT8};
+    char *place[3];
+    char *own = malloc(LONGEST), *other = malloc(LONGEST), *sum = malloc(LONGEST);
+    for (int i = 0; i < 3; i++) REQUIRE((place[i] = aligned_alloc(4096, 1 << 18)));
+    REQUIRE(own && other && sum);
+    for (size_t i = 0; i < LONGEST; i++) {
+        own[i] = (char)below(60); /* no NaN of any type */
+        other[i] = (char)below(60);
+    }
+    for (size_t k = 0; k < sizeof dtypes / sizeof *dtypes * KINDS; k++) {
+        const hr_dtype t = dtypes[k / KINDS];
+        const int kind = (int)(k % KINDS), in_place = kind > 1, back = kind > 2;
+        for (int turn = 0; turn < 30; turn++) {
+            const size_t n = lens[turn % 4], count = n / hr_dtype_size(t);
+            const void *src[2] = {place[0], place[1]};
+            void *also[1] = {place[1]};
+            memcpy(place[0], own, n);
+            memcpy(place[1], other, n);
+            hr_reduce(HR_SUM, t, sum, src, 2, count, 1.0, HR_STORE_CACHED);
+            memset(place[2], CANARY, 1 << 18);
+            char *dst = in_place ? place[0] : place[2];
+            if (kind == 0)
+                hr_copy(dst, place[0], n, HR_STORE_UNREAD);
+            else
+                hr_reduce_to_all(HR_SUM, t, dst, also, back, src, 2, count, 1.0, HR_STORE_UNREAD);
+            CHECK_MEM(dst, kind ? sum : own, n);
+            CHECK_MEM(place[1], back ? sum : other, n);
+            CHECK(in_place || place[2][n] == (char)CANARY);
+        }
+    }
+    for (int i = 0; i < 3; i++) free(place[i]);
+    free(own);
+    free(other);
+    free(sum);
+}

@@ -12,7 +12,7 @@
  *     UNORDERED_F32(a, b), _F64    nonzero if a lane of a or b is NaN
  *
  * One kernel walks a tile of a few vectors through all its sources, then the next tile; the accumulators stay in
- * registers. Where memory is far, the next tile may lie in the next of four pages (`pages` in reduce.c). Most of the
+ * registers. Where memory is far, the next tile may lie in the next of several pages (ways.c). Most of the
  * work has nothing to be streamed, claimed or kept for later: it goes in rows, tiles of twice as much in loops of few
  * instructions.
  *
@@ -201,12 +201,14 @@ INLINE size_t do_rows(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t 
     return at;
 }
 
-/* The same in HR_REDUCE_PAGES pages side by side. */
-INLINE size_t do_pages(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at, const char *const *src, int nsrc) {
-    for (; job->end - at >= HR_REDUCE_PAGES * PAGE; at += (HR_REDUCE_PAGES - 1) * PAGE)
+/* The same in several pages side by side. */
+INLINE size_t do_pages(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at, const char *const *src,
+                       char *const *also, int nalso) {
+    const size_t pages = (size_t)job->pages;
+    for (; job->end - at >= pages * PAGE; at += (pages - 1) * PAGE)
         for (const size_t last = at + PAGE; at < last; at += TILE * W)
-            for (size_t page = 0; page < HR_REDUCE_PAGES; page++)
-                do_row(job, op, t, at + page * PAGE, src, nsrc, NULL, 0, TILE, 0);
+            for (size_t page = 0; page < pages; page++)
+                do_row(job, op, t, at + page * PAGE, src, 2, also, nalso, TILE, 0);
     return at;
 }
 
@@ -220,7 +222,8 @@ INLINE size_t in_rows(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t 
     const char *const *src = (const char *const *)job->src, *const two[2] = {src[0], src[job->nsrc > 1]};
     char *const *also = (char *const *)job->also, *const one[1] = {job->nalso ? also[0] : NULL};
     if (is_sum(op) && job->store == HR_STORE_UNREAD) {
-        if (job->pages > 1 && !job->nalso) at = do_pages(job, op, t, at, two, 2);
+        if (job->pages > 1 && !job->nalso) at = do_pages(job, op, t, at, two, one, 0);
+        if (job->pages > 1 && job->nalso) at = do_pages(job, op, t, at, two, one, 1);
         if (job->end - at < ROW * W) return at;
         if (job->nalso) return do_rows(job, op, t, at, two, 2, one, 1, 1);
         if (is_half(t) && job->pages == 1) return do_rows(job, op, t, at, two, 2, one, 0, 1);
@@ -259,7 +262,7 @@ INLINE void run(const hr_reduce_job *caller, hr_redop op, hr_dtype t) {
         if (head == 0 && left >= ROW * W && by_rows) {
             at = in_rows(job, op, t, at);
         } else if (head == 0 && left >= TILE * W) {
-            const int paged = far && !waits && left >= HR_REDUCE_PAGES * PAGE;
+            const int paged = far && !waits && left >= (size_t)job->pages * PAGE;
             const size_t pages = paged ? (size_t)job->pages : 1, rows = (paged ? PAGE : left) / (TILE * W);
             for (size_t row = 0; row < rows; row++, at += TILE * W) {
                 if (shared) claim((const char *)job->dst + at + AHEAD, TILE * W);

@@ -12,6 +12,7 @@
 
 #include "divide.h"
 #include "table.h"
+#include "ways.h"
 
 #define GROUP 8
 #define BLOCK 16384
@@ -102,7 +103,8 @@ void hr_reduce_force_amd(int is_amd) {
     __atomic_store_n(&amd, is_amd, __ATOMIC_RELAXED);
 }
 
-static int pages(void) { return __atomic_load_n(&amd, __ATOMIC_RELAXED) ? 1 : HR_REDUCE_PAGES; }
+/* 1, or as many as ways.c says. */
+static int pages(void) { return __atomic_load_n(&amd, __ATOMIC_RELAXED) ? 1 : HR_REDUCE_PAGES / 2; }
 
 static hr_store suitable(hr_store store) {
     return store == HR_STORE_SHARED && __atomic_load_n(&amd, __ATOMIC_RELAXED) ? HR_STORE_CACHED : store;
@@ -160,12 +162,16 @@ static int is_in_place(const void *dst, const void *const *src, int nsrc) {
     return 0;
 }
 
-static void in_full(hr_reduce_kernel kernel, const hr_reduce_job *job) {
+static void in_full(hr_reduce_kernel kernel, hr_reduce_job *job, int is_half) {
+    const int tried = job->store == HR_STORE_UNREAD && job->pages > 1 && job->nsrc <= GROUP && job->nalso <= 1;
+    struct hr_reduce_trial trial = {.way = -1};
+    if (tried) trial = hr_reduce_way_begin(job, is_half);
     if (job->nsrc <= GROUP || job->end <= BLOCK)
         kernel(job);
     else
         reduce_blocks(kernel, job);
     if (job->store == HR_STORE_UNREAD && !job->in_place) end_stream();
+    hr_reduce_way_end(&trial, job->end);
 }
 
 /* The sum, block by block, and each is divided while it is near. */
@@ -214,7 +220,7 @@ void hr_reduce_to_all(hr_redop op, hr_dtype t, void *dst, void *const *also, int
                          .in_place = (short)is_in_place(dst, src, nsrc),
                          .end = nbytes,
                          .scale = scale};
-    in_full(kernel, &job);
+    in_full(kernel, &job, t == HR_FLOAT16 || t == HR_BFLOAT16);
 }
 
 /* A reduction of one source is a copy. */
@@ -227,5 +233,5 @@ void hr_copy(void *dst, const void *src, size_t len, hr_store store) {
         return;
     }
     hr_reduce_job job = {.src = &src, .nsrc = 1, .dst = dst, .store = store, .pages = (short)pages(), .end = len};
-    in_full(kernel, &job);
+    in_full(kernel, &job, 0);
 }
