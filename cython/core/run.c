@@ -255,8 +255,8 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
         }
     }
     double scale = in->flags & HR_INSTR_SCALE ? 1.0 / run->comm->size : 1.0;
-    int unread =
-        in->flags & HR_INSTR_NT || (in->len >= HR_READ_LONG && dst != run->bufs[in->dst_buf] + in->dst_off + offset);
+    int away = dst != run->bufs[in->dst_buf] + in->dst_off + offset;
+    int unread = in->flags & HR_INSTR_NT || (away && in->len >= HR_READ_LONG);
     hr_store store = nalso && !unread ? HR_STORE_CACHED : hr_store_into(dst, len, unread);
     hr_reduce_to_all(run->op, run->dtype, dst, also, nalso, src, (int)in->nref, len / hr_dtype_size(run->dtype), scale,
                      store);
@@ -434,10 +434,12 @@ void hr_runs_drain(struct hr_engine *engine) {
     }
 }
 
-/* Whether peers may put results there, for all that is known before anybody has asked: what they may do is decided for
- * each transfer (hr_xfer_opens). */
-static int could_open(struct hr_comm *comm, const void *buf, size_t len) {
+/* Whether peers may put results there, or where nothing comes out read what goes in, for all that is known before
+ * anybody has asked: what they may do is decided for each transfer (hr_xfer_opens). */
+static int could_open(struct hr_comm *comm, const struct hr_program *p, const void *in, void *out) {
     struct hr_arena_info arena;
+    const void *buf = p->out_bytes ? out : in;
+    size_t len = p->out_bytes ? p->out_bytes : p->in_bytes;
     uintptr_t begin = (uintptr_t)buf, end = begin + len;
     for (int r = 0; r < comm->size; r++)
         if (r != comm->rank && !(comm->conns[r]->caps->flags & HR_CAP_MAP_WRITE)) return 0;
@@ -482,10 +484,7 @@ hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *i
     }
     hr_lock(engine);
     hr_request_init(comm, req, HR_REQ_RUN);
-    int takes = program->out_bytes != 0; /* else it only brings something */
-    if (req->flags & HR_REQ_WOULD &&
-        !could_open(comm, takes ? out : in, takes ? program->out_bytes : program->in_bytes))
-        req->flags &= ~(uint32_t)HR_REQ_WOULD;
+    if (req->flags & HR_REQ_WOULD && !could_open(comm, program, in, out)) req->flags &= ~(uint32_t)HR_REQ_WOULD;
     run->priority = req->priority;
     run->seq = comm->run_seq++;
     hr_list_push(&comm->runs, &run->link);

@@ -10,22 +10,22 @@
 
 #include "hr/clock.h"
 
-enum { COPY, SUM, BACK, HALF_SUM, HALF_BACK, KINDS };
+enum { COPY, SUM, SUM_IN_PLACE, SUM_BACK, KINDS }; /* and as many of 16-bit floating types */
 enum { WAYS = 3, TRIALS = 7, KEPT = 4096 };
 #define LEAST (128u << 10) /* bytes of a piece: shorter ones say little */
 
 static const short ways[KINDS][WAYS] = {
-    [COPY] = {4, 8}, [SUM] = {4, 8}, [BACK] = {1, 4, 8}, [HALF_SUM] = {4, 8}, [HALF_BACK] = {1, 4, 8}};
+    [COPY] = {4, 8}, [SUM] = {4, 8}, [SUM_IN_PLACE] = {4, 8}, [SUM_BACK] = {1, 4, 8}};
 
 static struct {
     uint32_t turn, best;
-    uint32_t cost[WAYS][TRIALS]; /* picoseconds for a byte */
-} known[KINDS];
+    uint32_t cost[WAYS][TRIALS]; /* femtoseconds for a byte */
+} known[2 * KINDS];
 
 static uint32_t get(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static void set(uint32_t *p, uint32_t value) { __atomic_store_n(p, value, __ATOMIC_RELAXED); }
 
-static uint32_t ways_of(int kind) { return ways[kind][WAYS - 1] ? WAYS : WAYS - 1; }
+static uint32_t ways_of(int kind) { return ways[kind % KINDS][WAYS - 1] ? WAYS : WAYS - 1; }
 
 static uint32_t median(int kind, uint32_t way) {
     uint32_t sorted[TRIALS];
@@ -38,16 +38,16 @@ static uint32_t median(int kind, uint32_t way) {
 }
 
 struct hr_reduce_trial hr_reduce_way_begin(hr_reduce_job *job, int is_half) {
-    struct hr_reduce_trial trial = {.kind = job->nalso ? BACK : job->nsrc > 1 ? SUM : COPY, .way = -1};
-    if (is_half && trial.kind != COPY) trial.kind += HALF_SUM - SUM;
+    int kind = job->nalso ? SUM_BACK : job->nsrc == 1 ? COPY : job->in_place ? SUM_IN_PLACE : SUM;
+    struct hr_reduce_trial trial = {.kind = kind + is_half * KINDS, .way = -1};
     uint32_t turn = get(&known[trial.kind].turn), n = ways_of(trial.kind);
     if (turn >= n * TRIALS || job->end < LEAST) {
-        job->pages = ways[trial.kind][get(&known[trial.kind].best)];
+        job->pages = ways[kind][get(&known[trial.kind].best)];
         if (job->end >= LEAST) set(&known[trial.kind].turn, turn < KEPT ? turn + 1 : 0);
         return trial;
     }
     trial.way = (int)(turn % n);
-    job->pages = ways[trial.kind][trial.way];
+    job->pages = ways[kind][trial.way];
     trial.since = hr_now();
     return trial;
 }
@@ -55,7 +55,7 @@ struct hr_reduce_trial hr_reduce_way_begin(hr_reduce_job *job, int is_half) {
 void hr_reduce_way_end(const struct hr_reduce_trial *trial, size_t nbytes) {
     const int kind = trial->kind;
     if (trial->way < 0) return;
-    const double cost = 1000.0 * (double)(hr_now() - trial->since) / (double)nbytes;
+    const double cost = 1e6 * (double)(hr_now() - trial->since) / (double)nbytes;
     const uint32_t turn = get(&known[kind].turn), n = ways_of(kind);
     set(&known[kind].cost[trial->way][turn / n % TRIALS], cost < 1e9 ? (uint32_t)cost : (uint32_t)1e9);
     set(&known[kind].turn, turn + 1);
