@@ -101,6 +101,12 @@ cdef class CommunicatorBase(Planned):
         -------
         array, None or Request
             out or x on the root, None on the others.
+
+        Notes
+        -----
+        On one host, from 128 KiB on, every rank combines a share of x, and without `out` on the root writes it to where
+        the root's x lies; of two ranks where both have x from :func:`hrdma.empty` and wait for the call. Where one of
+        them has not, that is found out anew in one call of 65.
         """
         cdef Span source, target
         cdef Key key

@@ -94,8 +94,9 @@ cdef enum:
     KEY_DETERMINISTIC = 2
     KEY_OPENED = 4  # as `opened` of hrdma.planning.plan
     OPENED_LEAST = 4096  # bytes: where each rank sums a half of it, below that two messages take longer than one
-    OPENED_MOST = 65536  # longer ones are summed so whatever was said; longer reduces are not
-    OPENED_TRIAL = 64  # of so many reduces of memory that could not be opened the next one asks again
+    OPENED_MOST = 65536  # longer ones are summed so whatever was said
+    SHARED_LEAST = 131072  # bytes of a reduce that both ranks share, `pulls` of scatter_gather in topo/algorithms
+    SHARED_TRIAL = 64  # after so many of memory that could not be opened the next one asks again
     SLOTS = 64  # a power of two
     AGREEMENT = -1  # what ranks say of a given schedule: no program of users is like it
     RECENT = 8  # calls told of when ranks disagree; RECENT in control/stalls.py

@@ -178,8 +178,9 @@ cdef class Planned(Messenger):
     # choose alike. So each says of every such call whether its memory could be open to the other and whether it waits
     # for the end of the call. If both have said yes, both know that before they begin the next one of that length, for
     # collectives of one communicator are called one after the other.
-    # A long reduce is the same the other way round: the algorithm for open memory says so to both, the other only to
-    # the root. So it begins with the first, goes on with the other where one has said no, and asks again now and then.
+    # A long reduce is the same the other way round: in the algorithm for open memory both say it, in others only those
+    # who send something to the root. So it begins with the first, goes on with the others where one has said no, and
+    # asks again now and then. (Where another one was planned all the same nobody says anything: `mutual` in the core.)
 
     cdef inline uint32_t openable(self, Key *key) noexcept:
         """The bit of a call whose algorithm depends on what was said; 0: it does not. The same on both ranks."""
@@ -191,7 +192,7 @@ cdef class Planned(Messenger):
     cdef inline uint64_t closable(self, Key *key) noexcept:
         """The same of a reduce."""
         cdef uint64_t nbytes = key.count * key.itemsize, bit = 1
-        if self.size != 2 or key.collective != REDUCE or key.schedule or nbytes <= OPENED_MOST:
+        if self.size != 2 or key.collective != REDUCE or key.schedule or nbytes < SHARED_LEAST:
             return 0
         while nbytes > 1:
             nbytes >>= 1
@@ -204,7 +205,7 @@ cdef class Planned(Messenger):
             self.shut |= closable
             return
         self.shut_calls += 1
-        if self.shut_calls == OPENED_TRIAL:
+        if self.shut_calls == SHARED_TRIAL:
             self.shut_calls = 0
             self.shut = 0
 

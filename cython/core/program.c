@@ -160,6 +160,16 @@ static int waits_for_peer(const struct hr_instr *in) {
     return in->op == HR_OP_RECV || in->op == HR_OP_RECV_REDUCE || in->op == HR_OP_BORROW;
 }
 
+/* Both sides say something to the other, where there are two. */
+static int is_mutual(const struct hr_program *p) {
+    int sends = 0, receives = 0;
+    for (uint32_t i = 0; i < p->ninstr; i++) {
+        sends |= p->instrs[i].op == HR_OP_SEND;
+        receives |= waits_for_peer(&p->instrs[i]);
+    }
+    return sends && receives;
+}
+
 /* What is sent if nothing ever arrives goes to one peer. */
 static int is_paced(const struct hr_program *p) {
     size_t n = p->ninstr ? p->ninstr : 1;
@@ -285,6 +295,7 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
         return status;
     }
     p->paced = is_paced(p);
+    p->mutual = is_mutual(p);
     find_folds(p);
     *program_p = p;
     return HR_OK;

@@ -17,7 +17,7 @@ struct hr_program {
         *folds; /* of a RECV: the REDUCE for which alone it is, and 1; of a REDUCE: the answer; 0: something else */
     uint32_t ninstr, nunlock, nref, nfirst;
     uint64_t in_bytes, out_bytes, tmp_bytes;
-    int size, paced;             /* paced: as HR_REQ_PACED */
+    int size, paced, mutual;     /* paced: as HR_REQ_PACED */
     struct hr_run *_Atomic idle; /* one run kept for the next time; HR_NO_RUN: its owner has let it go */
 };
 

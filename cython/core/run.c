@@ -219,13 +219,12 @@ static struct hr_xfer *lent(struct hr_run *run, const struct hr_ref *r) {
     return r->buf == HR_BUF_BORROWED ? run->st[r->off].req.xfer : NULL;
 }
 
-/* Where a result is made: what is in scratch for one answer alone, at once where that would go, or where the operand
- * was read to. */
+/* Where a result is made: what is in scratch for one answer alone, at once where that would go, if it is mapped. (A put
+ * may fail, and then all of it is sent from scratch.) */
 static char *made_at(struct hr_run *run, const struct hr_instr *in, uint64_t offset) {
     uint32_t answer = in->op == HR_OP_REDUCE ? run->program->folds[in - run->program->instrs] : 0;
     const struct hr_xfer *x = answer ? run->st[run->program->instrs[answer - 1].ref].req.xfer : NULL;
-    if (x && x->open && x->rmem.out) return (char *)x->rmem.out + offset;
-    return x && x->open ? x->scratch : run->bufs[in->dst_buf] + in->dst_off + offset;
+    return offset + (x && x->open && x->rmem.out ? (char *)x->rmem.out : run->bufs[in->dst_buf] + in->dst_off);
 }
 
 /* shown: what belongs at `place` in scratch, and lies there; NULL: everything is where it belongs. */
@@ -274,7 +273,7 @@ static int compute_piece(struct hr_run *run, const struct hr_instr *in, uint64_t
     }
     while (held < n && hr_ledger_hold(open[held])) held++;
     if (held == n) compute(run, in, offset, len, NULL, 0);
-    const char *result = made_at(run, in, offset);
+    const char *result = run->bufs[in->dst_buf] + in->dst_off + offset;
     while (held == n && done < nput && hr_read_put(put[done], result, offset, len)) done++;
     int all = held == n && done == nput;
     for (uint32_t k = 0; k < held && !(all && offset + len == in->len); k++) hr_ledger_let_go(open[k]);
@@ -435,7 +434,7 @@ void hr_runs_drain(struct hr_engine *engine) {
 }
 
 /* Whether peers may put results there, or where nothing comes out read what goes in, for all that is known before
- * anybody has asked: what they may do is decided for each transfer (hr_xfer_opens). */
+ * anybody has asked: what they may do is decided for each transfer (hr_xfer_opens). Only where all say so, or not. */
 static int could_open(struct hr_comm *comm, const struct hr_program *p, const void *in, void *out) {
     struct hr_arena_info arena;
     const void *buf = p->out_bytes ? out : in;
@@ -443,9 +442,9 @@ static int could_open(struct hr_comm *comm, const struct hr_program *p, const vo
     uintptr_t begin = (uintptr_t)buf, end = begin + len;
     for (int r = 0; r < comm->size; r++)
         if (r != comm->rank && !(comm->conns[r]->caps->flags & HR_CAP_MAP_WRITE)) return 0;
-    return !comm->engine->yield && hr_arena_find(buf, len, &arena) && arena.flags & HR_ARENA_WRITABLE_BY_PEERS &&
-           hr_page_down(begin) == begin && (hr_page_up(end) == end || hr_arena_ends((void *)end)) &&
-           !hr_exposes(comm->engine, buf, len);
+    return p->mutual && !comm->engine->yield && hr_arena_find(buf, len, &arena) &&
+           arena.flags & HR_ARENA_WRITABLE_BY_PEERS && hr_page_down(begin) == begin &&
+           (hr_page_up(end) == end || hr_arena_ends((void *)end)) && !hr_exposes(comm->engine, buf, len);
 }
 
 /* --- starting

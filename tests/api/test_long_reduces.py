@@ -7,14 +7,25 @@ do, they must always choose alike, and the result must be right.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import harness
 import hrdma
+from hrdma import calibration
+from hrdma.topo.cost import DEFAULT_COST
 
-LENGTHS = (65_536, 65_540, 131_072, 262_148, 1 << 20, 5 << 20)  # bytes, from below to above those which this is about
+LENGTHS = (
+    65_536,
+    98_304,
+    98_308,
+    131_072,
+    262_148,
+    1 << 20,
+    5 << 20,
+)  # bytes, from below to above those which this is about
 SHM = {"HRDMA_TRANSPORT": "shm"}
 
 
@@ -61,7 +72,7 @@ def test_two_ranks_of_which_one_has_no_registered_array_ask_in_one_call_of_65(ki
 
 @pytest.mark.parametrize("env", ({"HRDMA_TRANSPORT": "tcp"}, SHM))
 def test_others_are_as_they_were(env):
-    nbytes = 131_072 if env != SHM else 65_536
+    nbytes = 131_072 if env != SHM else 98_304
     assert harness.ranks(reduced, 2, env=env, kinds="rr", nbytes=nbytes, calls=5) == [0, 0]
 
 
@@ -74,6 +85,25 @@ def test_a_change_of_memory_is_followed():
     found = harness.ranks(change, 2, env=SHM)
     assert found[0] == [0, 0, 0]
     assert found[1][0] == 5 and found[1][1] <= 1 and found[1][2] >= 28
+
+
+def alternating(comm, lengths: tuple[int, ...], calls: int) -> None:
+    """Registered arrays of these lengths in turns with plain ones of 1 MiB: what is said of some must not change what is counted."""
+    arrays = [hrdma.empty(nbytes // 4) for nbytes in lengths]
+    arrays.insert(1, np.empty(1 << 18, "float32"))
+    for i in range(calls):
+        x = filled(arrays[i % len(arrays)], comm.rank, i)
+        comm.reduce(x, timeout=20)
+        assert comm.rank or np.array_equal(x, summed(x.size, i, 2)), i
+
+
+@pytest.mark.parametrize("lengths", ((98_304,), (131_072,), (139_264, 221_184), (98_304, 1 << 21)))
+@pytest.mark.parametrize("beta", (2e-11, 1.2e-10))
+def test_lengths_that_are_not_shared_after_all_change_nothing(lengths, beta, tmp_path):
+    """By these costs `direct` is chosen for some of what could be shared: there only one rank sends anything."""
+    cost = replace(DEFAULT_COST["shm"], alpha=1.5e-6, beta=beta)
+    calibration.save(str(tmp_path), {"shm": cost, "tcp": DEFAULT_COST["tcp"]})
+    harness.ranks(alternating, 2, env=SHM | {"HRDMA_CACHE_DIR": str(tmp_path)}, lengths=lengths, calls=220)
 
 
 def averaged(comm) -> None:

@@ -105,24 +105,25 @@ static inline struct hr_program *halves(int rank, uint64_t elements, int returns
     return program;
 }
 
-/* Rank 1 reduces what rank 0 lends with its own, in scratch, and sends the result back, or puts it where that lies. */
-static inline struct hr_program *for_root(int rank, uint64_t elements, int returns) {
+/* Of two ranks: the other reduces what the root lends with its own, in scratch, and sends the result back, or puts it
+ * where that lies. */
+static inline struct hr_program *for_root(int rank, int root, uint64_t elements, int returns) {
     struct builder *b = calloc(1, sizeof *b);
     uint16_t flags = returns ? HR_INSTR_RETURNS : 0;
-    struct hr_instr lend = {.op = HR_OP_SEND, .peer = 1, .src_buf = HR_BUF_OUT, .len = elements * 4},
-                    borrow = {.op = HR_OP_BORROW, .peer = 0, .dst_buf = HR_BUF_TMP, .len = elements * 4},
+    struct hr_instr lend = {.op = HR_OP_SEND, .peer = !root, .src_buf = HR_BUF_OUT, .len = elements * 4},
+                    borrow = {.op = HR_OP_BORROW, .peer = root, .dst_buf = HR_BUF_TMP, .len = elements * 4},
                     sum = {.op = HR_OP_REDUCE, .peer = -1, .dst_buf = HR_BUF_TMP, .len = elements * 4, .nref = 2},
-                    give = {.op = HR_OP_SEND, .peer = 0, .tag = 1, .src_buf = HR_BUF_TMP, .len = elements * 4},
-                    take = {.op = HR_OP_RECV, .peer = 1, .tag = 1, .dst_buf = HR_BUF_OUT, .len = elements * 4};
+                    give = {.op = HR_OP_SEND, .peer = root, .tag = 1, .src_buf = HR_BUF_TMP, .len = elements * 4},
+                    take = {.op = HR_OP_RECV, .peer = !root, .tag = 1, .dst_buf = HR_BUF_OUT, .len = elements * 4};
     give.flags = take.flags = flags;
-    uint32_t first = add(b, rank ? borrow : lend), then = add(b, rank ? sum : take);
+    uint32_t first = add(b, rank == root ? lend : borrow), then = add(b, rank == root ? take : sum);
     after(b, first, then);
-    if (rank) {
+    if (rank != root) {
         after(b, then, add(b, give));
         b->refs[b->nref++] = (struct hr_ref){HR_BUF_BORROWED, 0, first};
         b->refs[b->nref++] = (struct hr_ref){HR_BUF_IN, 0, 0};
     }
-    struct hr_program *program = build(b, elements * 4, rank ? elements * 4 : 0, 2);
+    struct hr_program *program = build(b, elements * 4, rank == root ? 0 : elements * 4, 2);
     free(b);
     return program;
 }

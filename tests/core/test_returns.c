@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include "hr/fault.h"
 #include "programs.h"
 #include "world.h"
 
@@ -31,6 +32,7 @@ struct job {
     uint64_t before;  /* elements in the same block that are not part of it, as many as behind */
     int keeps;        /* all answers end without a message, where memory is mapped for writing */
     uint64_t exposed; /* peers may read this element, but the first, at any time */
+    int faulty;       /* puts fail now and then */
 };
 
 static void *allreduce(void *arg) {
@@ -116,31 +118,33 @@ TEST(results_are_put_back_into_plain_memory) {
 TEST(long_results_are_put_back_into_plain_memory) {
     allreduce_world(2, (struct job){.elements = 3 << 19, .arriving = 1, .memory = PLAIN, .before = 5, .keeps = 1});
 }
-/* What rank 1 has in scratch for the answer alone: it comes where that would go, or where the operand was read to. */
+/* What the rank that is no root has in scratch for the answer alone: where memory is mapped it comes only where that
+ * would go. */
 static void *reduce(void *arg) {
     struct rank *r = arg;
     struct job *j = r->arg;
-    struct hr_program *p = for_root(r->rank, j->elements, j->keeps);
-    int plain = j->memory == PLAIN || (j->memory == MIXED && r->rank);
+    int root = j->faulty, other = r->rank != root; /* faults strike rank 0 */
+    struct hr_program *p = for_root(r->rank, root, j->elements, j->keeps);
+    int plain = j->memory == PLAIN || (j->memory == MIXED && other);
     uint64_t wrong = 0, most = 0;
     float *x = plain ? malloc(j->elements * 4) : hr_arena_alloc(j->elements * 4, HR_ARENA_WRITABLE_BY_PEERS);
     for (int round = 0; round < ROUNDS; round++) {
         struct hr_request req = {.priority = HR_PRIORITY_DEFAULT};
-        for (uint64_t i = 0; i < j->elements; i++) x[i] = (float)(i % 1000 + (uint64_t)(round + r->rank * 5));
+        for (uint64_t i = 0; i < j->elements; i++) x[i] = (float)(i % 1000 + (uint64_t)(round + other * 5));
         uint64_t put_back = counted(r->engine, "transfers_returned");
         CHECK_EQ(hr_run(r->comm, p, x, x, HR_FLOAT32, HR_SUM, 99, &req), HR_OK);
         CHECK_EQ(finish(r, &req, WAIT), HR_OK);
         put_back = counted(r->engine, "transfers_returned") - put_back;
-        CHECK(!put_back || (r->rank && j->keeps));
-        if (r->rank && j->keeps && j->memory != PLAIN && maps_for_writing(r)) CHECK_EQ(put_back, 1);
+        CHECK(!put_back || (other && j->keeps));
+        if (other && j->keeps && j->memory != PLAIN && maps_for_writing(r)) CHECK_EQ(put_back, 1);
         most = put_back > most ? put_back : most;
         for (uint64_t i = 0; i < j->elements; i++) {
-            uint64_t sum = r->rank ? i % 1000 + (uint64_t)round + 5 : 2 * (i % 1000 + (uint64_t)round) + 5;
+            uint64_t sum = other ? i % 1000 + (uint64_t)round + 5 : 2 * (i % 1000 + (uint64_t)round) + 5;
             wrong += x[i] != (float)sum;
         }
     }
     CHECK_EQ(wrong, 0);
-    if (r->rank && j->keeps && j->memory == PLAIN && puts_unmapped(r)) CHECK_EQ(most, 1); /* it is tried */
+    if (other && j->keeps && j->memory == PLAIN && puts_unmapped(r) && !j->faulty) CHECK_EQ(most, 1); /* is tried */
     if (plain)
         free(x);
     else
@@ -154,6 +158,21 @@ TEST(results_that_pass_through_are_put_back) {
         struct job job = {.elements = lengths[i / 3], .memory = i % 3, .keeps = lengths[i / 3] > 5000};
         world_of(2, reduce, &job);
     }
+}
+
+/* A put that fails: then all of the result is sent, what was put before as well. */
+TEST(results_that_pass_through_are_sent_where_a_put_fails) {
+    struct job job = {.elements = 1 << 20, .memory = PLAIN, .keeps = 1};
+    char text[64];
+    struct world w;
+    uint64_t before = hr_faults_fired();
+    snprintf(text, sizeof text, "%s:error=0.3,ops=put", world_provider());
+    world_open(&w, 2, text);
+    int able = w.ranks[0].comm->conns[1]->lanes[0].ep->puts;
+    job.faulty = 1;
+    world_run(&w, reduce, &job);
+    world_close(&w);
+    CHECK(!able || hr_faults_fired() > before);
 }
 
 /* Rank 0 leads: it is as if messages had been faster whenever that was tried. */

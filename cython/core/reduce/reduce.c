@@ -163,7 +163,7 @@ static int is_in_place(const void *dst, const void *const *src, int nsrc) {
 }
 
 static void in_full(hr_reduce_kernel kernel, hr_reduce_job *job, int is_half) {
-    const int tried = job->store == HR_STORE_UNREAD && job->pages > 1 && job->nsrc <= GROUP && job->nalso <= 1;
+    const int tried = job->store == HR_STORE_UNREAD && job->pages > 1 && job->nsrc <= 2 && job->nalso <= 1;
     struct hr_reduce_trial trial = {.way = -1};
     if (tried) trial = hr_reduce_way_begin(job, is_half);
     if (job->nsrc <= GROUP || job->end <= BLOCK)

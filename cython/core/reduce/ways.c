@@ -46,6 +46,7 @@ struct hr_reduce_trial hr_reduce_way_begin(hr_reduce_job *job, int is_half) {
         if (job->end >= LEAST) set(&known[trial.kind].turn, turn < KEPT ? turn + 1 : 0);
         return trial;
     }
+    for (int i = 0; !turn && i < WAYS * TRIALS; i++) set(&known[trial.kind].cost[i / TRIALS][i % TRIALS], UINT32_MAX);
     trial.way = (int)(turn % n);
     job->pages = ways[kind][trial.way];
     trial.since = hr_now();
