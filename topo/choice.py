@@ -154,9 +154,8 @@ def _candidates(name: str, collective: str, size: int, nbytes: int, cut: tuple[s
         share = nbytes // 8  # most of its messages are far smaller than the segment
     elif collective not in ("broadcast", "reduce") or name == "scatter_gather":
         share = nbytes // size
-    together = (
-        name in ("direct", "scatter_gather") and collective in _REDUCING
-    )  # operands of several ranks, in one pass
+    # one pass over the operands of all ranks
+    together = name in ("direct", "scatter_gather") and collective in _REDUCING
     if together and cost.pull:
         return [max(1, -(-share * size // _IN_PLACE))]
     most = _SEGMENTS[1] if cost.pull else _SEGMENTS[0]

@@ -245,13 +245,12 @@ static void find_folds(struct hr_program *p) {
         const struct hr_instr *in = &p->instrs[i];
         if (in->dst_buf != HR_BUF_TMP || in->nunlock != 1) continue;
         uint32_t next = p->unlocks[in->unlock];
-        const struct hr_instr *reduce = &p->instrs[next];
-        if (in->op == HR_OP_REDUCE && reduce->flags & HR_INSTR_RETURNS && result_of(p, reduce->ref) == i)
+        const struct hr_instr *then = &p->instrs[next];
+        if (in->op == HR_OP_REDUCE && then->flags & HR_INSTR_RETURNS && result_of(p, then->ref) == i)
             p->folds[i] = next + 1;
-        if (in->op != HR_OP_RECV) continue;
-        if (reduce->op != HR_OP_REDUCE || reduce->len != in->len) continue;
+        if (in->op != HR_OP_RECV || then->op != HR_OP_REDUCE || then->len != in->len) continue;
         int reads = 0, borrows = 0;
-        for (uint32_t k = reduce->ref; k < reduce->ref + reduce->nref; k++) {
+        for (uint32_t k = then->ref; k < then->ref + then->nref; k++) {
             reads += p->refs_[k].buf == HR_BUF_TMP && p->refs_[k].off == in->dst_off;
             borrows += p->refs_[k].buf == HR_BUF_BORROWED;
         }

@@ -13,8 +13,7 @@ struct hr_program {
     struct hr_ref *refs_;
     uint32_t *first;  /* instructions that may start at once */
     uint8_t *returns; /* what it moves comes back: a SEND's from its peer, a RECV_REDUCE's or BORROW's from here */
-    uint32_t
-        *folds; /* of a RECV: the REDUCE for which alone it is, and 1; of a REDUCE: the answer; 0: something else */
+    uint32_t *folds;  /* of a RECV: the REDUCE for which alone it is, of a REDUCE: the answer, and 1; 0: others', too */
     uint32_t ninstr, nunlock, nref, nfirst;
     uint64_t in_bytes, out_bytes, tmp_bytes;
     int size, paced, mutual;     /* paced: as HR_REQ_PACED */

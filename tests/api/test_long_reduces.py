@@ -17,15 +17,8 @@ import hrdma
 from hrdma import calibration
 from hrdma.topo.cost import DEFAULT_COST
 
-LENGTHS = (
-    65_536,
-    98_304,
-    98_308,
-    131_072,
-    262_148,
-    1 << 20,
-    5 << 20,
-)  # bytes, from below to above those which this is about
+# bytes, from below to above those which this is about
+LENGTHS = (65_536, 98_304, 98_308, 131_072, 262_148, 1 << 20, 5 << 20)
 SHM = {"HRDMA_TRANSPORT": "shm"}
 
 

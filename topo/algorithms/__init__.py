@@ -30,9 +30,7 @@ class Algorithm(NamedTuple):
     collectives: tuple[str, ...]
     ordered: tuple[str, ...] = ()  #: collectives whose reductions are one pass in rank order
     parts: tuple[str, ...] = ()  #: collectives that use `parts`: long vectors move in pieces that overlap
-    pulls: int = (
-        0  #: of a vector of so many bytes and more, and where peers' memory is read in place; 0: of any, anywhere
-    )
+    pulls: int = 0  #: chosen only from so many bytes on where peers' memory is read in place; 0: anywhere
 
 
 ALGORITHMS: dict[str, Algorithm] = {

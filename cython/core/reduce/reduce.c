@@ -103,8 +103,8 @@ void hr_reduce_force_amd(int is_amd) {
     __atomic_store_n(&amd, is_amd, __ATOMIC_RELAXED);
 }
 
-/* 1, or as many as ways.c says. */
-static int pages(void) { return __atomic_load_n(&amd, __ATOMIC_RELAXED) ? 1 : HR_REDUCE_PAGES / 2; }
+/* Where ways.c does not say otherwise. */
+static int pages(void) { return __atomic_load_n(&amd, __ATOMIC_RELAXED) ? 1 : HR_REDUCE_PAGES; }
 
 static hr_store suitable(hr_store store) {
     return store == HR_STORE_SHARED && __atomic_load_n(&amd, __ATOMIC_RELAXED) ? HR_STORE_CACHED : store;

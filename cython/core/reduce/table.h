@@ -5,7 +5,7 @@
 #include "hr/reduce.h"
 
 #define HR_REDUCE_MAX_VECTOR 64
-#define HR_REDUCE_PAGES 8
+#define HR_REDUCE_PAGES 4
 
 /* A kernel may stop after some of the sources and go on later: it then leaves its accumulators in memory, two vectors
  * for each vector of the operands and for each of the two ragged ends. */
@@ -16,7 +16,7 @@ typedef struct hr_reduce_job {
     int nsrc, nalso;
     void *dst, *const *also; /* also: places that get the same */
     hr_store store;
-    short pages;        /* that are gone through side by side where memory is far: up to HR_REDUCE_PAGES */
+    short pages;        /* that are gone through side by side where memory is far */
     short in_place;     /* dst is one of src */
     size_t begin, end;  /* bytes of each operand to go through; whole elements */
     double scale;       /* avg only */
