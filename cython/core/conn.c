@@ -109,16 +109,14 @@ static void conn_settled(struct hr_conn *conn, const struct hr_hdr *h) {
 }
 
 /* Credit and acknowledgements are told by the first stream alone: by the others sums would come out of order. */
-static hr_status conn_post_by(struct hr_conn *conn, struct hr_lane *lane, struct hr_hdr *h, size_t hdr_len,
-                              const void *payload, size_t len, void *cookie) {
-    struct hr_msg msg = {.hdr = h, .hdr_len = hdr_len, .payload = payload, .len = len, .cookie = cookie};
+static hr_status conn_post_by(struct hr_conn *conn, struct hr_lane *lane, struct hr_hdr *h, const struct hr_msg *msg) {
     int first = lane == conn->lanes;
     if (first) conn_settle(conn, h);
-    hr_status status = hr_lane_posted(lane, lane->ep->domain->ops->post_send(lane->ep, &msg));
+    hr_status status = hr_lane_posted(lane, lane->ep->domain->ops->post_send(lane->ep, msg));
     if (status == HR_OK || status == HR_INPROGRESS) {
         if (first) conn_settled(conn, h);
         conn->tx_msgs++;
-        conn->tx_bytes += len;
+        conn->tx_bytes += msg->len;
     } else if (hr_is_error(status)) {
         hr_conn_lost(conn, status, NULL);
         return conn->why;
@@ -128,14 +126,16 @@ static hr_status conn_post_by(struct hr_conn *conn, struct hr_lane *lane, struct
 
 hr_status hr_conn_post(struct hr_conn *conn, struct hr_hdr *h, size_t hdr_len, const void *payload, size_t len,
                        void *cookie) {
-    return conn_post_by(conn, conn->lanes, h, hdr_len, payload, len, cookie);
+    struct hr_msg msg = {.hdr = h, .hdr_len = hdr_len, .payload = payload, .len = len, .cookie = cookie};
+    return conn_post_by(conn, conn->lanes, h, &msg);
 }
 
 /* All of a transfer by one stream, so that its segments stay in order. */
 hr_status hr_conn_post_segment(struct hr_conn *conn, struct hr_hdr *h, uint32_t id, const void *payload, size_t len,
                                void *cookie) {
     uint32_t lane = conn->nlanes > 1 ? 1 + id % (uint32_t)(conn->nlanes - 1) : 0;
-    return conn_post_by(conn, &conn->lanes[lane], h, sizeof *h, payload, len, cookie);
+    struct hr_msg msg = {.hdr = h, .hdr_len = sizeof *h, .payload = payload, .len = len, .cookie = cookie};
+    return conn_post_by(conn, &conn->lanes[lane], h, &msg);
 }
 
 /* Control messages have no payload, so whether the provider still holds one makes no difference: cookie NULL. */
@@ -250,35 +250,44 @@ static int conn_eager(struct hr_conn *conn, const struct hr_request *req) {
     return len <= HR_EAGER_COST || conn->credit >= HR_EAGER_COST + (int64_t)(len + hr_credit_max(conn->engine) / 4);
 }
 
+static struct hr_hdr header_of(struct hr_conn *conn, struct hr_request *req, uint8_t kind) {
+    struct hr_hdr h = {.kind = kind,
+                       .bucket = req->rflags,
+                       .order = conn->order_tx[req->rflags],
+                       .comm = req->comm->id,
+                       .tag = req->tag,
+                       .aux = req->sig,
+                       .rreq = conn_ack_share(conn)};
+    if (h.rreq > conn->asked_every) conn->asked_every = h.rreq; /* less may be withdrawn with its message */
+    if (req->flags & HR_REQ_OPEN) h.flags = hr_read_says(conn, req->len);
+    if (req->flags & HR_REQ_WOULD) h.flags |= HR_HDR_WOULD;
+    return h;
+}
+
+static hr_status send_eager(struct hr_conn *conn, struct hr_request *req, void (*fill)(void *, void *), void *cookie) {
+    struct hr_hdr h = header_of(conn, req, HR_MSG_EAGER);
+    struct hr_msg msg = {
+        .hdr = &h, .hdr_len = sizeof h, .payload = req->buf, .len = req->len, .cookie = cookie, .fill = fill};
+    hr_status status = conn_post_by(conn, conn->lanes, &h, &msg);
+    if (hr_is_error(status) || status == HR_AGAIN) return status;
+    conn->order_tx[req->rflags]++;
+    conn->credit -= HR_EAGER_COST + (int64_t)req->len;
+    hr_window_sent(conn, req->len);
+    HR_COUNT(conn->engine, eager);
+    return status;
+}
+
 static hr_status send_header(struct hr_conn *conn, struct hr_request *req) {
-    hr_status status;
-    uint32_t *order = &conn->order_tx[req->rflags];
-    struct hr_hdr_long m = {
-        .h = {.bucket = req->rflags, .order = *order, .comm = req->comm->id, .tag = req->tag, .aux = req->sig}};
-    m.h.rreq = conn_ack_share(conn);
-    if (m.h.rreq > conn->asked_every) conn->asked_every = m.h.rreq; /* less may be withdrawn with its message */
-    if (req->flags & HR_REQ_OPEN) m.h.flags = hr_read_says(conn, req->len);
-    if (req->flags & HR_REQ_WOULD) m.h.flags |= HR_HDR_WOULD;
-    if (conn_eager(conn, req)) {
-        m.h.kind = HR_MSG_EAGER;
-        status = hr_conn_post(conn, &m.h, sizeof m.h, req->buf, req->len, req);
-        if (hr_is_error(status) || status == HR_AGAIN) return status;
-        (*order)++;
-        conn->credit -= HR_EAGER_COST + (int64_t)req->len;
-        hr_window_sent(conn, req->len);
-        HR_COUNT(conn->engine, eager);
-        return status;
-    }
-    m.h.kind = HR_MSG_RTS;
-    m.size = req->len;
-    status = hr_xfer_offer(conn, req, &m);
+    if (conn_eager(conn, req)) return send_eager(conn, req, NULL, req);
+    struct hr_hdr_long m = {.h = header_of(conn, req, HR_MSG_RTS), .size = req->len};
+    hr_status status = hr_xfer_offer(conn, req, &m);
     if (status != HR_OK) return status;
     status = hr_conn_post(conn, &m.h, sizeof m, NULL, 0, NULL);
     if (status == HR_AGAIN || hr_is_error(status)) {
         hr_xfer_free(conn->engine, req->xfer);
         return status;
     }
-    (*order)++;
+    conn->order_tx[req->rflags]++;
     conn->credit -= HR_EAGER_COST;
     return HR_INPROGRESS;
 }
@@ -358,13 +367,21 @@ static int conn_more_urgent_waits(struct hr_conn *conn, int priority) {
     return 0;
 }
 
+static int nothing_in_the_way(struct hr_conn *conn, const struct hr_request *req) {
+    return conn->state == HR_CONN_UP && hr_list_empty(&conn->ctl) &&
+           (!conn->nqueued || (!conn->bucket_queued[req->rflags] && !conn_more_urgent_waits(conn, req->priority))) &&
+           conn_may_send(conn, req->priority);
+}
+
+int hr_conn_send_made(struct hr_conn *conn, struct hr_request *req, void (*fill)(void *, void *), void *cookie) {
+    return nothing_in_the_way(conn, req) && conn->caps->flags & HR_CAP_FILLS && conn_eager(conn, req) &&
+           send_eager(conn, req, fill, cookie) == HR_OK;
+}
+
 /* Sends the header now if nothing is in the way; queues it otherwise. HR_OK: the request may be finished. */
 hr_status hr_conn_send(struct hr_conn *conn, struct hr_request *req) {
     hr_status status = HR_AGAIN;
-    if (conn->state == HR_CONN_UP && hr_list_empty(&conn->ctl) &&
-        (!conn->nqueued || (!conn->bucket_queued[req->rflags] && !conn_more_urgent_waits(conn, req->priority))) &&
-        conn_may_send(conn, req->priority))
-        status = send_header(conn, req);
+    if (nothing_in_the_way(conn, req)) status = send_header(conn, req);
     if (status == HR_AGAIN)
         queue_send(conn, req);
     else if (status == HR_INPROGRESS)

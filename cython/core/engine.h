@@ -17,7 +17,7 @@
  *   ledger.c    what a pulled message was read from had not been taken back
  *   request.c   isend, irecv, finish, abort
  *   comm.c      communicators: open, close, break
- *   program.c   validation of programs;  run.c  the interpreter
+ *   program.c   validation of programs;  run.c  the interpreter;  compute.c  what it computes
  *
  * One lock (engine->mutex) guards everything here. It is held for one pass of progress at most, and a pass does at most
  * one piece of heavy work (a segment copied or reduced), so that other threads and urgent messages wait microseconds.
@@ -292,7 +292,7 @@ struct hr_engine {
     int deep_calls, deep_long;     /* that ended since bgfd was set; they last longer than a millisecond */
     int64_t deep_left, deep_until; /* when one has ended last; what bgfd is set to, 0: nothing */
     _Atomic uint64_t count_eager, count_pull, count_push, count_seg, count_lent, count_unexpected, count_sleeps,
-        count_stale, count_returned, count_shared;
+        count_stale, count_returned, count_shared, count_fused;
 };
 
 static inline void hr_relax(void) {
@@ -376,6 +376,9 @@ void hr_conns_acknowledge(struct hr_engine *engine);
 int hr_conn_charge(struct hr_conn *conn, uint64_t cost); /* 0: over the peer's credit, the connection is lost */
 void hr_conn_activate(struct hr_conn *conn);
 hr_status hr_conn_send(struct hr_conn *conn, struct hr_request *req);
+/* A message that is made where it is sent from and in the message, by hr_msg.fill. 0: it cannot go at once, nor does
+ * it. */
+int hr_conn_send_made(struct hr_conn *conn, struct hr_request *req, void (*fill)(void *, void *), void *cookie);
 void hr_conn_unqueue_send(struct hr_conn *conn, struct hr_request *req);
 int hr_conn_idle(struct hr_conn *conn, int delivered);
 void hr_conn_free(struct hr_conn *conn);

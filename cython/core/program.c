@@ -238,6 +238,20 @@ static int returns_ok(struct checker *c) {
     return ok;
 }
 
+/* The messages that wait for nothing but the sum that they carry. */
+static void find_onward(struct hr_program *p) {
+    for (uint32_t i = 0; i < p->ninstr; i++) {
+        const struct hr_instr *in = &p->instrs[i];
+        for (uint32_t k = in->unlock + in->nunlock; k-- > in->unlock;) {
+            const struct hr_instr *then = &p->instrs[p->unlocks[k]];
+            if ((in->op == HR_OP_RECV_REDUCE || in->op == HR_OP_REDUCE) && then->op == HR_OP_SEND && then->after == 1 &&
+                then->len == in->len && then->src_buf == in->dst_buf && then->src_off == in->dst_off)
+                p->onward[i] = p->unlocks[k] + 1;
+        }
+        if (in->op == HR_OP_RECV_REDUCE) p->folds[i] = p->onward[i];
+    }
+}
+
 /* Scratch that is received for one REDUCE, or reduced for one answer, which waits for it: nobody else reads it, or they
  * would wait as well. */
 static void find_folds(struct hr_program *p) {
@@ -277,6 +291,7 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
     p->refs_ = copy_of(refs, nref * sizeof *refs);
     p->first = malloc((ninstr ? ninstr : 1) * sizeof *p->first);
     p->folds = calloc(ninstr ? ninstr : 1, sizeof *p->folds);
+    p->onward = calloc(ninstr ? ninstr : 1, sizeof *p->onward);
     p->returns = calloc(ninstr ? ninstr : 1, sizeof *p->returns);
     p->ninstr = ninstr;
     p->nunlock = nunlock;
@@ -285,7 +300,8 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
     p->out_bytes = out_bytes;
     p->tmp_bytes = tmp_bytes;
     p->size = size;
-    hr_status status = p->instrs && p->unlocks && p->refs_ && p->first && p->folds && p->returns ? HR_OK : HR_ERR_NOMEM;
+    int all = p->instrs && p->unlocks && p->refs_ && p->first && p->folds && p->onward && p->returns;
+    hr_status status = all ? HR_OK : HR_ERR_NOMEM;
     for (uint32_t i = 0; status == HR_OK && i < ninstr; i++)
         if (!operands_ok(&c, i)) status = HR_ERR_INVALID;
     if (status == HR_OK && !(order_ok(&c) && borrows_ok(&c) && returns_ok(&c))) status = HR_ERR_INVALID;
@@ -296,6 +312,7 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
     p->paced = is_paced(p);
     p->mutual = is_mutual(p);
     find_folds(p);
+    find_onward(p);
     *program_p = p;
     return HR_OK;
 }
@@ -309,6 +326,7 @@ void hr_program_drop(struct hr_program *program) {
     free(program->refs_);
     free(program->first);
     free(program->folds);
+    free(program->onward);
     free(program->returns);
     free(program);
 }

@@ -13,7 +13,10 @@ struct hr_program {
     struct hr_ref *refs_;
     uint32_t *first;  /* instructions that may start at once */
     uint8_t *returns; /* what it moves comes back: a SEND's from its peer, a RECV_REDUCE's or BORROW's from here */
-    uint32_t *folds;  /* of a RECV: the REDUCE for which alone it is, of a REDUCE: the answer, and 1; 0: others', too */
+    /* and 1; 0: none */
+    uint32_t
+        *folds; /* of a RECV: the REDUCE for which alone it is; of a REDUCE: the answer; of a RECV_REDUCE: onward */
+    uint32_t *onward; /* the SEND of the whole sum, which waits for nothing else */
     uint32_t ninstr, nunlock, nref, nfirst;
     uint64_t in_bytes, out_bytes, tmp_bytes;
     int size, paced, mutual;     /* paced: as HR_REQ_PACED */
@@ -24,8 +27,41 @@ struct hr_program {
 void hr_program_get(struct hr_program *program);
 void hr_program_drop(struct hr_program *program);
 
+struct instr_state {
+    struct hr_request req;
+    struct hr_work work;
+    struct hr_run *run;
+    uint64_t offset; /* bytes of work done: in pieces, or when a REDUCE's last operand came; of a SEND: with its sum */
+};
+
+struct hr_run {
+    struct hr_link ready; /* engine->ready */
+    struct hr_link link;  /* comm->runs */
+    struct hr_program *program;
+    struct hr_comm *comm;
+    struct hr_request *req;
+    char *bufs[3]; /* by enum hr_buf */
+    hr_dtype dtype;
+    hr_redop op;
+    uint64_t sig, seq;
+    uint32_t remaining, outstanding, queue_head, queue_tail;
+    int failing, priority;
+    uint64_t tmp_have;
+    uint32_t *after, *queue;
+    struct instr_state *st;
+};
+
+/* run.c */
 void hr_run_free(struct hr_run *run);
-/* A RECV with HR_RECV_FOLD has come, whole, and is shown: 1, what it is for was done out of it; 0, keep it. */
+/* The request of an instruction that talks, ready to be started. */
+struct hr_request *hr_run_request(struct hr_run *run, uint32_t i);
+void hr_run_ended(struct hr_run *run, uint32_t i);
+
+/* compute.c */
+void hr_run_compute(struct hr_run *run, uint32_t i, const struct hr_instr *in);
+#define HR_FUSED 2
+/* A RECV with HR_RECV_FOLD has come, whole, and is shown: not 0, what it is for was done out of it; HR_FUSED, and what
+ * was made has gone on in a message; 0, keep it. */
 int hr_run_fold(struct hr_request *req, const void *data, size_t len);
 
 #endif

@@ -2,8 +2,8 @@
 
 /*
  * What is reduced is read into a scratch, piece by piece, and each piece is reduced while the cache has it: by
- * RECV_REDUCE here, by REDUCE of what was borrowed in run.c. So memory is gone through once, where what was received
- * whole into other memory would be gone through three times.
+ * RECV_REDUCE here, by REDUCE of what was borrowed in compute.c. So memory is gone through once, where what was
+ * received whole into other memory would be gone through three times.
  */
 
 #include <stdlib.h>
@@ -111,11 +111,13 @@ void hr_read_unasked(struct hr_request *req, const void *data, size_t len) {
     int64_t since = counts ? hr_now() : 0;
     if (counts) counts = hr_relay_next(put_relay(conn, len), since) == HR_RELAYED; /* else it is late */
     if (counts) hr_relay_begin(put_relay(conn, len), since);
-    hr_consume(req, data, 0, len);
+    int fused = hr_consume(req, data, 0, len);
     if (!counts) return;
     int64_t now = hr_now();
+    double ns = (double)(now - since) / (double)len;
     put_relay(conn, len)->busy += now - since;
-    hr_relay_end(put_relay(conn, len), HR_RELAYED, len, now, 0, 2);
+    /* of four copies, of the operand in and out and of the result, this side has had the second; or one and a half */
+    hr_relay_end(put_relay(conn, len), HR_RELAYED, len, now, fused ? ns * 4 / 3 : 0, fused ? 1 : 2);
 }
 
 /* Whether messages are not faster, and the transfer is one of those from which that is known: x->relay. */

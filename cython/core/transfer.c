@@ -32,29 +32,32 @@ hr_store hr_store_into(const void *dst, uint64_t len, int unread) {
     return len >= HR_SHARED_MIN && hr_arena_find(dst, len, &arena) ? HR_STORE_SHARED : HR_STORE_CACHED;
 }
 
-/* Copies or reduces what came into its place; a reduction also goes to `back`. Offsets of reductions are multiples of
- * the element size. */
-static void consume(struct hr_request *req, const void *data, uint64_t offset, size_t len, void *back) {
-    char *dst = (char *)req->buf + offset;
-    if (!len || (req->rflags & HR_RECV_FOLD && hr_run_fold(req, data, len))) return;
-    if (!(req->rflags & HR_RECV_REDUCE)) {
-        hr_copy(dst, data, len, hr_store_into(dst, len, req->rflags & HR_RECV_NT));
-        return;
-    }
-    const void *src[2] = {dst, data};
+/* Offsets of reductions are multiples of the element size. */
+void hr_consume_to(struct hr_request *req, const void *data, uint64_t offset, size_t len, void *back, void *on) {
+    char *own = (char *)req->buf + offset, *dst = on ? on : own;
+    void *also = on ? own : back;
+    const void *src[2] = {own, data};
     if (req->rflags & HR_RECV_SWAP) {
         src[0] = data;
-        src[1] = dst;
+        src[1] = own;
     }
     double scale = req->rflags & HR_RECV_SCALE ? hr_run_scale(req) : 1.0;
     int unread = req->rflags & HR_RECV_NT;
-    hr_store store = back && !unread ? HR_STORE_CACHED : hr_store_into(dst, len, unread);
-    hr_reduce_to_all(req->op, req->dtype, dst, &back, back != NULL, src, 2, len / hr_dtype_size(req->dtype), scale,
+    hr_store store = on ? HR_STORE_SHARED : back && !unread ? HR_STORE_CACHED : hr_store_into(own, len, unread);
+    hr_reduce_to_all(req->op, req->dtype, dst, &also, also != NULL, src, 2, len / hr_dtype_size(req->dtype), scale,
                      store);
 }
 
-void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_t len) {
-    consume(req, data, offset, len, NULL);
+/* Copies or reduces what came into its place. */
+int hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_t len) {
+    char *dst = (char *)req->buf + offset;
+    int folded = len && req->rflags & HR_RECV_FOLD ? hr_run_fold(req, data, len) : 0;
+    if (folded || !len) return folded == HR_FUSED;
+    if (req->rflags & HR_RECV_REDUCE)
+        hr_consume_to(req, data, offset, len, NULL, NULL);
+    else
+        hr_copy(dst, data, len, hr_store_into(dst, len, req->rflags & HR_RECV_NT));
+    return 0;
 }
 
 /* Pieces of a segment: whole elements, whole cache lines. What is confirmed costs the peer nothing, and each piece this
@@ -230,8 +233,11 @@ void hr_xfer_pulled(struct hr_xfer *x) {
 /* Takes what is mapped, and where it is open puts the result there, too. 0: the sender has taken it back. */
 static int consume_mapped(struct hr_xfer *x, uint64_t len) {
     if (x->open && !hr_ledger_hold(x)) return 0;
-    consume(x->req, (const char *)x->rmem.ptr + x->posted, x->posted, len,
-            x->open ? (char *)x->rmem.out + x->posted : NULL);
+    const char *data = (const char *)x->rmem.ptr + x->posted;
+    if (x->open)
+        hr_consume_to(x->req, data, x->posted, len, (char *)x->rmem.out + x->posted, NULL);
+    else
+        hr_consume(x->req, data, x->posted, len);
     if (x->open && x->posted + len < x->len) hr_ledger_let_go(x); /* of the last one FIN does */
     return 1;
 }

@@ -69,7 +69,11 @@ void hr_xfer_pull_failed(struct hr_engine *engine, struct hr_xfer *x, hr_status 
 void hr_xfer_return(struct hr_engine *engine, struct hr_xfer *x); /* LENT: the borrower is through */
 void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell);
 hr_store hr_store_into(const void *dst, uint64_t len, int unread);
-void hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_t len);
+/* 1: the result has gone on in a message, too. */
+int hr_consume(struct hr_request *req, const void *data, uint64_t offset, size_t len);
+/* Of a RECV_REDUCE: reduces into its place and, unless it is NULL, to another: back where the operand came from, or on,
+ * to where a peer reads it. */
+void hr_consume_to(struct hr_request *req, const void *data, uint64_t offset, size_t len, void *back, void *on);
 
 /* offer.c: the access by which the receiver may write there what it makes of it, 0: it may not; the sender's RTS */
 uint32_t hr_xfer_opens(const struct hr_conn *conn, const struct hr_request *req);

@@ -119,6 +119,28 @@ static hr_status send_pattern(struct side *s, uint64_t seq, size_t len) {
     fill(payload, len, seq);
     return ops->post_send(s->ep, &msg);
 }
+/* The same, made on the way: *calls counts. */
+struct made {
+    uint8_t *payload;
+    uint64_t seq;
+    size_t len;
+    int calls, elsewhere;
+};
+static inline void make_pattern(void *cookie, void *to) {
+    struct made *m = cookie;
+    m->calls++;
+    m->elsewhere += to != NULL;
+    fill(m->payload, m->len, m->seq);
+    if (to) fill(to, m->len, m->seq);
+}
+static inline hr_status send_made(struct side *s, uint64_t seq, size_t len, struct made *m) {
+    static __thread uint8_t payload[SHM_LONG];
+    uint64_t hdr[8] = {seq};
+    struct hr_msg msg = {.hdr = hdr, .hdr_len = 8 + 8 * (seq % 8), .payload = payload, .len = len, .cookie = m};
+    *m = (struct made){.payload = payload, .seq = seq, .len = len};
+    msg.fill = make_pattern;
+    return ops->post_send(s->ep, &msg);
+}
 static inline hr_status send_small(struct side *s) { return send_pattern(s, 0, 8); }
 
 #endif

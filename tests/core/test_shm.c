@@ -74,6 +74,33 @@ TEST(payload_past_the_cache) {
     side_close(&a), side_close(&b);
 }
 
+TEST(payload_that_is_made_in_the_ring) {
+    static const size_t most[] = {8, 64, 4096, 65536};
+    struct side a, b;
+    struct made m;
+    pair_open(&a, &b, "");
+    struct shm_ep *e = shm_ep(a.ep);
+    CHECK(a.domain->caps.flags & HR_CAP_FILLS);
+    b.check_pattern = 1;
+    uint64_t sent = 0, full = 0;
+    while (sent < 1000) {
+        size_t len = sent % 5 == 0 ? 8 : 1 + rnd() % most[sent % 4];
+        e->far_until = sent % 3 ? INT64_MAX : 0;
+        hr_status status = send_made(&a, sent, len, &m);
+        CHECK_EQ(m.calls, status == HR_OK);
+        if (status == HR_OK)
+            CHECK_EQ(m.elsewhere, len < 32768 || sent % 3 == 0); /* far away it is copied past the cache */
+        CHECK(status == HR_OK || status == HR_AGAIN);
+        sent += status == HR_OK;
+        full += status == HR_AGAIN;
+        if (status == HR_AGAIN) turn(&b);
+    }
+    UNTIL(5, b.received == sent, BOTH(&a, &b));
+    CHECK(full > 0);
+    CHECK_EQ(b.bad, 0);
+    side_close(&a), side_close(&b);
+}
+
 /* Whatever stands in the shared segment: nothing crashes, nothing is read outside, and the endpoint ends with a
  * protocol error or goes on. (Under the address sanitizer this is the bounds test.) */
 TEST(damaged_rings) {

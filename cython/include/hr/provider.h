@@ -66,7 +66,8 @@ enum {
     HR_CAP_PINS = 1 << 8,     /* mem_register pins pages: registrations of kept memory (hr/memory.h) are kept, too */
     HR_CAP_RELAYS = 1 << 9,   /* messages, which both sides copy at once, are faster than reads of what is not mapped */
     HR_CAP_MAP_WRITE = 1 << 10, /* mem_import of what was exported with HR_ACCESS_REMOTE_MAP may give where to write */
-    HR_CAP_PUT = 1 << 11        /* post_put may reach what was exported with HR_ACCESS_REMOTE_PUT, where hr_ep.puts */
+    HR_CAP_PUT = 1 << 11,       /* post_put may reach what was exported with HR_ACCESS_REMOTE_PUT, where hr_ep.puts */
+    HR_CAP_FILLS = 1 << 12      /* hr_msg.fill */
 };
 
 struct hr_caps {
@@ -178,6 +179,9 @@ struct hr_msg {
     size_t len;
     const struct hr_mem *mem; /* registration that covers payload, or NULL: messages go from any memory */
     void *cookie;
+    /* HR_CAP_FILLS. Not NULL: the payload is not there yet. If the message is taken, which is at once (HR_OK) or not at
+     * all, this is called once: it makes the payload, and, unless to is NULL, lays a copy there. */
+    void (*fill)(void *cookie, void *to);
 };
 
 struct hr_rma { /* one read or write */

@@ -154,7 +154,7 @@ static hr_status fault_domain_open(const struct hr_provider *self, const struct 
     domain->base = (struct hr_domain){.ops = self, .sink = params->sink, .owner = params->owner};
     memcpy(domain->base.left, domain->inner->left, sizeof domain->base.left);
     domain->base.caps = domain->inner->caps;
-    domain->base.caps.flags &= ~(uint32_t)HR_CAP_CONFIRMS; /* which writes that vanish or overtake do not keep */
+    domain->base.caps.flags &= ~(uint32_t)(HR_CAP_CONFIRMS | HR_CAP_FILLS); /* things vanish, overtake, are held back */
     *domain_p = &domain->base;
     return HR_OK;
 }

@@ -148,7 +148,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
         .sink = params->sink,
         .owner = params->owner,
         .caps = {.flags = HR_CAP_READ | HR_CAP_WRITE | HR_CAP_ATOMIC | HR_CAP_MAP | HR_CAP_MAP_WRITE | HR_CAP_ANYMEM |
-                          HR_CAP_LOCAL,
+                          HR_CAP_FILLS | HR_CAP_LOCAL,
                  .eager_mapped = crowded ? EAGER_CROWDED : EAGER,
                  .segment = 512 << 10,
                  .piece = PIECE,

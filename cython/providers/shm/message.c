@@ -94,18 +94,13 @@ void hr_shm_wrote(struct shm_ep *e, size_t len, int64_t start, int64_t end) {
     e->far = FAR_ROW - 1; /* the first that is tried again decides */
 }
 
-static void put_payload(struct shm_ep *e, uint8_t *to, const void *payload, size_t len) {
-    if (len < FAR_MIN) {
-        hr_copy(to, payload, len, HR_STORE_SHARED);
-        return;
-    }
-    int64_t start = hr_now();
-    if (start < e->far_until) {
-        hr_copy(to, payload, len, HR_STORE_UNREAD);
-        return;
-    }
-    hr_copy(to, payload, len, HR_STORE_SHARED);
-    hr_shm_wrote(e, len, start, hr_now());
+static void put_payload(struct shm_ep *e, uint8_t *to, const struct hr_msg *msg) {
+    size_t len = msg->len;
+    int64_t start = len < FAR_MIN ? 0 : hr_now();
+    int far = start && start < e->far_until;
+    if (msg->fill) msg->fill(msg->cookie, far ? NULL : to);
+    if (!msg->fill || far) hr_copy(to, msg->payload, len, far ? HR_STORE_UNREAD : HR_STORE_SHARED);
+    if (start && !far) hr_shm_wrote(e, len, start, hr_now());
 }
 
 hr_status hr_shm_post_send(struct hr_ep *ep, const struct hr_msg *msg) {
@@ -122,10 +117,10 @@ hr_status hr_shm_post_send(struct hr_ep *ep, const struct hr_msg *msg) {
     }
     at = ring_tx_at(&e->tx);
     for (size_t i = 0; i < hdr_len; i += 8) memcpy(at + i, (const uint8_t *)msg->hdr + i, 8);
-    if (len == 8)
+    if (len == 8 && !msg->fill)
         memcpy(at + hdr_len, msg->payload, 8);
     else if (len)
-        put_payload(e, at + ring_payload(hdr_len, len), msg->payload, len);
+        put_payload(e, at + ring_payload(hdr_len, len), msg);
     if (ring_tx_publish(&e->tx, ring_word(RING_MSG, hdr_len, len), n)) hr_shm_wake(e);
     return HR_OK;
 }
