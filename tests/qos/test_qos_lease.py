@@ -155,5 +155,5 @@ def test_a_folder_by_a_relative_path(net):
         assert lab.dump() != before
     os.chdir("/")
     lab.eventually(lambda: lab.dump() == before)
-    assert Record.load(f"{net.directory}/state", "v0") is None
+    lab.eventually(lambda: Record.load(f"{net.directory}/state", "v0") is None)  # which is removed after that
     lab.eventually(lambda: not keepers(f"{net.directory}/state"))
