@@ -238,14 +238,22 @@ static int returns_ok(struct checker *c) {
     return ok;
 }
 
-/* The messages that wait for nothing but the sum that they carry. */
+/* Whether `then` sends the whole sum of instruction i, and waits for nothing else. Of an answer that may be put back,
+ * the sum is made of what it answers: that came in a message if this is asked. */
+static int goes_on(const struct hr_program *p, uint32_t i, const struct hr_instr *then) {
+    const struct hr_instr *in = &p->instrs[i];
+    return then->op == HR_OP_SEND && then->after == 1 && then->len == in->len && then->src_buf == in->dst_buf &&
+           then->src_off == in->dst_off && (!(then->flags & HR_INSTR_RETURNS) || then->ref == i);
+}
+
+/* The message in which a sum goes on as it is made: the answer, if there is one. */
 static void find_onward(struct hr_program *p) {
     for (uint32_t i = 0; i < p->ninstr; i++) {
         const struct hr_instr *in = &p->instrs[i];
-        for (uint32_t k = in->unlock + in->nunlock; k-- > in->unlock;) {
+        int sums = in->op == HR_OP_RECV_REDUCE || in->op == HR_OP_REDUCE;
+        for (uint32_t k = in->unlock; sums && k < in->unlock + in->nunlock; k++) {
             const struct hr_instr *then = &p->instrs[p->unlocks[k]];
-            if ((in->op == HR_OP_RECV_REDUCE || in->op == HR_OP_REDUCE) && then->op == HR_OP_SEND && then->after == 1 &&
-                then->len == in->len && then->src_buf == in->dst_buf && then->src_off == in->dst_off)
+            if (goes_on(p, i, then) && (!p->onward[i] || then->flags & HR_INSTR_RETURNS))
                 p->onward[i] = p->unlocks[k] + 1;
         }
         if (in->op == HR_OP_RECV_REDUCE) p->folds[i] = p->onward[i];

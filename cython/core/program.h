@@ -13,9 +13,8 @@ struct hr_program {
     struct hr_ref *refs_;
     uint32_t *first;  /* instructions that may start at once */
     uint8_t *returns; /* what it moves comes back: a SEND's from its peer, a RECV_REDUCE's or BORROW's from here */
-    /* and 1; 0: none */
-    uint32_t
-        *folds; /* of a RECV: the REDUCE for which alone it is; of a REDUCE: the answer; of a RECV_REDUCE: onward */
+    /* The next two count from 1; 0: none. */
+    uint32_t *folds; /* of a RECV: the REDUCE that it alone is for; of a REDUCE: the answer; of a RECV_REDUCE: onward */
     uint32_t *onward; /* the SEND of the whole sum, which waits for nothing else */
     uint32_t ninstr, nunlock, nref, nfirst;
     uint64_t in_bytes, out_bytes, tmp_bytes;
@@ -60,8 +59,8 @@ void hr_run_ended(struct hr_run *run, uint32_t i);
 /* compute.c */
 void hr_run_compute(struct hr_run *run, uint32_t i, const struct hr_instr *in);
 #define HR_FUSED 2
-/* A RECV with HR_RECV_FOLD has come, whole, and is shown: not 0, what it is for was done out of it; HR_FUSED, and what
- * was made has gone on in a message; 0, keep it. */
+/* What a RECV or RECV_REDUCE with HR_RECV_FOLD has asked for, or a piece of it, is shown: not 0, what it is for was
+ * done out of it; HR_FUSED, and what was made has gone on in a message; 0, keep it. */
 int hr_run_fold(struct hr_request *req, const void *data, size_t len);
 
 #endif

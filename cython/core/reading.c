@@ -116,7 +116,8 @@ void hr_read_unasked(struct hr_request *req, const void *data, size_t len) {
     int64_t now = hr_now();
     double ns = (double)(now - since) / (double)len;
     put_relay(conn, len)->busy += now - since;
-    /* of four copies, of the operand in and out and of the result, this side has had the second; or one and a half */
+    /* the operand is copied and summed, the result copied twice: this side has had one of four; fused, one and a half
+     * of three and a half */
     hr_relay_end(put_relay(conn, len), HR_RELAYED, len, now, fused ? ns * 4 / 3 : 0, fused ? 1 : 2);
 }
 

@@ -70,6 +70,32 @@ TEST(what_goes_on_is_known) {
     }
 }
 
+/* A sum of what rank 1 sent goes to rank 2 and is the answer to rank 1, to `asks`. */
+static uint32_t goes_on(uint32_t asks) {
+    struct builder *b = calloc(1, sizeof *b);
+    struct hr_instr come = {.op = HR_OP_RECV_REDUCE, .peer = 1, .dst_buf = HR_BUF_OUT, .len = 64},
+                    go = {.op = HR_OP_SEND, .peer = 2, .src_buf = HR_BUF_OUT, .len = 64};
+    add(b, come);
+    come.tag = 1;
+    add(b, come);
+    after(b, 0, 1);
+    after(b, 1, add(b, go));
+    go.peer = 1;
+    go.flags = HR_INSTR_RETURNS;
+    go.ref = asks;
+    after(b, 1, add(b, go));
+    struct hr_program *p = build(b, 64, 0, 3);
+    uint32_t onward = p->onward[1];
+    CHECK_EQ(p->onward[0], 0);
+    hr_program_put(p);
+    free(b);
+    return onward;
+}
+TEST(an_answer_goes_first) {
+    CHECK_EQ(goes_on(1), 3 + 1);
+    CHECK_EQ(goes_on(0), 2 + 1); /* what it answers may have been put back */
+}
+
 struct job {
     uint64_t elements;
     int kind, shared, late; /* ranks share processors; the last rank comes when all has been sent */

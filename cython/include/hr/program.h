@@ -29,6 +29,10 @@
  * there, where it comes whole and the REDUCE waits for nothing else by then. What a REDUCE makes in scratch for one
  * answer alone is not put there where it is put back. So that this can be seen, whoever else reads it waits for the
  * RECV or the REDUCE by an edge of its own.
+ *
+ * A SEND of a whole sum that waits for that alone may leave with it, written into the message as it is made
+ * (HR_CAP_FILLS), when the operand comes whole: before its turn, and before that of a REDUCE that is done out of the
+ * message.
  */
 
 #include <stdint.h>

@@ -179,8 +179,8 @@ struct hr_msg {
     size_t len;
     const struct hr_mem *mem; /* registration that covers payload, or NULL: messages go from any memory */
     void *cookie;
-    /* HR_CAP_FILLS. Not NULL: the payload is not there yet. If the message is taken, which is at once (HR_OK) or not at
-     * all, this is called once: it makes the payload, and, unless to is NULL, lays a copy there. */
+    /* HR_CAP_FILLS, and len is not 0. Not NULL: the payload is not there yet. If the message is taken, which is at once
+     * (HR_OK) or not at all, this is called once: it makes the payload, and, unless to is NULL, lays a copy there. */
     void (*fill)(void *cookie, void *to);
 };
 

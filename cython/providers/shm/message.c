@@ -100,7 +100,7 @@ static void put_payload(struct shm_ep *e, uint8_t *to, const struct hr_msg *msg)
     int far = start && start < e->far_until;
     if (msg->fill) msg->fill(msg->cookie, far ? NULL : to);
     if (!msg->fill || far) hr_copy(to, msg->payload, len, far ? HR_STORE_UNREAD : HR_STORE_SHARED);
-    if (start && !far) hr_shm_wrote(e, len, start, hr_now());
+    if (start && !far && !msg->fill) hr_shm_wrote(e, len, start, hr_now()); /* else it is of arithmetic, too */
 }
 
 hr_status hr_shm_post_send(struct hr_ep *ep, const struct hr_msg *msg) {
