@@ -52,7 +52,7 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
     if (on) {
         also[nalso++] = dst;
         dst = on;
-        store = len < HR_SHARED_MIN ? HR_STORE_CACHED : HR_STORE_SHARED;
+        store = HR_STORE_SHARED;
     }
     hr_reduce_to_all(run->op, run->dtype, dst, also, nalso, src, (int)in->nref, len / hr_dtype_size(run->dtype), scale,
                      store);

@@ -43,8 +43,7 @@ void hr_consume_to(struct hr_request *req, const void *data, uint64_t offset, si
     }
     double scale = req->rflags & HR_RECV_SCALE ? hr_run_scale(req) : 1.0;
     int unread = req->rflags & HR_RECV_NT;
-    hr_store shared = len < HR_SHARED_MIN ? HR_STORE_CACHED : HR_STORE_SHARED;
-    hr_store store = on ? shared : back && !unread ? HR_STORE_CACHED : hr_store_into(own, len, unread);
+    hr_store store = on ? HR_STORE_SHARED : back && !unread ? HR_STORE_CACHED : hr_store_into(own, len, unread);
     hr_reduce_to_all(req->op, req->dtype, dst, &also, also != NULL, src, 2, len / hr_dtype_size(req->dtype), scale,
                      store);
 }

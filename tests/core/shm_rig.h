@@ -119,7 +119,7 @@ static hr_status send_pattern(struct side *s, uint64_t seq, size_t len) {
     fill(payload, len, seq);
     return ops->post_send(s->ep, &msg);
 }
-/* The same, made on the way: *calls counts. */
+/* The same, made by the provider's call: how often, and how often into the ring, too. */
 struct made {
     uint8_t *payload;
     uint64_t seq;

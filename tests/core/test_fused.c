@@ -6,19 +6,10 @@
 
 enum { ROUNDS = 100, WAIT = 30, LEAST = 32 << 10 }; /* so much goes unasked, between ranks that have a processor each */
 
-static uint64_t counted(struct hr_engine *engine, const char *name) {
-    struct hr_counter found[64];
-    int n = hr_engine_counters(engine, found, 64);
-    for (int i = 0; i < n; i++)
-        if (!strcmp(found[i].name, name)) return found[i].value;
-    REQUIRE(!"a counter of that name");
-    return 0;
-}
-
 enum { ARRIVING, BY_SCRATCH, WAITS_FOR_MORE, OF_A_PART, KINDS };
 
 /* From rank to rank, each adds its own: rank r has the sum of ranks 0 to r. By RECV_REDUCE, or in scratch and then by
- * REDUCE; the SEND also waits for a NOP; only the first half goes on, in a message of its own. */
+ * REDUCE; the SEND also waits for a NOP; a half goes on once more, in a message of its own. */
 static struct hr_program *chain(int rank, int size, uint64_t elements, int kind) {
     struct builder *b = calloc(1, sizeof *b);
     uint64_t bytes = elements * 4;

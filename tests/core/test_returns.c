@@ -9,15 +9,6 @@
 
 enum { PAGE = 4096, ROUNDS = 20, WAIT = 30 };
 
-static uint64_t counted(struct hr_engine *engine, const char *name) {
-    struct hr_counter found[64];
-    int n = hr_engine_counters(engine, found, 64);
-    for (int i = 0; i < n; i++)
-        if (!strcmp(found[i].name, name)) return found[i].value;
-    REQUIRE(!"a counter of that name");
-    return 0;
-}
-
 static int maps_for_writing(struct rank *r) { return (world_caps(r) & HR_CAP_MAP_WRITE) != 0; }
 /* Where the kernel permits it; all are of one host. */
 static int puts_unmapped(struct rank *r) { return r->comm->conns[!r->rank]->lanes[0].ep->puts; }

@@ -136,6 +136,16 @@ static inline void world_of(int n, void *(*body)(void *), void *arg) {
     world_close(&w);
 }
 
+/* A counter of the engine's, by its name. */
+static inline uint64_t counted(struct hr_engine *engine, const char *name) {
+    struct hr_counter found[64];
+    int n = hr_engine_counters(engine, found, 64);
+    for (int i = 0; i < n; i++)
+        if (!strcmp(found[i].name, name)) return found[i].value;
+    REQUIRE(!"a counter of that name");
+    return 0;
+}
+
 /* What the provider between the ranks can do: HR_CAP_*. */
 static inline uint32_t world_caps(struct rank *r) {
     const char *name;

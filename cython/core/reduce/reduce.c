@@ -106,8 +106,9 @@ void hr_reduce_force_amd(int is_amd) {
 /* Where ways.c does not say otherwise. */
 static int pages(void) { return __atomic_load_n(&amd, __ATOMIC_RELAXED) ? 1 : HR_REDUCE_PAGES; }
 
-static hr_store suitable(hr_store store) {
-    return store == HR_STORE_SHARED && __atomic_load_n(&amd, __ATOMIC_RELAXED) ? HR_STORE_CACHED : store;
+static hr_store suitable(hr_store store, size_t len) {
+    int claims = len >= HR_SHARED_MIN && !__atomic_load_n(&amd, __ATOMIC_RELAXED);
+    return store == HR_STORE_SHARED && !claims ? HR_STORE_CACHED : store;
 }
 
 /* AMD's Zen 4 converts two vectors of 32 bytes faster than one of 64: a sum in the cache takes 0.85 of the time. */
@@ -215,7 +216,7 @@ void hr_reduce_to_all(hr_redop op, hr_dtype t, void *dst, void *const *also, int
                          .dst = dst,
                          .also = also,
                          .nalso = nalso,
-                         .store = suitable(store),
+                         .store = suitable(store, nbytes),
                          .pages = (short)pages(),
                          .in_place = (short)is_in_place(dst, src, nsrc),
                          .end = nbytes,
@@ -227,7 +228,7 @@ void hr_reduce_to_all(hr_redop op, hr_dtype t, void *dst, void *const *also, int
 void hr_copy(void *dst, const void *src, size_t len, hr_store store) {
     if (dst == src) return;
     hr_reduce_kernel kernel = kernel_of(HR_BOR, HR_UINT8); /* first, as above */
-    store = suitable(store);
+    store = suitable(store, len);
     if (store == HR_STORE_CACHED || len < HR_SHARED_MIN) {
         memcpy(dst, src, len);
         return;
