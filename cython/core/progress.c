@@ -252,8 +252,10 @@ static hr_status drive(struct hr_engine *engine, const struct drive *d) {
             status = HR_INTERRUPTED;
             break;
         }
-        breathe(engine, engine->yield || polite);
-        if (!engine->yield && !polite && engine->spin_now && idle & 31) continue;
+        if (!engine->yield && !polite && engine->spin_now && idle & 31) {
+            breathe(engine, 0);
+            continue;
+        }
         int64_t now = hr_now();
         if (now >= d->deadline) {
             status = HR_ERR_TIMEOUT;
@@ -262,11 +264,16 @@ static hr_status drive(struct hr_engine *engine, const struct drive *d) {
         if (!since) since = now;
         /* whoever we wait for may need this very processor */
         if (now - since > POLITE_NS) polite = 1;
-        if (now - since < engine->spin_now) continue;
+        if (now - since < engine->spin_now) {
+            breathe(engine, engine->yield || polite);
+            continue;
+        }
         if (d->polls > 0) { /* never asleep */
             status = HR_INTERRUPTED;
             break;
         }
+        /* The lock was held since the pass: what others did before that was seen, and what they do from now on wakes.
+         */
         if (arm(engine)) {
             engine->sleeping = 1;
             status = nap(engine, ms_until(d->deadline, now), 1);
@@ -395,7 +402,9 @@ static void *bg_main(void *arg) {
         while (!bg_must_yield(engine) && quiet < 4) {
             quiet = hr_pass(engine, NULL) ? 0 : quiet + 1;
             brought |= !quiet;
-            if (hr_contended(engine)) step_back(engine);
+            if (!hr_contended(engine)) continue;
+            step_back(engine);
+            quiet = 0; /* whoever had the lock may have left something to do, and kicks only who sleeps */
         }
         int sleep = !bg_must_yield(engine) && arm(engine);
         set_driving(engine, 0);

@@ -3,11 +3,12 @@
 #define HR_CORE_TURNS_H
 
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdint.h>
 
 struct hr_turns {
-    int on;    /* it takes turns; set under the lock. All else is the thread's own */
-    int bound; /* to `one`, of `all` that it may use */
+    int on;            /* it takes turns; set under the lock. All else is the thread's own */
+    _Atomic int bound; /* to `one`, of `all` that it may use; others may ask, as it is set without the lock */
     cpu_set_t all, one;
     int64_t since, next; /* it serves since then, 0: it does not; when the turn is over */
     int64_t slept, last; /* of that time; when it had something to do */

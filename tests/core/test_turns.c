@@ -124,12 +124,7 @@ TEST(one_that_takes_no_turns_is_left_alone) {
 /* --- in an engine
  * ---------------------------------------------------------------------------------------------------------------- */
 
-static int is_bound(struct rank *r) {
-    hr_lock(r->engine);
-    int bound = r->engine->turns.bound;
-    hr_unlock(r->engine);
-    return bound;
-}
+static int is_bound(struct rank *r) { return atomic_load(&r->engine->turns.bound); }
 
 static int done(struct hr_request *req) { return __atomic_load_n(&req->done, __ATOMIC_ACQUIRE); }
 

@@ -247,6 +247,28 @@ TEST(ended_by_another_thread) {
     }
 }
 
+/* Whenever that is, and though it happen between the driver's last look and its sleep: the lock is let go there too. */
+TEST(ended_at_any_moment) {
+    struct world w;
+    uint64_t random = stress_seed();
+    int slow = 0;
+    world_open(&w, 2, NULL);
+    for (int i = 0; i < 1000 && !slow; i++) {
+        struct sleeper s;
+        pthread_t thread;
+        uint32_t x;
+        sleep_on(&s, &thread, &w.ranks[0], &x, 1, 1);
+        struct timespec nap = {0, (long)(rnd(&random) % 400000)};
+        nanosleep(&nap, NULL);
+        hr_cancel(w.ranks[0].engine, &s.req, HR_ERR_CANCELED);
+        pthread_join(thread, NULL);
+        CHECK_EQ(s.status, HR_ERR_CANCELED);
+        slow = s.took > SECONDS(10);
+    }
+    CHECK(!slow);
+    world_close(&w);
+}
+
 /* The driver leaves together with a waiter whose request has ended too: the next in line must take over. */
 TEST(the_role_is_handed_on) {
     struct world w;
