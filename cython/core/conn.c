@@ -51,6 +51,7 @@ struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id, uint32_t
     conn->channel = channel;
     conn->credit = (int64_t)hr_credit_max(engine);
     conn->ack_every = conn->asked_every = ACK_EVERY;
+    conn->priority = HR_PRIORITY_DEFAULT;
     hr_list_init(&conn->active);
     hr_list_init(&conn->owing);
     hr_list_init(&conn->ctl);
@@ -381,6 +382,7 @@ int hr_conn_send_made(struct hr_conn *conn, struct hr_request *req, void (*fill)
 /* Sends the header now if nothing is in the way; queues it otherwise. HR_OK: the request may be finished. */
 hr_status hr_conn_send(struct hr_conn *conn, struct hr_request *req) {
     hr_status status = HR_AGAIN;
+    if (req->priority != conn->priority) hr_window_mixed(conn, req->priority);
     if (nothing_in_the_way(conn, req)) status = send_header(conn, req);
     if (status == HR_AGAIN)
         queue_send(conn, req);

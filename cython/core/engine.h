@@ -197,6 +197,8 @@ struct hr_conn {
     /* measuring */
     uint64_t round_rx; /* bulk that had come by its beginning */
     int64_t round_since, busy_since, alone_since, rtt;
+    int priority; /* of the last message; when it was another one than that of those before */
+    int64_t mixed_at;
     uint64_t round_bytes, round_mark;
     double rate;
     int rate_is_of_burst; /* and not of a path that was kept full */
@@ -391,7 +393,9 @@ void hr_window_acked(struct hr_conn *conn, uint64_t nbytes);
 void hr_window_writes(struct hr_conn *conn, uint64_t nbytes);  /* the same for writes that the provider confirms, */
 void hr_window_wrote(struct hr_conn *conn, uint64_t nbytes);   /* when it does, */
 void hr_window_forgets(struct hr_conn *conn, uint64_t nbytes); /* and when it never will */
-void hr_window_probe(struct hr_conn *conn); /* bulk was cut off on its way: what of it is never acknowledged? */
+void hr_window_mixed(struct hr_conn *conn, int priority);      /* a message of another priority than the one before */
+int hr_window_one_way(const struct hr_conn *conn); /* whether bulk may count on more of it: hr_rma.one_way */
+void hr_window_probe(struct hr_conn *conn);        /* bulk was cut off on its way: what of it is never acknowledged? */
 void hr_window_probed(struct hr_conn *conn, const struct hr_hdr *probe);
 void hr_window_echoed(struct hr_conn *conn, const struct hr_hdr *echo);
 static inline int hr_window_open(struct hr_conn *conn) { return !conn->caps->window || conn->inflight < conn->window; }

@@ -72,7 +72,8 @@ static uint64_t segment_size(struct hr_conn *conn, const struct hr_xfer *x) {
     if (message && caps->flags & HR_CAP_RELAYS && x->len >= HR_UNREAD_MIN) n = caps->max_send;
     if (x->open && x->rmem.out && hr_run_waits(x->req)) n = WAITED;
     if (caps->window) {
-        uint64_t share = x->sure && conn->rate > 0 ? conn->window : conn->window / 4;
+        uint64_t share = conn->window / (conn->lanes[conn->nlanes > 1].ep->one_way ? 2 : 4);
+        if (x->sure && conn->rate > 0) share = conn->window;
         if (n > share) n = share;
         if (n < HR_SEGMENT_MIN) n = HR_SEGMENT_MIN;
     }
@@ -151,7 +152,8 @@ hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t
                              .offset = x->posted,
                              .with_notify = !x->sure || n == left, /* the last comes behind all others */
                              .value = x->remote,
-                             .cookie = HR_XFER_COOKIE(x)};
+                             .cookie = HR_XFER_COOKIE(x),
+                             .one_way = conn->caps->window && hr_window_one_way(conn)};
         status = write_segment(conn, &rma);
     } else {
         struct hr_hdr h = {.kind = HR_MSG_SEG, .comm = x->req->comm->id, .aux = x->posted, .rreq = x->remote};

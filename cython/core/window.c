@@ -26,6 +26,7 @@
 
 #define LATENCY_NS 500000.0 /* of bulk ahead of an urgent message, at the measured rate */
 #define ROUND_NS 1000000
+#define MIXED_NS 1000000000
 
 static void conn_round(struct hr_conn *conn, int64_t now) {
     conn->round_since = now;
@@ -120,6 +121,19 @@ void hr_window_wrote(struct hr_conn *conn, uint64_t nbytes) {
 void hr_window_forgets(struct hr_conn *conn, uint64_t nbytes) {
     conn->tx_writes -= nbytes;
     conn_inflight(conn);
+}
+
+void hr_window_mixed(struct hr_conn *conn, int priority) {
+    conn->priority = priority;
+    conn->mixed_at = hr_now();
+}
+
+/* Somebody waits, so more is sent as soon as there is room; nothing comes from the peer, and nothing has gone there
+ * for a while that was more urgent, or less, than the rest. */
+int hr_window_one_way(const struct hr_conn *conn) {
+    const struct hr_engine *engine = conn->engine;
+    return engine->driving == 1 && !engine->yield && conn->rx_bulk == conn->round_rx &&
+           hr_now() - conn->mixed_at > MIXED_NS;
 }
 
 /* What a cancelled transfer had on its way may arrive and be acknowledged, or may not. The peer counts what has come:

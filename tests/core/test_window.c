@@ -41,6 +41,30 @@ static int widened(void) {
 
 TEST(bursts_that_fill_the_window_widen_it) { unless_stopped(widened); }
 
+/* What bulk may count on more of: somebody waits for it on a core of his own, the peer sends none, and all messages of
+ * the last second had one priority. */
+TEST(bulk_goes_one_way_where_nothing_else_does) {
+    struct hr_engine engine = {0};
+    struct hr_conn conn = idle_conn();
+    conn.engine = &engine;
+    engine.driving = 1;
+    CHECK(hr_window_one_way(&conn));
+    engine.driving = 2; /* the background thread */
+    CHECK(!hr_window_one_way(&conn));
+    engine.driving = 1;
+    engine.yield = 1;
+    CHECK(!hr_window_one_way(&conn));
+    engine.yield = 0;
+    conn.rx_bulk = conn.round_rx + 1;
+    CHECK(!hr_window_one_way(&conn));
+    conn.round_rx = conn.rx_bulk;
+    CHECK(hr_window_one_way(&conn));
+    hr_window_mixed(&conn, 0);
+    CHECK(!hr_window_one_way(&conn));
+    conn.mixed_at -= 2000000000;
+    CHECK(hr_window_one_way(&conn));
+}
+
 static int believed_for_a_round(void) {
     struct hr_engine engine = {0};
     struct hr_conn conn = idle_conn();

@@ -137,6 +137,7 @@ struct hr_ep {
     uint64_t peer_id; /* whom it reaches */
     uint32_t channel; /* the engine's, before ep_connect: endpoints of one number meet; 0 with HR_CAP_LOCAL */
     int puts;         /* HR_CAP_PUT: the provider's, once connected: both sides may post_put */
+    int one_way;      /* the provider's: writes that go one way (hr_rma) are to be long, more of them may wait */
 };
 
 /* Where events go. All are called from inside progress() with the engine's lock held. */
@@ -193,6 +194,7 @@ struct hr_rma { /* one read or write */
     int with_notify; /* write only: tell the peer's engine, with value, once the bytes are there */
     uint64_t value;
     void *cookie;
+    int one_way; /* write only, a hint: more like it comes as soon as there is room, and nothing that it would delay */
 };
 
 enum hr_atomic_op { HR_ATOMIC_FETCH_ADD, HR_ATOMIC_CMP_SWAP };

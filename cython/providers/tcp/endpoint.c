@@ -62,6 +62,7 @@ hr_status hr_tcp_ep_up(struct hr_tcp_ep *ep, int fd, const union hr_sockaddr *pe
     }
     if (ep->dscp >= 0) hr_tcp_socket_class(fd, peer->sa.sa_family, ep->dscp, ep->priority);
     hr_tcp_tx_ready(ep);
+    hr_tcp_one_way_begin(ep);
     hr_tcp_dial_end(ep);
     ep->state = HR_TCP_UP;
     hr_tcp_ep_tell(ep, HR_OK);

@@ -83,6 +83,7 @@ static void start_write(struct hr_tcp_ep *ep, const struct hr_tcp_frame *frame, 
                                     .key = write->key,
                                     .offset = write->offset,
                                     .value = write->value};
+    hr_tcp_one_way_told(ep, frame->flags & HR_TCP_ONE_WAY);
     target(ep); /* a write of nothing to nowhere is not notified either */
 }
 
@@ -229,6 +230,7 @@ static ssize_t fill(struct hr_tcp_ep *ep, size_t *asked_p) {
                    : recv(ep->source.fd, iov[0].iov_base, iov[0].iov_len, MSG_DONTWAIT);
     } while (n < 0 && errno == EINTR);
     if (n <= 0) return n;
+    hr_tcp_one_way_came(ep, (size_t)n);
     uint64_t got = (uint64_t)n < direct ? (uint64_t)n : direct;
     if (got) advance(ep, got);
     ep->rx_end += (uint32_t)((uint64_t)n - got);

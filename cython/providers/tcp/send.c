@@ -252,7 +252,9 @@ hr_status hr_tcp_post_write(struct hr_ep *base, const struct hr_rma *rma) {
     if (!status) status = check_remote(rma->remote, rma->offset, rma->len);
     /* Nothing overtakes what is in the ring. Answers to reads are no reason: they come as long as the peer asks. */
     if (!status && !ep->tx_chunks && ep->tx_bytes >= HR_TCP_QUEUE_BYTES) status = HR_AGAIN;
-    return status ? status : hr_tcp_push(ep, HR_TCP_OP_POSTED, &frame, &write, rma->local, rma->cookie, 0);
+    if (status) return status;
+    if (hr_tcp_one_way_sends(ep, rma->len, rma->one_way)) frame.flags |= HR_TCP_ONE_WAY;
+    return hr_tcp_push(ep, HR_TCP_OP_POSTED, &frame, &write, rma->local, rma->cookie, 0);
 }
 
 /* A request frame and the place where its answer will be expected. */

@@ -34,20 +34,20 @@ static int set_cc(int fd, const char *name) {
  * halves the bandwidth there: "auto" takes cubic on such connections, or reno where an unprivileged process may not
  * have cubic, and leaves real links to the system's choice.
  */
-hr_status hr_tcp_cc_resolve(struct hr_tcp_domain *d, char detail[256]) {
+hr_status hr_tcp_socket_resolve(struct hr_tcp_domain *d, char detail[256]) {
     static const char *const quick[] = {"cubic", "reno"};
     int is_auto = strcmp(d->opt.cc, "auto") == 0;
     hr_status status = HR_OK;
-    if (strcmp(d->opt.cc, "system") == 0) return HR_OK;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0 && errno == EAFNOSUPPORT) fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) {
         snprintf(detail, 256, "cannot make a tcp socket: %s", strerror(errno));
         return HR_ERR_DEVICE;
     }
+    d->may_narrow = !d->opt.rcvbuf && hr_tcp_one_way_able(fd);
     for (int i = 0; is_auto && i < 2 && !*d->cc_local; i++)
         if (set_cc(fd, quick[i]) == 0) strcpy(d->cc_local, quick[i]);
-    if (!is_auto) {
+    if (!is_auto && strcmp(d->opt.cc, "system") != 0) {
         if (set_cc(fd, d->opt.cc)) {
             snprintf(detail, 256, "cc=%s: %s (sysctl net.ipv4.tcp_allowed_congestion_control lists what is allowed)",
                      d->opt.cc, strerror(errno));
@@ -60,12 +60,16 @@ hr_status hr_tcp_cc_resolve(struct hr_tcp_domain *d, char detail[256]) {
     return status;
 }
 
+int hr_tcp_socket_unsent(int fd, int most) {
+    return set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, most ? most : NOTSENT_LOWAT);
+}
+
 int hr_tcp_socket_prepare(struct hr_tcp_domain *d, int fd, int local) {
     const char *cc = local ? d->cc_local : d->cc_remote;
     if (*cc && set_cc(fd, cc)) return -1;
     if (d->opt.sndbuf && set(fd, SOL_SOCKET, SO_SNDBUF, d->opt.sndbuf)) return -1;
     if (d->opt.rcvbuf && set(fd, SOL_SOCKET, SO_RCVBUF, d->opt.rcvbuf)) return -1;
-    if (set(fd, IPPROTO_TCP, TCP_NODELAY, 1) || set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOTSENT_LOWAT) ||
+    if (set(fd, IPPROTO_TCP, TCP_NODELAY, 1) || hr_tcp_socket_unsent(fd, 0) ||
         set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, (int)(d->opt.user_timeout * 1000)) ||
         set(fd, SOL_SOCKET, SO_KEEPALIVE, 1) || set(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE) ||
         set(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL) || set(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_COUNT))

@@ -100,7 +100,7 @@ static void domain_close(struct hr_domain *domain) {
 
 static hr_status open_parts(struct hr_tcp_domain *d, const struct hr_domain_params *params, char detail[256]) {
     hr_status status = parse_options(&d->opt, params->options, detail);
-    if (!status) status = hr_tcp_cc_resolve(d, detail);
+    if (!status) status = hr_tcp_socket_resolve(d, detail);
     if (status) return status;
     d->nifaces = hr_ifaces_scan(&d->ifaces);
     if (d->nifaces < 0) {

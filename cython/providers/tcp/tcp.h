@@ -50,6 +50,7 @@ struct hr_tcp_domain {
     struct hr_tcp_options opt;
     int crowded;                      /* ranks of this host share processors */
     char cc_local[16], cc_remote[16]; /* congestion control to ask for; "": leave the system's */
+    int may_narrow;                   /* receive buffers: one_way.c */
     const struct hr_auth *auth;
     uint64_t self_id;
     uint64_t
@@ -124,6 +125,15 @@ struct hr_tcp_body {
 
 enum hr_tcp_state { HR_TCP_NEW, HR_TCP_WAITING, HR_TCP_DIALING, HR_TCP_UP, HR_TCP_LOST, HR_TCP_CLOSED };
 
+/* Long transfers between processes of one host: one_way.c. */
+struct hr_tcp_one_way {
+    int may_send, sending;
+    uint64_t went;      /* in writes that are said to go one way, without another between them */
+    int receiving;      /* the peer says that it sends */
+    int window, buffer; /* what might be offered, and the receive buffer, before they were narrowed; 0: they are not */
+    uint64_t came, offered; /* since the peer said so; then less was offered */
+};
+
 struct hr_tcp_ep {
     struct hr_ep base;
     struct hr_source source;
@@ -149,6 +159,7 @@ struct hr_tcp_ep {
     uint64_t tx_bytes; /* in the ring and not in the kernel */
     int tx_long;       /* frames are cut where their last segment would be short: see send.c */
     int tx_errno;      /* sending failed: the rest is received, then the peer is lost */
+    struct hr_tcp_one_way one_way;
 
     struct hr_tcp_pending *pending; /* HR_TCP_READS */
     uint64_t next_id;
@@ -186,9 +197,12 @@ void hr_tcp_dial_end(struct hr_tcp_ep *ep);
 
 /* socket.c */
 int hr_tcp_socket_prepare(struct hr_tcp_domain *d, int fd, int local);
+/* Most that the kernel has and may not send yet; 0: as usual. */
+int hr_tcp_socket_unsent(int fd, int most);
 hr_status hr_tcp_socket_class(int fd, int family, int dscp, int priority);
-/* Turns the option cc into cc_local and cc_remote; HR_ERR_INVALID with detail when the kernel refuses it. */
-hr_status hr_tcp_cc_resolve(struct hr_tcp_domain *d, char detail[256]);
+/* What sockets may have: cc_local and cc_remote (HR_ERR_INVALID with detail when the kernel refuses the option cc),
+ * may_narrow. */
+hr_status hr_tcp_socket_resolve(struct hr_tcp_domain *d, char detail[256]);
 
 /* accept.c */
 hr_status hr_tcp_listen(struct hr_tcp_domain *d, char detail[256]);
@@ -224,6 +238,13 @@ void hr_tcp_tx_ready(struct hr_tcp_ep *ep); /* it is connected */
 void hr_tcp_tx_clear(struct hr_tcp_ep *ep);
 /* Gives queued chunks of this region a copy of what they point to. */
 void hr_tcp_tx_detach(struct hr_tcp_ep *ep, uint64_t key);
+
+/* one_way.c */
+int hr_tcp_one_way_able(int fd);                                              /* a socket that is for nothing else */
+void hr_tcp_one_way_begin(struct hr_tcp_ep *ep);                              /* it is connected */
+int hr_tcp_one_way_sends(struct hr_tcp_ep *ep, uint64_t nbytes, int one_way); /* a write; 1: the peer is to be told */
+void hr_tcp_one_way_told(struct hr_tcp_ep *ep, int one_way);                  /* by a write that came */
+void hr_tcp_one_way_came(struct hr_tcp_ep *ep, size_t nbytes);                /* a read from the socket */
 
 /* serve.c */
 hr_status hr_tcp_serve_read(struct hr_tcp_ep *ep, const struct hr_tcp_read *read);

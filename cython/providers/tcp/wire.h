@@ -31,7 +31,8 @@ enum hr_tcp_type {
     HR_TCP_TYPES
 };
 
-enum { HR_TCP_NOTIFY = 1 }; /* flags of WRITE */
+/* Flags. NOTIFY: of WRITE. ONE_WAY: of what has a payload, more like it comes and nothing is waited for: one_way.c. */
+enum { HR_TCP_NOTIFY = 1, HR_TCP_ONE_WAY = 2 };
 
 #define HR_TCP_GUARD 0x7ac3591eu
 #define HR_TCP_MAX_SEND (128u << 10) /* payload of one MSG */
