@@ -191,6 +191,7 @@ void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack) {
     if (conn->caps->window && ack >= HR_BULK_MIN) {
         conn->owed_ack += ack;
         conn->rx_bulk += ack;
+        conn->engine->rx_bulk += ack;
     }
     if (conn->state != HR_CONN_UP) return;
     if (conn_credit_due(conn) || conn->owed_ack >= conn->ack_every)

@@ -195,7 +195,7 @@ struct hr_conn {
     int stopped;  /* the peer did not let go of an entry in time */
     int helpless; /* the peer could not write where it was asked to help: it is not asked for that again */
     /* measuring */
-    uint64_t round_rx; /* bulk that had come by its beginning */
+    uint64_t round_rx, round_rx_all; /* bulk that had come by its beginning: from there, from all */
     int64_t round_since, busy_since, alone_since, rtt;
     int priority; /* of the last message; when it was another one than that of those before */
     int64_t mixed_at;
@@ -270,6 +270,7 @@ struct hr_engine {
     uint32_t pass;
     int epfd, kickfd, bgfd, donefd, remarkfd;
     int spin_ns, spin_now, yield;
+    uint64_t rx_bulk; /* that came, on all connections */
     struct hr_link conns, active, owing, dead, comms, waiters;
     struct hr_link work[HR_PRIORITIES];
     uint32_t nwork;
@@ -394,8 +395,9 @@ void hr_window_writes(struct hr_conn *conn, uint64_t nbytes);  /* the same for w
 void hr_window_wrote(struct hr_conn *conn, uint64_t nbytes);   /* when it does, */
 void hr_window_forgets(struct hr_conn *conn, uint64_t nbytes); /* and when it never will */
 void hr_window_mixed(struct hr_conn *conn, int priority);      /* a message of another priority than the one before */
-int hr_window_one_way(const struct hr_conn *conn); /* whether bulk may count on more of it: hr_rma.one_way */
-void hr_window_probe(struct hr_conn *conn);        /* bulk was cut off on its way: what of it is never acknowledged? */
+int hr_window_one_way(const struct hr_conn *conn,
+                      int priority);        /* whether bulk may count on more of it: hr_rma.one_way */
+void hr_window_probe(struct hr_conn *conn); /* bulk was cut off on its way: what of it is never acknowledged? */
 void hr_window_probed(struct hr_conn *conn, const struct hr_hdr *probe);
 void hr_window_echoed(struct hr_conn *conn, const struct hr_hdr *echo);
 static inline int hr_window_open(struct hr_conn *conn) { return !conn->caps->window || conn->inflight < conn->window; }

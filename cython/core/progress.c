@@ -93,6 +93,7 @@ int hr_pass(struct hr_engine *engine, struct hr_conn *hint) {
 int hr_progress(struct hr_engine *engine) {
     hr_lock(engine);
     int n = hr_pass(engine, NULL);
+    if (n && engine->sleeping) hr_kick(engine); /* part of it may be left to do, and the event is gone */
     hr_unlock(engine);
     return n;
 }
@@ -272,6 +273,10 @@ static hr_status drive(struct hr_engine *engine, const struct drive *d) {
             status = HR_INTERRUPTED;
             break;
         }
+        if (hr_contended(engine)) {
+            step_back(engine);
+            continue;
+        }
         /* The lock was held since the pass: what others did before that was seen, and what they do from now on wakes.
          */
         if (arm(engine)) {
@@ -337,7 +342,10 @@ static hr_status drive_or_wait(struct hr_engine *engine, const struct drive *d) 
             if (waited && !engine->driving) hand_over(engine); /* it may have been handed to this one */
             return status;
         }
-        if (engine->driving == 2) claim_role(engine);
+        if (engine->driving == 2) {
+            claim_role(engine);
+            if (d->done(engine, d->arg)) continue;
+        }
         if (!engine->driving) return drive(engine, d);
         if (d->polls > 0) return HR_INTERRUPTED;
         status = wait_in_line(engine, d->req, d->deadline);
@@ -397,15 +405,15 @@ static void *bg_main(void *arg) {
             continue;
         }
         set_driving(engine, 2);
-        int quiet = 0;
+        int quiet = 0, stepped = 0;
         brought = 0;
         while (!bg_must_yield(engine) && quiet < 4) {
             quiet = hr_pass(engine, NULL) ? 0 : quiet + 1;
             brought |= !quiet;
-            if (!hr_contended(engine)) continue;
-            step_back(engine);
-            quiet = 0; /* whoever had the lock may have left something to do, and kicks only who sleeps */
+            stepped = hr_contended(engine);
+            if (stepped) step_back(engine);
         }
+        if (stepped) brought |= hr_pass(engine, NULL) > 0; /* who had the lock meanwhile kicks only who sleeps */
         int sleep = !bg_must_yield(engine) && arm(engine);
         set_driving(engine, 0);
         if (!hr_list_empty(&engine->waiters)) hand_over(engine);

@@ -153,7 +153,7 @@ hr_status hr_xfer_send_segment(struct hr_conn *conn, struct hr_xfer *x, uint64_t
                              .with_notify = !x->sure || n == left, /* the last comes behind all others */
                              .value = x->remote,
                              .cookie = HR_XFER_COOKIE(x),
-                             .one_way = conn->caps->window && hr_window_one_way(conn)};
+                             .one_way = conn->caps->window && hr_window_one_way(conn, x->req->priority)};
         status = write_segment(conn, &rma);
     } else {
         struct hr_hdr h = {.kind = HR_MSG_SEG, .comm = x->req->comm->id, .aux = x->posted, .rreq = x->remote};

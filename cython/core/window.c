@@ -33,6 +33,7 @@ static void conn_round(struct hr_conn *conn, int64_t now) {
     conn->round_bytes = 0;
     conn->round_mark = conn->inflight;
     conn->round_rx = conn->rx_bulk;
+    conn->round_rx_all = conn->engine->rx_bulk;
 }
 
 /* A probe goes by the first stream and overtakes what lies in the others: what was taken for lost then comes and is
@@ -128,12 +129,12 @@ void hr_window_mixed(struct hr_conn *conn, int priority) {
     conn->mixed_at = hr_now();
 }
 
-/* Somebody waits, so more is sent as soon as there is room; nothing comes from the peer, and nothing has gone there
- * for a while that was more urgent, or less, than the rest. */
-int hr_window_one_way(const struct hr_conn *conn) {
+/* Somebody waits, so more is sent as soon as there is room; no bulk comes from anybody meanwhile, and nothing has gone
+ * there for a while that was more urgent, or less. */
+int hr_window_one_way(const struct hr_conn *conn, int priority) {
     const struct hr_engine *engine = conn->engine;
-    return engine->driving == 1 && !engine->yield && conn->rx_bulk == conn->round_rx &&
-           hr_now() - conn->mixed_at > MIXED_NS;
+    return engine->driving == 1 && !engine->yield && engine->rx_bulk == conn->round_rx_all &&
+           priority == conn->priority && hr_now() - conn->mixed_at > MIXED_NS;
 }
 
 /* What a cancelled transfer had on its way may arrive and be acknowledged, or may not. The peer counts what has come:

@@ -85,11 +85,14 @@ TEST(payload_that_is_made_in_the_ring) {
     uint64_t sent = 0, full = 0;
     while (sent < 1000) {
         size_t len = sent % 5 == 0 ? 8 : 1 + rnd() % most[sent % 4];
-        e->far_until = sent % 3 ? INT64_MAX : 0;
+        e->far_until = sent % 3 == 1 ? INT64_MAX : 0;
+        e->made[0] = 1;
+        e->made[1] = sent % 3 == 2 ? 0.1 : 1;
+        e->nmade = 0;
         hr_status status = send_made(&a, sent, len, &m);
         CHECK_EQ(m.calls, status == HR_OK);
         if (status == HR_OK)
-            CHECK_EQ(m.elsewhere, len < 32768 || sent % 3 == 0); /* far away it is copied past the cache */
+            CHECK_EQ(m.elsewhere, len < 32768 || sent % 3 == 0); /* far away, and where that is faster, it is copied */
         CHECK(status == HR_OK || status == HR_AGAIN);
         sent += status == HR_OK;
         full += status == HR_AGAIN;
@@ -99,6 +102,29 @@ TEST(payload_that_is_made_in_the_ring) {
     CHECK(full > 0);
     CHECK_EQ(b.bad, 0);
     CHECK_EQ(e->far, 0); /* slow as they were made, that says nothing of where the consumer is */
+    side_close(&a), side_close(&b);
+}
+
+/* The slower way is tried now and then, and one that is hardly faster is none. */
+TEST(what_is_made_goes_the_faster_way) {
+    struct side a, b;
+    struct made m;
+    pair_open(&a, &b, "");
+    struct shm_ep *e = shm_ep(a.ep);
+    b.check_pattern = 1;
+    for (int kind = 0; kind < 3; kind++) {
+        int elsewhere = 0, most = kind == 1 ? 10 : 630;
+        for (uint64_t i = 0; i < 640; i++) {
+            e->made[0] = kind ? 1 : 0.1;
+            e->made[1] = kind == 1 ? 0.1 : 0.9;
+            CHECK_EQ(send_made(&a, b.received, 65536, &m), HR_OK);
+            elsewhere += m.elsewhere;
+            CHECK(e->made[0] > 0 && e->made[0] <= 4 && e->made[1] > 0 && e->made[1] <= 4);
+            UNTIL(5, b.received == (uint64_t)kind * 640 + i + 1, BOTH(&a, &b));
+        }
+        CHECK_EQ(elsewhere, most);
+    }
+    CHECK_EQ(b.bad, 0);
     side_close(&a), side_close(&b);
 }
 

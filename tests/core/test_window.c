@@ -12,7 +12,11 @@ static void pass_us(int64_t us) {
 
 static const struct hr_caps caps = {.window = HR_WINDOW_MIN};
 
-static struct hr_conn idle_conn(void) { return (struct hr_conn){.caps = &caps, .window = caps.window}; }
+static struct hr_engine nobody;
+
+static struct hr_conn idle_conn(void) {
+    return (struct hr_conn){.engine = &nobody, .caps = &caps, .window = caps.window};
+}
 
 /* Sends n bytes into an empty path, as far as the window lets it, and has them acknowledged after us microseconds. */
 static void burst(struct hr_conn *conn, uint64_t n, int64_t us) {
@@ -47,22 +51,25 @@ TEST(bulk_goes_one_way_where_nothing_else_does) {
     struct hr_engine engine = {0};
     struct hr_conn conn = idle_conn();
     conn.engine = &engine;
+    conn.priority = HR_PRIORITY_DEFAULT;
     engine.driving = 1;
-    CHECK(hr_window_one_way(&conn));
+    CHECK(hr_window_one_way(&conn, HR_PRIORITY_DEFAULT));
     engine.driving = 2; /* the background thread */
-    CHECK(!hr_window_one_way(&conn));
+    CHECK(!hr_window_one_way(&conn, HR_PRIORITY_DEFAULT));
     engine.driving = 1;
     engine.yield = 1;
-    CHECK(!hr_window_one_way(&conn));
+    CHECK(!hr_window_one_way(&conn, HR_PRIORITY_DEFAULT));
     engine.yield = 0;
-    conn.rx_bulk = conn.round_rx + 1;
-    CHECK(!hr_window_one_way(&conn));
-    conn.round_rx = conn.rx_bulk;
-    CHECK(hr_window_one_way(&conn));
+    engine.rx_bulk = conn.round_rx_all + 1;
+    CHECK(!hr_window_one_way(&conn, HR_PRIORITY_DEFAULT));
+    conn.round_rx_all = engine.rx_bulk;
+    CHECK(hr_window_one_way(&conn, HR_PRIORITY_DEFAULT));
     hr_window_mixed(&conn, 0);
-    CHECK(!hr_window_one_way(&conn));
-    conn.mixed_at -= 2000000000;
-    CHECK(hr_window_one_way(&conn));
+    CHECK(!hr_window_one_way(&conn, HR_PRIORITY_DEFAULT));
+    conn.mixed_at -= 2000000000; /* only urgent ones since, beside bulk that goes on */
+    CHECK(!hr_window_one_way(&conn, HR_PRIORITY_DEFAULT));
+    conn.priority = HR_PRIORITY_DEFAULT;
+    CHECK(hr_window_one_way(&conn, HR_PRIORITY_DEFAULT));
 }
 
 static int believed_for_a_round(void) {

@@ -94,13 +94,40 @@ void hr_shm_wrote(struct shm_ep *e, size_t len, int64_t start, int64_t end) {
     e->far = FAR_ROW - 1; /* the first that is tried again decides */
 }
 
+/*
+ * What is made in the ring is stored there vector by vector, and each waits for its line; a long copy's stores (`rep
+ * movsb`) do not. Zen 5, GB/s, 16 KiB at a time: 40 and 26 where the two share a cache, 7 and 27 where they do not. So
+ * each payload is made the faster way, and now and then the other.
+ */
+#define MADE_TRIAL 64
+#define MADE_GAIN 0.8 /* of the time: less is worth no change */
+
+static int made_elsewhere(struct shm_ep *e) {
+    int faster = e->made[1] < MADE_GAIN * e->made[0];
+    return e->nmade++ % MADE_TRIAL == MADE_TRIAL - 1 ? !faster : faster;
+}
+
+/* One that was interrupted counts little. */
+static void made(struct shm_ep *e, int way, double ns) {
+    double *known = &e->made[way];
+    if (*known > 0 && ns > 4 * *known) ns = 4 * *known;
+    *known += *known > 0 ? (ns - *known) / 4 : ns;
+}
+
+static void make_payload(struct shm_ep *e, uint8_t *to, const struct hr_msg *msg) {
+    int64_t start = msg->len < FAR_MIN ? 0 : hr_now();
+    int far = start && start < e->far_until, way = far || (start && made_elsewhere(e));
+    msg->fill(msg->cookie, way ? NULL : to);
+    if (way) hr_copy(to, msg->payload, msg->len, far ? HR_STORE_UNREAD : HR_STORE_SHARED);
+    if (start && !far) made(e, way, (double)(hr_now() - start) / (double)msg->len);
+}
+
 static void put_payload(struct shm_ep *e, uint8_t *to, const struct hr_msg *msg) {
     size_t len = msg->len;
     int64_t start = len < FAR_MIN ? 0 : hr_now();
     int far = start && start < e->far_until;
-    if (msg->fill) msg->fill(msg->cookie, far ? NULL : to);
-    if (!msg->fill || far) hr_copy(to, msg->payload, len, far ? HR_STORE_UNREAD : HR_STORE_SHARED);
-    if (start && !far && !msg->fill) hr_shm_wrote(e, len, start, hr_now()); /* else it is of arithmetic, too */
+    hr_copy(to, msg->payload, len, far ? HR_STORE_UNREAD : HR_STORE_SHARED);
+    if (start && !far) hr_shm_wrote(e, len, start, hr_now());
 }
 
 hr_status hr_shm_post_send(struct hr_ep *ep, const struct hr_msg *msg) {
@@ -119,6 +146,8 @@ hr_status hr_shm_post_send(struct hr_ep *ep, const struct hr_msg *msg) {
     for (size_t i = 0; i < hdr_len; i += 8) memcpy(at + i, (const uint8_t *)msg->hdr + i, 8);
     if (len == 8 && !msg->fill)
         memcpy(at + hdr_len, msg->payload, 8);
+    else if (len && msg->fill)
+        make_payload(e, at + ring_payload(hdr_len, len), msg);
     else if (len)
         put_payload(e, at + ring_payload(hdr_len, len), msg);
     if (ring_tx_publish(&e->tx, ring_word(RING_MSG, hdr_len, len), n)) hr_shm_wake(e);

@@ -133,6 +133,8 @@ struct shm_ep {
     uint64_t blocked;  /* bytes for which post_* found no room; 0: none since */
     int far;           /* long payloads in a row that took so long to write as if the consumer's cache were far away */
     int64_t far_until; /* they are written past the cache */
+    double made[2];    /* ns per byte of payloads that are made: in the ring, or elsewhere and then copied */
+    unsigned nmade;
     enum shm_pushing pushing;
     struct shm_push push;
     struct shm_op ops[SHM_OPS];

@@ -5,7 +5,7 @@
  * socket's lock all the time. Where less than 16 segments of 64 KiB fit, and more than may be sent may be given to the
  * kernel, they take turns instead: a dozen segments are read in one call while the next are copied in. 16 and 256 MiB
  * one way go 1.1 to 1.2 times as fast (benchmarks/learned_tcp.md). What is on its way to the peer's engine is bounded
- * as ever.
+ * as ever, but for half a window in longer pieces.
  *
  * It takes a sender that comes back at once when the kernel has room: where a background thread sends, where ranks
  * share cores, where the peer sends as well, and where a congestion control paces, both would wait. And urgent messages
@@ -28,7 +28,7 @@
 #endif
 #define RCVBUF_LOCK 2
 
-enum { LONG = 4 << 20, UNSENT = 2 << 20, OFFER = 400000, READ = 64 << 10, NARROW = 450000 };
+enum { LONG = 4 << 20, UNSENT = 2 << 20, OFFER = 400000, READ = 64 << 10, NARROW = 450000, WIDE = 4 << 20 };
 
 static int get(int fd, int level, int option, int *value) {
     socklen_t len = sizeof *value;
@@ -51,6 +51,7 @@ static int paces(int fd) {
 void hr_tcp_one_way_begin(struct hr_tcp_ep *ep) {
     struct hr_tcp_domain *d = hr_tcp_domain_of(&ep->base);
     int local = hr_ifaces_own(d->ifaces, d->nifaces, &ep->peer);
+    ep->base.one_way = 0;
     ep->one_way = (struct hr_tcp_one_way){.may_send = local && d->may_narrow && !d->crowded && !paces(ep->source.fd)};
 }
 
@@ -65,11 +66,11 @@ int hr_tcp_one_way_sends(struct hr_tcp_ep *ep, uint64_t nbytes, int one_way) {
 /* --- the receiver
  * ----------------------------------------------------------------------------------------------------------------- */
 
-/* Whether the kernel permits such a buffer, and would have it back. */
+/* Whether the kernel would have a buffer back, and permits one that is wide. */
 int hr_tcp_one_way_able(int fd) {
     int lock, is;
-    return !get(fd, SOL_SOCKET, SO_BUF_LOCK, &lock) && !set(fd, SOL_SOCKET, SO_RCVBUF, NARROW) &&
-           !get(fd, SOL_SOCKET, SO_RCVBUF, &is) && is >= 2 * NARROW;
+    return !get(fd, SOL_SOCKET, SO_BUF_LOCK, &lock) && !set(fd, SOL_SOCKET, SO_RCVBUF, WIDE) &&
+           !get(fd, SOL_SOCKET, SO_RCVBUF, &is) && is >= 2 * WIDE;
 }
 
 static void offer(struct hr_tcp_ep *ep, int most) { set(ep->source.fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, most); }
@@ -79,11 +80,11 @@ static void offer(struct hr_tcp_ep *ep, int most) { set(ep->source.fd, IPPROTO_T
 static void narrow(struct hr_tcp_ep *ep) {
     struct hr_tcp_one_way *way = &ep->one_way;
     int fd = ep->source.fd, most = 0, unread;
-    if (way->came - way->offered <= (uint64_t)way->window) return;
+    if (way->window && way->came <= way->offered + (uint64_t)way->window) return;
     if (get(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, &most) || ioctl(fd, FIONREAD, &unread)) return;
     if (!way->window || most != OFFER) {
         if (most > way->window) way->window = most;
-        way->offered = way->came;
+        way->offered = way->came + (uint64_t)unread;
         offer(ep, OFFER);
     } else if (unread <= READ && !get(fd, SOL_SOCKET, SO_RCVBUF, &way->buffer)) {
         set(fd, SOL_SOCKET, SO_RCVBUF, NARROW);
@@ -91,11 +92,11 @@ static void narrow(struct hr_tcp_ep *ep) {
     }
 }
 
-/* As it was, and the kernel's to tune. */
+/* As it was, as far as the kernel permits, which tunes it again. */
 static void widen(struct hr_tcp_ep *ep) {
     struct hr_tcp_one_way *way = &ep->one_way;
-    int fd = ep->source.fd, lock;
-    offer(ep, way->window);
+    int fd = ep->source.fd, lock, most;
+    if (!get(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, &most) && most < way->window) offer(ep, way->window);
     if (way->buffer) {
         set(fd, SOL_SOCKET, SO_RCVBUF, way->buffer / 2); /* the kernel doubles what it is told */
         if (!get(fd, SOL_SOCKET, SO_BUF_LOCK, &lock)) set(fd, SOL_SOCKET, SO_BUF_LOCK, lock & ~RCVBUF_LOCK);

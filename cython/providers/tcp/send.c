@@ -236,7 +236,9 @@ hr_status hr_tcp_post_send(struct hr_ep *base, const struct hr_msg *msg) {
     hr_status status = usable(ep);
     if (msg->hdr_len < 8 || msg->hdr_len > HR_MAX_HDR || msg->hdr_len % 8 || msg->len > HR_TCP_MAX_SEND)
         return HR_ERR_INVALID;
-    return status ? status : hr_tcp_push(ep, HR_TCP_OP_POSTED, &frame, msg->hdr, msg->payload, msg->cookie, 0);
+    if (status) return status;
+    if (msg->len >= HR_TCP_BULK) hr_tcp_one_way_sends(ep, msg->len, 0);
+    return hr_tcp_push(ep, HR_TCP_OP_POSTED, &frame, msg->hdr, msg->payload, msg->cookie, 0);
 }
 
 static hr_status check_remote(const struct hr_rmem *remote, uint64_t offset, uint64_t len) {

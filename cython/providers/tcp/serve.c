@@ -68,6 +68,7 @@ static hr_status answer_read(struct hr_tcp_ep *ep, struct hr_tcp_serve *serve) {
     struct hr_tcp_frame frame = {HR_TCP_READ_DATA, sizeof data, 0, HR_TCP_GUARD, region ? len : 0};
     enum hr_tcp_op_kind kind = region && len ? HR_TCP_OP_CHUNK : HR_TCP_OP_ANSWER;
     const uint8_t *from = region ? region->addr + serve->offset : NULL;
+    if (frame.len >= HR_TCP_BULK) hr_tcp_one_way_sends(ep, frame.len, 0);
     hr_status status = hr_tcp_push(ep, kind, &frame, &data, from, NULL, serve->key);
     if (status == HR_INPROGRESS && kind == HR_TCP_OP_CHUNK) {
         ep->tx_chunks++;

@@ -128,10 +128,10 @@ enum hr_tcp_state { HR_TCP_NEW, HR_TCP_WAITING, HR_TCP_DIALING, HR_TCP_UP, HR_TC
 /* Long transfers between processes of one host: one_way.c. */
 struct hr_tcp_one_way {
     int may_send, sending;
-    uint64_t went;      /* in writes that are said to go one way, without another between them */
+    uint64_t went;      /* in writes that are said to go one way, without anything else between them */
     int receiving;      /* the peer says that it sends */
     int window, buffer; /* what might be offered, and the receive buffer, before they were narrowed; 0: they are not */
-    uint64_t came, offered; /* since the peer said so; then less was offered */
+    uint64_t came, offered; /* read since the peer said so; when all is that had come before less was offered */
 };
 
 struct hr_tcp_ep {
@@ -239,11 +239,12 @@ void hr_tcp_tx_clear(struct hr_tcp_ep *ep);
 /* Gives queued chunks of this region a copy of what they point to. */
 void hr_tcp_tx_detach(struct hr_tcp_ep *ep, uint64_t key);
 
-/* one_way.c */
+/* one_way.c. A frame with a payload of at least HR_TCP_BULK says whether it is of such a transfer. */
+enum { HR_TCP_BULK = 4096 };
 int hr_tcp_one_way_able(int fd);                                              /* a socket that is for nothing else */
 void hr_tcp_one_way_begin(struct hr_tcp_ep *ep);                              /* it is connected */
-int hr_tcp_one_way_sends(struct hr_tcp_ep *ep, uint64_t nbytes, int one_way); /* a write; 1: the peer is to be told */
-void hr_tcp_one_way_told(struct hr_tcp_ep *ep, int one_way);                  /* by a write that came */
+int hr_tcp_one_way_sends(struct hr_tcp_ep *ep, uint64_t nbytes, int one_way); /* posted; 1: the peer is to be told */
+void hr_tcp_one_way_told(struct hr_tcp_ep *ep, int one_way);                  /* by a frame that came */
 void hr_tcp_one_way_came(struct hr_tcp_ep *ep, size_t nbytes);                /* a read from the socket */
 
 /* serve.c */

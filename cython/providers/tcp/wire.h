@@ -31,7 +31,7 @@ enum hr_tcp_type {
     HR_TCP_TYPES
 };
 
-/* Flags. NOTIFY: of WRITE. ONE_WAY: of what has a payload, more like it comes and nothing is waited for: one_way.c. */
+/* Flags of WRITE. ONE_WAY: more like it comes, and nothing else: one_way.c. */
 enum { HR_TCP_NOTIFY = 1, HR_TCP_ONE_WAY = 2 };
 
 #define HR_TCP_GUARD 0x7ac3591eu
