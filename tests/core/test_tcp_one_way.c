@@ -1,8 +1,11 @@
 /* test_tcp_one_way.c - long transfers one way between processes of one host: when sockets hold less and more, and that
  * nothing is dropped for it. */
 
-#include <linux/sock_diag.h>
+#define _GNU_SOURCE
+#include <net/if.h>
 #include <netinet/tcp.h>
+#include <sched.h>
+#include <sys/ioctl.h>
 
 #include "tcp_rig.h"
 
@@ -19,11 +22,23 @@ struct pair {
     struct hr_tcp_ep *from, *to;
     struct hr_mem mem;
     struct hr_rmem rmem;
-    uint32_t lost;
-    double slowest; /* time in which nobody was polled, as far as was seen */
 };
 
+static int in_own_network;
+
+/* The first time: a network namespace with nothing but loopback. */
+static void own_network(void) {
+    static int tried;
+    struct ifreq lo = {.ifr_name = "lo", .ifr_flags = IFF_UP};
+    if (tried++ || (unshare(CLONE_NEWNET) && unshare(CLONE_NEWUSER | CLONE_NEWNET))) return;
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    REQUIRE(fd >= 0 && ioctl(fd, SIOCSIFFLAGS, &lo) == 0);
+    close(fd);
+    in_own_network = 1;
+}
+
 static void pair_open(struct pair *p, const char *options, int local_peers) {
+    own_network();
     memset(p, 0, sizeof *p);
     rig_local_peers = local_peers;
     node_open(&p->a, 1, "lo", options);
@@ -53,35 +68,41 @@ static int option(const struct hr_tcp_ep *ep, int level, int name) {
 /* n writes of LEN, as many on their way as are taken; the last one is looked at. */
 static void writes(struct pair *p, int n, int one_way) {
     int before = p->cb.notifies;
-    p->slowest = 0;
     for (int i = 0; i < n; i++) {
         struct hr_rma write = {
             .local = source + 4096 * (i % 512), .len = LEN, .remote = &p->rmem, .with_notify = 1, .one_way = one_way};
         hr_status status;
         double end = rig_seconds() + 10;
-        double since = rig_seconds();
         while ((status = tcp->post_write(p->ca.ep, &write)) == HR_AGAIN && rig_seconds() < end) {
             tcp->progress(p->a.domain, 8, NULL);
             tcp->progress(p->b.domain, 8, NULL);
         }
-        if (rig_seconds() - since > p->slowest) p->slowest = rig_seconds() - since;
         REQUIRE(!hr_is_error(status) && status != HR_AGAIN);
     }
-    double since = rig_seconds();
     RUN(&p->a, &p->b, p->cb.notifies == before + n);
-    if (rig_seconds() - since > p->slowest) p->slowest = rig_seconds() - since;
     CHECK_MEM(target, source + 4096 * ((n - 1) % 512), LEN);
 }
 
-/* Nothing that came to the receiver had no room: that costs 200 ms. (What the kernel asks a window with that is closed
- * for so long counts as well: not where the machine stood still.) */
-static int all_kept(struct pair *p) {
-    uint32_t info[SK_MEMINFO_VARS] = {0}, before = p->lost;
-    socklen_t len = sizeof info;
-    CHECK_EQ(getsockopt(p->to->source.fd, SOL_SOCKET, SO_MEMINFO, info, &len), 0);
-    CHECK(len > SK_MEMINFO_DROPS * sizeof *info);
-    p->lost = info[SK_MEMINFO_DROPS];
-    return p->lost == before || p->slowest > 0.1;
+/* How much came and had no room, each of which costs 200 ms: the kernel counts that by namespaces. (What is sent again
+ * as the machine stood still is no loss.) Where there can be no namespace of its own nothing is counted. */
+static long dropped(void) {
+    static const char *const names[] = {"RcvPruned", "TCPRcvQDrop", "TCPBacklogDrop"};
+    static char lines[2][8192];
+    char *next[2];
+    long sum = 0, found = 0;
+    FILE *f = fopen("/proc/net/netstat", "r");
+    if (!in_own_network) {
+        if (f) fclose(f);
+        return 0;
+    }
+    REQUIRE(f && fgets(lines[0], sizeof *lines, f) && fgets(lines[1], sizeof *lines, f));
+    fclose(f);
+    char *name = strtok_r(lines[0], " \n", &next[0]), *value = strtok_r(lines[1], " \n", &next[1]);
+    for (; name && value; name = strtok_r(NULL, " \n", &next[0]), value = strtok_r(NULL, " \n", &next[1]))
+        for (int i = 0; i < 3; i++)
+            if (strcmp(name, names[i]) == 0) sum += atol(value), found++;
+    CHECK_EQ(found, 3);
+    return sum;
 }
 
 static int may_narrow(const struct pair *p) { return ((struct hr_tcp_domain *)p->b.domain)->may_narrow; }
@@ -90,7 +111,7 @@ static int may_narrow(const struct pair *p) { return ((struct hr_tcp_domain *)p-
 static void narrow(struct pair *p) {
     for (int i = 0; i < 40 && !p->to->one_way.buffer; i++) {
         writes(p, 2, 1);
-        CHECK(all_kept(p));
+        CHECK_EQ(dropped(), 0);
     }
     CHECK(p->from->one_way.sending && p->to->one_way.receiving && p->to->one_way.buffer);
 }
@@ -114,15 +135,15 @@ TEST(a_receiver_is_narrowed_while_its_peer_says_so) {
         CHECK(option(p.to, SOL_SOCKET, SO_RCVBUF) < 1 << 20);
         CHECK(option(p.to, SOL_SOCKET, SO_BUF_LOCK) & LOCKED);
         writes(&p, 40, 1);
-        CHECK(all_kept(&p));
+        CHECK_EQ(dropped(), 0);
         int buffer = p.to->one_way.buffer;
         writes(&p, 1, 0);
         CHECK(!p.from->one_way.sending && !p.to->one_way.receiving && !p.to->one_way.buffer && !p.to->one_way.window);
         CHECK_EQ(option(p.from, IPPROTO_TCP, TCP_NOTSENT_LOWAT), unsent);
-        CHECK(option(p.to, SOL_SOCKET, SO_RCVBUF) >= (buffer < 8 << 20 ? buffer : 8 << 20));
+        CHECK(option(p.to, SOL_SOCKET, SO_RCVBUF) >= (buffer < 8 << 20 ? buffer & ~1 : 8 << 20));
         CHECK(!(option(p.to, SOL_SOCKET, SO_BUF_LOCK) & LOCKED));
         writes(&p, 20, 0);
-        CHECK(all_kept(&p));
+        CHECK_EQ(dropped(), 0);
     }
     pair_close(&p);
 }
@@ -139,7 +160,7 @@ TEST(a_receiver_that_has_only_offered_less_offers_more_again) {
         writes(&p, 1, 0);
         CHECK(!p.to->one_way.window);
         CHECK(option(p.to, IPPROTO_TCP, TCP_WINDOW_CLAMP) >= window && !p.to->one_way.buffer);
-        CHECK(all_kept(&p));
+        CHECK_EQ(dropped(), 0);
     }
     pair_close(&p);
 }
@@ -183,7 +204,7 @@ TEST(any_other_payload_ends_it) {
         CHECK(!p.from->one_way.sending);
         CHECK(!p.to->one_way.receiving && !p.to->one_way.buffer && !p.to->one_way.window);
         writes(&p, 1, 0);
-        CHECK(all_kept(&p));
+        CHECK_EQ(dropped(), 0);
     }
     pair_close(&p);
 }
@@ -196,7 +217,7 @@ TEST(a_peer_that_changes_its_mind_loses_nothing) {
     int offered = 0, narrowed = 0;
     for (int i = 0; i < 60; i++) {
         writes(&p, 1 + i % 13, i % 3 > 0);
-        CHECK(all_kept(&p));
+        CHECK_EQ(dropped(), 0);
         offered += p.to->one_way.window && !p.to->one_way.buffer;
         narrowed += p.to->one_way.buffer > 0;
     }
