@@ -17,6 +17,7 @@ from hrdma.control.link import resolve, url
 from hrdma.control.loop import Dialog, Loop
 from hrdma.control.meeting import meet
 from hrdma.control.membership import Membership, Position
+from hrdma.control.pending import Pending
 from hrdma.control.trust import Admission
 from hrdma.control.wire import job_key
 from hrdma.errors import HrdmaError, PeerError
@@ -39,16 +40,6 @@ class Member(NamedTuple):
 
     rank: int
     card: dict[str, Any]
-
-
-class _Pending:
-    """A call of `agree` that waits."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Event()
-        self.decision: dict[str, Any] | None = None
-        self.missing: list[int] | None = None
-        self.error: Exception | None = None
 
 
 class ControlPlane:
@@ -90,7 +81,7 @@ class ControlPlane:
         self._failure: Exception | None = None
         self._master = world
         self._lock = threading.Lock()
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[str, Pending] = {}
         self._barriers = 0
         self._on_lost: Callable[[int, str], None] | None = None
         self._on_left: Callable[[int, str], None] | None = None
@@ -266,41 +257,8 @@ class ControlPlane:
         PeerError
             This rank was expelled.
         """
-        self._check()
-        if self.rank not in members:
-            raise ValueError(f"rank {self.rank} is not among the members {list(members)} of agreement {key!r}")
-        if len(json.dumps(payload)) > PAYLOAD_LIMIT:
-            raise ValueError(f"payload of {len(json.dumps(payload))} bytes: at most {PAYLOAD_LIMIT} are allowed")
-        loop, membership = self._loop, self._membership
-        if loop is None or membership is None:
-            return {self.rank: payload}
-        pending = _Pending()
-        with self._lock:
-            if key in self._pending:
-                raise ValueError(f"agreement {key!r} is under way in another thread")
-            self._pending[key] = pending
-        started = time.monotonic()
-        try:
-            if loop.post(lambda: membership.agree(key, list(members), payload)):
-                # Shortly before the deadline the coordinator is asked who is missing.
-                ask = deadline - min(0.2, max(0.0, deadline - started) / 10)
-                if not pending.changed.wait(max(0.0, ask - started)):
-                    loop.post(lambda: membership.who(key))
-                    while not (pending.decision or pending.error) and (left := deadline - time.monotonic()) > 0:
-                        pending.changed.wait(left)
-                        pending.changed.clear()
-            else:
-                pending.error = self._closed()
-        finally:
-            with self._lock:
-                del self._pending[key]
-            if pending.decision is None:
-                loop.post(lambda: membership.withdraw(key))
-        if pending.decision is None:
-            raise pending.error or self._late(key, pending.missing, deadline - started)
-        if "error" in pending.decision:
-            raise ValueError(pending.decision["error"])
-        return {int(rank): item for rank, item in pending.decision["result"].items()}
+        decision = self._agreed(Pending(key, whole=False), members, payload, deadline)
+        return {int(rank): item for rank, item in decision.items()}
 
     def exchange(self, key: str, payload: dict[str, Any], *, deadline: float) -> list[dict[str, Any]]:
         """What every rank of the job has to say, by rank; as `agree`, but all must come.
@@ -310,15 +268,12 @@ class ControlPlane:
         TimeoutError, ValueError
             As `agree`.
         PeerError
-            A rank is gone; the others have come.
+            A rank is gone. Others may have all, where they heard of it later.
         """
-        present = self.agree(key, range(self.size), payload, deadline=deadline)
-        for rank in (*list(self.lost), *range(self.size)):  # who was lost first: others may be gone because of it
-            if rank not in present:
-                reason = self.lost.get(rank, f"rank {rank} is gone")
-                operation = key.partition(":")[0]
-                raise PeerError(f"{operation}: {reason}", rank=rank, operation=operation, phase="match")
-        return [present[rank] for rank in range(self.size)]
+        present = self._agreed(Pending(key, whole=True), range(self.size), payload, deadline)
+        if len(present) < self.size:
+            raise self._incomplete(key, present)
+        return [present[str(rank)] for rank in range(self.size)]
 
     def barrier(self, *, deadline: float) -> None:
         """Waits until all ranks have called it as often; raises as `exchange`."""
@@ -388,6 +343,8 @@ class ControlPlane:
             self.left.add(rank)
         self.lost[rank] = reason
         self._call(lambda: self._on_left if left else self._on_lost, rank, reason)
+        for pending in list(self._pending.values()):
+            self._give_up(pending)
         # Last: where the log goes to a disk that stalls, those who wait for the rank have heard of it.
         logger.log(10 if left or self._leaving else 30, "control: %s", reason)
 
@@ -403,8 +360,7 @@ class ControlPlane:
     def decided(self, key: str, decision: dict[str, Any]) -> None:
         pending = self._pending.get(key)
         if pending is not None:
-            pending.decision = decision
-            pending.changed.set()
+            pending.decide(decision)
 
     def missing(self, key: str, ranks: list[int]) -> None:
         pending = self._pending.get(key)
@@ -427,10 +383,56 @@ class ControlPlane:
     def departed(self) -> None:
         self._gone.set()
         for pending in list(self._pending.values()):
-            pending.error = self._closed()
-            pending.changed.set()
+            pending.fail(self._closed())
 
     # Helpers
+
+    def _agreed(
+        self, pending: Pending, members: Sequence[int], payload: dict[str, Any], deadline: float
+    ) -> dict[str, Any]:
+        """Contributes and waits: payloads by rank, as text."""
+        self._check()
+        key = pending.key
+        if self.rank not in members:
+            raise ValueError(f"rank {self.rank} is not among the members {list(members)} of agreement {key!r}")
+        if len(json.dumps(payload)) > PAYLOAD_LIMIT:
+            raise ValueError(f"payload of {len(json.dumps(payload))} bytes: at most {PAYLOAD_LIMIT} are allowed")
+        loop, membership = self._loop, self._membership
+        if loop is None or membership is None:
+            return {str(self.rank): payload}
+        with self._lock:
+            if key in self._pending:
+                raise ValueError(f"agreement {key!r} is under way in another thread")
+            self._pending[key] = pending
+        try:
+            if not loop.post(lambda: membership.agree(key, list(members), payload)):
+                raise self._closed()
+            self._give_up(pending)
+            decision = pending.wait(deadline, lambda: loop.post(lambda: membership.who(key)))
+        finally:
+            with self._lock:
+                del self._pending[key]
+            if pending.decision is None:
+                loop.post(lambda: membership.withdraw(key))
+        if "error" in decision:
+            raise ValueError(decision["error"])
+        return decision["result"]
+
+    def _give_up(self, pending: Pending) -> None:
+        """Ends a call that needs all where one is gone: those who are left may be long in telling that they heard of it.
+
+        Not where nobody is left: this rank may be the one that was expelled, and asks the others.
+        """
+        if pending.whole and 0 < len(self.lost) < self.size - 1:
+            pending.fail(self._incomplete(pending.key, {}))
+
+    def _incomplete(self, key: str, present: dict[str, Any]) -> PeerError:
+        """Blames who was lost first: others may be gone because of it."""
+        ranks = (*list(self.lost), *range(self.size))
+        rank = next(rank for rank in ranks if str(rank) not in present)
+        reason = self.lost.get(rank, f"rank {rank} is gone")
+        operation = key.partition(":")[0]
+        return PeerError(f"{operation}: {reason}", rank=rank, operation=operation, phase="match")
 
     def _crashed(self, error: Exception) -> None:
         """The control thread ended by a bug: whoever waits is told, and no other rank can be relied on any more."""
@@ -479,13 +481,6 @@ class ControlPlane:
         if self._expelled:
             return PeerError(self._expelled, rank=self.rank, phase="match")
         return HrdmaError("the control plane is closed")
-
-    def _late(self, key: str, missing: list[int] | None, seconds: float) -> TimeoutError:
-        if missing:
-            who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing[:16]))} did not answer"
-        else:
-            who = "the coordinator did not answer"
-        return TimeoutError(f"agreement {key!r}: {who} within {max(0.1, round(seconds, 1)):g} s")
 
 
 _planes: weakref.WeakSet[ControlPlane] = weakref.WeakSet()

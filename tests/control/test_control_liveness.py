@@ -49,6 +49,23 @@ def test_a_barrier_blames_who_was_lost_first(start):
         assert error == "PeerError" and text.startswith("barrier: rank 2 "), text
 
 
+@pytest.mark.parametrize("gone", [0, 2])
+@pytest.mark.parametrize("early", [False, True])
+def test_a_barrier_waits_for_nobody_once_one_is_lost(start, gone, early):
+    """Neither for those who do not come, nor for what a new coordinator has to ask."""
+    ranks = start(4).joined()
+    number = 0 if early else ranks[1].ask("barrier", seconds=20.0)
+    killed = ranks[gone].signal(signal.SIGKILL)
+    ranks[1].event("lost", rank=gone)
+    number = number or ranks[1].ask("barrier", seconds=20.0)  # rank 3 does not call it
+    found = ranks[1].answer(number)
+    assert found["error"][0] == "PeerError" and found["error"][1].startswith(f"barrier: rank {gone} hung up"), found
+    assert took(killed, time.monotonic()) < 0.7
+    rest = [rank for rank in range(4) if rank != gone]
+    numbers = [ranks[rank].ask("agree", key="k", members=[0, 1, 2, 3], payload={}) for rank in rest]
+    assert all(ranks[rank].answer(n).keys() == set(map(str, rest)) for rank, n in zip(rest, numbers, strict=True))
+
+
 @pytest.mark.parametrize("dead", [(0, 1), (0, 2), (0, 1, 2)])
 def test_several_die_at_once(start, dead):
     """The coordinator and others: nobody is left to tell of the others' death, so survivors find out themselves."""
