@@ -185,6 +185,8 @@ static int compute_step(struct hr_engine *engine, struct hr_work *work) {
     int fetched = is_fetched(run, in);
     if (fetched && n > hr_read_most(in->len)) n = hr_read_most(in->len);
     if (n > left) n = left;
+    if (in->op == HR_OP_COPY && hr_share_turn(engine, work, run->bufs[in->src_buf] + in->src_off + st->offset, n))
+        return 1;
     hr_status status = fetched ? fetch(st, in, n) : HR_OK;
     if (status != HR_OK) return status == HR_AGAIN;
     if (!compute_piece(run, in, st->offset, n)) { /* in vain */

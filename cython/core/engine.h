@@ -340,6 +340,7 @@ void hr_waiter_signal(struct hr_engine *engine, struct hr_waiter *waiter);
 int hr_pass(struct hr_engine *engine, struct hr_conn *hint);
 void hr_work_add(struct hr_engine *engine, struct hr_work *work, int priority);
 void hr_work_remove(struct hr_engine *engine, struct hr_work *work);
+void hr_work_turn(struct hr_engine *engine, struct hr_work *work);
 void hr_kick(struct hr_engine *engine);         /* after posting: whoever sleeps must look at new work */
 int hr_in_background(struct hr_engine *engine); /* of the thread that asks */
 hr_status hr_bg_start(struct hr_engine *engine);

@@ -43,6 +43,12 @@ void hr_work_remove(struct hr_engine *engine, struct hr_work *work) {
     engine->nwork--;
 }
 
+/* The others of its priority come first. */
+void hr_work_turn(struct hr_engine *engine, struct hr_work *work) {
+    hr_list_remove(&work->link);
+    hr_list_push(&engine->work[work->priority], &work->link);
+}
+
 /* Every connection that is active now, once. One that pumps may break communicators and so lose any other. */
 static int pump_all(struct hr_engine *engine) {
     struct hr_link turn, *l;

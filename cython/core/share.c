@@ -42,6 +42,11 @@ static uint64_t piece(const struct hr_xfer *x, uint32_t i, uint64_t *at_p) {
 
 uint64_t hr_share_bytes(const struct hr_xfer *x) { return x->completed + x->helped == pieces(x->shared) ? x->len : 0; }
 
+/* This side sends it, and has been asked to copy pieces of it. */
+static int helps(const struct hr_xfer *x, int priority) {
+    return x->mode == HR_XFER_SEND && x->work.priority == priority && !hr_list_empty(&x->work.link);
+}
+
 /* --- the receiver's side
  * --------------------------------------------------------------------------------------------------- */
 
@@ -77,8 +82,23 @@ static int too_many(struct hr_xfer *x, uint64_t copied) {
     return 1;
 }
 
+/* This side brings that peer what it copies anyway, as the peer does then: nobody fetches what the other has at hand.
+ */
+static int goes_beside(const struct hr_xfer *x) {
+    const struct hr_engine *engine = x->conn->engine;
+    for (uint32_t i = 0; i < engine->nxfers; i++) {
+        const struct hr_xfer *y = engine->xfers[i];
+        if (y->conn == x->conn && y->beside && helps(y, x->work.priority)) return 1;
+    }
+    return 0;
+}
+
 static int receive_step(struct hr_engine *engine, struct hr_work *work) {
     struct hr_xfer *x = hr_container(work, struct hr_xfer, work);
+    if (!x->posted && goes_beside(x)) {
+        hr_work_turn(engine, work);
+        return 1;
+    }
     int64_t i = x->posted ? (int64_t)x->posted - 1 : x->back ? x->back - 1 : hr_ledger_take(x, pieces(x->shared));
     if (i >= 0) {
         if (too_many(x, x->completed)) return 0;
@@ -192,6 +212,8 @@ static int help_step(struct hr_engine *engine, struct hr_work *work) {
         hr_status status = wrong ? HR_OK : help_with(x, (uint32_t)i);
         hr_ledger_let_go_own(x);
         x->helped += status == HR_OK;
+        x->reached = ((uint64_t)i + 1) * piece_of(x->shared);
+        if (status == HR_OK && !wrong && x->beside) hr_work_turn(engine, work);
         if (status == HR_OK) return !wrong;
         if (hr_is_peer_error(status)) hr_conn_lost(x->conn, status, "a piece could not be written");
         help_ends(x, status == HR_ERR_CANCELED || hr_is_peer_error(status) ? 0 : (uint32_t)i + 1);
@@ -218,4 +240,16 @@ void hr_share_on_help(struct hr_conn *conn, const struct hr_hdr_long *help) {
     if (!(x->rmem.out || x->rmem.puts) || x->rmem.len < help->size) return;
     x->work.step = help_step;
     hr_work_add(conn->engine, &x->work, x->req->priority);
+}
+
+int hr_share_turn(struct hr_engine *engine, struct hr_work *copy, const char *src, uint64_t len) {
+    for (uint32_t i = 0; i < engine->nxfers; i++) {
+        struct hr_xfer *x = engine->xfers[i];
+        if (!helps(x, copy->priority) || src < x->buf + x->from || src >= x->buf + x->from + x->shared) continue;
+        const char *reached = x->buf + x->from + x->reached;
+        x->beside = 1;
+        if (src + len >= reached) hr_work_turn(engine, copy);
+        return src > reached;
+    }
+    return 0;
 }

@@ -38,10 +38,12 @@ struct hr_xfer {         /* one rendezvous, on one side */
     uint8_t mode, has_mem, has_rmem, sure, relay; /* sure: writes are confirmed; relay: 1 + which of the reading */
     uint8_t open, both;   /* who receives it writes back what it makes of it; this side sends as well, where that counts
                              (HR_CAP_RELAYS) */
+    uint8_t beside;       /* share.c: the program copies the same memory meanwhile */
     uint32_t outstanding; /* reads or writes in the provider */
     char *buf, *scratch;  /* scratch: pieces that are read to be reduced */
     uint64_t len, posted, completed, key; /* key: in the ledger of who sends; 0: it is not there */
     uint64_t from, shared, read;       /* share.c: the part that both ends copy, 0: none; bytes of it that were read */
+    uint64_t reached;                  /* where the last piece ends that the sender took */
     uint32_t helped, back;             /* pieces that the sender has copied; 1 + the one it could not */
     uint32_t writes[HR_WRITES], first; /* SEND_PUSH: bytes of those in the provider, where it confirms them; a ring */
     struct hr_mem mem;
@@ -85,6 +87,9 @@ void hr_share_piece_read(struct hr_xfer *x);
 void hr_share_on_help(struct hr_conn *conn, const struct hr_hdr_long *help);
 void hr_share_on_helped(struct hr_conn *conn, const struct hr_hdr *h);
 uint64_t hr_share_bytes(const struct hr_xfer *x); /* of one that is shared: all of them are there, or 0 */
-int hr_share_revoke(struct hr_xfer *x);           /* 0: the sender may have been stopped as it wrote */
+/* Before the program copies a piece. If this side copies the same to a peer, they take turns, so that it is fetched
+ * once; 1: not now, the copy is ahead. */
+int hr_share_turn(struct hr_engine *engine, struct hr_work *copy, const char *src, uint64_t len);
+int hr_share_revoke(struct hr_xfer *x); /* 0: the sender may have been stopped as it wrote */
 
 #endif

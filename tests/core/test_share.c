@@ -4,6 +4,7 @@
 
 #include "core/engine.h"
 #include "hr/fault.h"
+#include "programs.h"
 #include "world.h"
 
 enum { MIB = 1 << 20, PAGE = 4096 };
@@ -114,6 +115,87 @@ static void move_with(const char *fault, int sender) {
 }
 TEST(a_piece_that_cannot_be_put_is_the_receivers) { move_with("error=0.3,ops=put", 1); }
 TEST(pieces_that_are_read_late_are_waited_for) { move_with("delay=0.2:300us,ops=read", 0); }
+
+/* --- beside a copy of the program's own
+ * ---------------------------------------------------------------------------------------------------------------- */
+
+/* What each rank has goes to all, itself included, or to the next rank alone while it copies what it had before. */
+struct gathering {
+    size_t len;
+    int size, plain, other;
+};
+
+static struct hr_program *gather(int rank, const struct gathering *g) {
+    struct builder *b = calloc(1, sizeof *b);
+    uint64_t len = g->len, own = len * (uint64_t)rank, all = len * (uint64_t)g->size;
+    struct hr_instr copy = {.op = HR_OP_COPY, .peer = -1, .src_buf = HR_BUF_IN, .src_off = own, .dst_buf = HR_BUF_OUT};
+    struct hr_instr send = {.op = HR_OP_SEND, .src_buf = HR_BUF_IN, .src_off = g->other ? (own + len) % all : own};
+    struct hr_instr recv = {.op = HR_OP_RECV, .dst_buf = HR_BUF_OUT, .len = len};
+    copy.dst_off = own;
+    copy.len = send.len = len;
+    for (int peer = 0; peer < g->size; peer++) {
+        if (peer == rank) continue;
+        send.peer = recv.peer = peer;
+        recv.dst_off = len * (uint64_t)peer;
+        add(b, send), add(b, recv);
+    }
+    add(b, copy);
+    struct hr_program *p = build(b, all, 0, g->size);
+    free(b);
+    return p;
+}
+
+/* Transfers that have gone beside one, as their slots still say. */
+static uint32_t beside(struct hr_engine *engine) {
+    uint32_t n = 0;
+    hr_lock(engine);
+    for (uint32_t i = 0; i < engine->nxfers; i++) n += engine->xfers[i]->beside;
+    hr_unlock(engine);
+    return n;
+}
+
+static _Atomic int gathered; /* by who can help: 1 each, and together */
+
+static void *gathers(void *arg) {
+    struct rank *r = arg;
+    const struct gathering *g = r->arg;
+    size_t all = g->len * (size_t)g->size, wrong = 0;
+    uint8_t *x = memory(r, g->plain, all), *y = memory(r, g->plain, all);
+    struct hr_program *p = gather(r->rank, g);
+    uint32_t together = 0;
+    for (int round = 0; round < 60; round++) {
+        struct hr_request req = {.priority = HR_PRIORITY_DEFAULT};
+        for (int k = 0; k < g->size; k++)
+            fill(x + (size_t)k * g->len, g->len, (unsigned)(round + r->rank * 10 + (k != r->rank)));
+        memset(y, 0, all);
+        CHECK_EQ(hr_run(r->comm, p, x, y, HR_UINT8, HR_SUM, 7, &req), HR_OK);
+        CHECK_EQ(finish(r, &req, 30), HR_OK);
+        for (int k = 0; k < g->size; k++)
+            wrong += differing(y + (size_t)k * g->len, g->len, (unsigned)(round + k * 10 + (g->other && k != r->rank)));
+        together += beside(r->engine);
+    }
+    CHECK_EQ(wrong, 0);
+    if (g->other || !can_help(r, g->plain)) CHECK_EQ(together, 0);
+    if (can_help(r, g->plain)) gathered += 1 + together;
+    memory_free(r, g->plain, x);
+    memory_free(r, g->plain, y);
+    hr_program_put(p);
+    return NULL;
+}
+/* much: of each, so that the peer has asked before all of it is copied. */
+static void gather_all(struct gathering g, int much) {
+    gathered = 0;
+    world_of(g.size, gathers, &g);
+    if (much && gathered) CHECK(gathered > g.size);
+}
+
+TEST(what_is_sent_and_copied_is_fetched_once) {
+    gather_all((struct gathering){.len = 6 * MIB, .size = 2}, 1);
+    gather_all((struct gathering){.len = 3 * MIB + 12345, .size = 2}, 0);
+    gather_all((struct gathering){.len = 2 * MIB, .size = 3}, 0);
+}
+TEST(plain_memory_too) { gather_all((struct gathering){.len = 3 * MIB, .size = 2, .plain = SENDERS | RECEIVERS}, 0); }
+TEST(what_is_only_sent_goes_by_itself) { gather_all((struct gathering){.len = 3 * MIB, .size = 2, .other = 1}, 0); }
 
 /* --- given up
  * ---------------------------------------------------------------------------------------------------------------- */
