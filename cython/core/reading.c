@@ -10,6 +10,7 @@
 
 #include "core/engine.h"
 
+#define TIMED 4               /* one of so many pieces that are sent is */
 #define BUSY_MIN (256u << 10) /* a send that keeps this side's processor busy */
 #define LENT_MIN (1u << 20)   /* what is shorter is not read in pieces: the cache has it still when it is reduced */
 
@@ -218,6 +219,7 @@ void hr_read_arrived(struct hr_xfer *x, const void *data, size_t len) {
 
 hr_status hr_read_send(struct hr_xfer *x, struct hr_hdr *h, size_t len) {
     int class = hr_relay_class(x->len), timed = class && x->conn->caps->flags & HR_CAP_RELAYS;
+    timed = timed && x->posted / len % TIMED == 0;
     int64_t since = timed ? hr_now() : 0;
     hr_status status = hr_conn_post_segment(x->conn, h, x->id, x->buf + x->posted, len, HR_XFER_COOKIE(x));
     if (status == HR_OK && timed)

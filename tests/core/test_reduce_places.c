@@ -115,3 +115,11 @@ TEST(each_way_through_far_memory_has_the_same_result) {
     free(other);
     free(sum);
 }
+
+TEST(lines_are_claimed_where_that_pays) {
+    for (int amd = 0; amd < 2; amd++) {
+        hr_reduce_force_amd(amd);
+        CHECK_EQ(hr_reduce_claims(), !amd);
+    }
+    hr_reduce_force_amd(-1);
+}

@@ -103,6 +103,11 @@ void hr_reduce_force_amd(int is_amd) {
     __atomic_store_n(&amd, is_amd, __ATOMIC_RELAXED);
 }
 
+int hr_reduce_claims(void) {
+    table(); /* which finds out */
+    return !__atomic_load_n(&amd, __ATOMIC_RELAXED);
+}
+
 /* Where ways.c does not say otherwise. */
 static int pages(void) { return __atomic_load_n(&amd, __ATOMIC_RELAXED) ? 1 : HR_REDUCE_PAGES; }
 

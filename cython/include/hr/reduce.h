@@ -62,6 +62,8 @@ void hr_copy(void *dst, const void *src, size_t len, hr_store store);
 const char *hr_reduce_isa(void);
 /* For tests: force one of those available; 0 when it is not. NULL: the best. Not thread safe. */
 int hr_reduce_force_isa(const char *name);
+/* Whether stores to lines that another core has are faster where the lines are claimed ahead (hr/line.h). */
+int hr_reduce_claims(void);
 /* For tests: whether memory is written as suits processors of AMD. -1: as suits this one. */
 void hr_reduce_force_amd(int is_amd);
 

@@ -14,9 +14,9 @@
  * which the next record will begin must hold a zero word before the record in front of it is published, for old payload
  * may lie there. The producer zeroes words ahead, after it has published, while the consumer is busy with what it got.
  * That takes the lines over from the consumer's cache as well, so that the next record is written into the producer's
- * own. Lines of longer records are claimed instead, by a prefetch for writing: the next locked instruction would wait
- * for so many stores. The consumer's processor fetches beyond the end of what it reads and so takes the first of them
- * back; they are claimed again when an answer has come, by when it has read.
+ * own. Lines of longer records are claimed instead, by a prefetch for writing, where that pays (hr_reduce_claims): the
+ * next locked instruction would wait for so many stores. The consumer's processor fetches beyond the end of what it
+ * reads and so takes the first of them back; they are claimed again when an answer has come, by when it has read.
  *
  * The data is mapped twice in a row: a record may run over the end of the first map and still lies in one piece.
  *
@@ -56,10 +56,11 @@ struct ring_ctl { /* in shared memory; each member on lines of its own, two beca
 struct ring_tx { /* the producer's own */
     uint8_t *data;
     uint64_t mask;
-    uint64_t tail;  /* where the next record goes; positions count up for ever */
-    uint64_t clear; /* the words of all lines in [tail, clear) are zero */
-    uint64_t limit; /* head + size, as last seen */
-    uint64_t again; /* bytes to claim when the consumer answers */
+    uint64_t tail;   /* where the next record goes; positions count up for ever */
+    uint64_t clear;  /* the words of all lines in [tail, clear) are zero */
+    uint64_t limit;  /* head + size, as last seen */
+    uint32_t again;  /* bytes to claim when the consumer answers */
+    uint32_t claims; /* records up to this have their lines claimed ahead */
     struct ring_ctl *ctl;
 };
 
@@ -97,8 +98,9 @@ static inline _Atomic uint64_t *ring_slot(uint8_t *data, uint64_t mask, uint64_t
     return (_Atomic uint64_t *)(void *)(data + (pos & mask));
 }
 
-static inline void ring_tx_init(struct ring_tx *tx, struct ring_ctl *ctl, uint8_t *data, uint64_t size) {
-    *tx = (struct ring_tx){.data = data, .mask = size - 1, .clear = size, .limit = size, .ctl = ctl};
+static inline void ring_tx_init(struct ring_tx *tx, struct ring_ctl *ctl, uint8_t *data, uint64_t size,
+                                uint32_t claims) {
+    *tx = (struct ring_tx){.data = data, .mask = size - 1, .clear = size, .limit = size, .claims = claims, .ctl = ctl};
 }
 
 static inline void ring_rx_init(struct ring_rx *rx, struct ring_ctl *ctl, uint8_t *data, uint64_t size) {
@@ -130,8 +132,9 @@ static inline void ring_tx_ahead(struct ring_tx *tx, uint64_t n) {
     uint64_t end;
     tx->again = 0;
     if (n > SHM_ZERO) {
+        if (n > tx->claims) return;
         ring_tx_claim(tx, n);
-        if (n <= SHM_AGAIN) tx->again = n;
+        if (n <= SHM_AGAIN) tx->again = (uint32_t)n;
         return;
     }
     if (__builtin_expect(tx->clear >= tx->tail + n + 2 * SHM_LINE, 1)) return;
