@@ -43,10 +43,12 @@ void hr_work_remove(struct hr_engine *engine, struct hr_work *work) {
     engine->nwork--;
 }
 
-/* The others of its priority come first. */
+/* The next of its priority comes first. */
 void hr_work_turn(struct hr_engine *engine, struct hr_work *work) {
+    struct hr_link *next = work->link.next;
+    if (next == &engine->work[work->priority]) return;
     hr_list_remove(&work->link);
-    hr_list_push(&engine->work[work->priority], &work->link);
+    hr_list_push(next->next, &work->link);
 }
 
 /* Every connection that is active now, once. One that pumps may break communicators and so lose any other. */

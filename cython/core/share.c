@@ -95,8 +95,9 @@ static int goes_beside(const struct hr_xfer *x) {
 
 static int receive_step(struct hr_engine *engine, struct hr_work *work) {
     struct hr_xfer *x = hr_container(work, struct hr_xfer, work);
-    if (!x->posted && goes_beside(x)) {
-        hr_work_turn(engine, work);
+    if (!x->posted && goes_beside(x)) { /* behind both */
+        hr_work_remove(engine, work);
+        hr_work_add(engine, work, work->priority);
         return 1;
     }
     int64_t i = x->posted ? (int64_t)x->posted - 1 : x->back ? x->back - 1 : hr_ledger_take(x, pieces(x->shared));
@@ -213,8 +214,10 @@ static int help_step(struct hr_engine *engine, struct hr_work *work) {
         hr_ledger_let_go_own(x);
         x->helped += status == HR_OK;
         x->reached = ((uint64_t)i + 1) * piece_of(x->shared);
-        if (status == HR_OK && !wrong && x->beside) hr_work_turn(engine, work);
-        if (status == HR_OK) return !wrong;
+        int last = x->reached >= x->shared;
+        if (status == HR_OK && !wrong && last) help_ends(x, 0);
+        if (status == HR_OK && !wrong && !last && x->beside) hr_work_turn(engine, work);
+        if (status == HR_OK) return !wrong && !last;
         if (hr_is_peer_error(status)) hr_conn_lost(x->conn, status, "a piece could not be written");
         help_ends(x, status == HR_ERR_CANCELED || hr_is_peer_error(status) ? 0 : (uint32_t)i + 1);
         return 0;

@@ -343,10 +343,20 @@ class ControlPlane:
             self.left.add(rank)
         self.lost[rank] = reason
         self._call(lambda: self._on_left if left else self._on_lost, rank, reason)
-        for pending in list(self._pending.values()):
-            self._give_up(pending)
+        self.counted()
         # Last: where the log goes to a disk that stalls, those who wait for the rank have heard of it.
         logger.log(10 if left or self._leaving else 30, "control: %s", reason)
+
+    def counted(self) -> None:
+        """Ends calls that need all where one is gone: those who are left may be long in telling that they heard of it.
+
+        Only where this rank knows another that counts it in: it may be the one that was expelled, and hears so.
+        """
+        membership = self._membership
+        if self.lost and membership is not None and not self._gone.is_set() and membership.accompanied():
+            for pending in list(self._pending.values()):
+                if pending.whole:
+                    pending.fail(self._incomplete(pending.key, {}))
 
     def mismatch(self, comm: int, text: str) -> None:
         self._call(lambda: self._on_verdict, comm, text)
@@ -405,9 +415,9 @@ class ControlPlane:
                 raise ValueError(f"agreement {key!r} is under way in another thread")
             self._pending[key] = pending
         try:
-            if not loop.post(lambda: membership.agree(key, list(members), payload)):
+            agreed = loop.post(lambda: membership.agree(key, list(members), payload)) and loop.post(self.counted)
+            if not agreed or self._gone.is_set():
                 raise self._closed()
-            self._give_up(pending)
             decision = pending.wait(deadline, lambda: loop.post(lambda: membership.who(key)))
         finally:
             with self._lock:
@@ -417,14 +427,6 @@ class ControlPlane:
         if "error" in decision:
             raise ValueError(decision["error"])
         return decision["result"]
-
-    def _give_up(self, pending: Pending) -> None:
-        """Ends a call that needs all where one is gone: those who are left may be long in telling that they heard of it.
-
-        Not where nobody is left: this rank may be the one that was expelled, and asks the others.
-        """
-        if pending.whole and 0 < len(self.lost) < self.size - 1:
-            pending.fail(self._incomplete(pending.key, {}))
 
     def _incomplete(self, key: str, present: dict[str, Any]) -> PeerError:
         """Blames who was lost first: others may be gone because of it."""
@@ -439,6 +441,7 @@ class ControlPlane:
         if not self._meeting_done.is_set():
             self.failed(HrdmaError(f"the control thread failed: {error!r}"))
             return
+        self._gone.set()
         for rank in range(self.size):
             if rank != self.rank and rank not in self.lost:
                 self.lost_rank(rank, f"the control thread of this rank failed: {error!r}", left=False)

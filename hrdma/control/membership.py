@@ -48,6 +48,7 @@ class Events(Protocol):
     """What the membership tells its owner, from the control thread."""
 
     def lost_rank(self, rank: int, reason: str, left: bool) -> None: ...
+    def counted(self) -> None: ...
     def mismatch(self, comm: int, text: str) -> None: ...
     def located(self, comm: int, where: dict[int, str]) -> None: ...
     def decided(self, key: str, decision: dict[str, Any]) -> None: ...
@@ -128,6 +129,15 @@ class Membership:
             self._leave_by = min(deadline, time.monotonic() + LEAVE_GRACE)
             self._loop.at("leave", deadline, self._depart)
             self._go_on_leaving()
+
+    def accompanied(self) -> bool:
+        """Whether another rank, as far as is known here, counts this one among the living."""
+        if self._over:
+            return False
+        if self._coordinator is None:
+            return self._connected
+        alone = self._coordinator.awaited | self._coordinator.asked | {self.rank}
+        return any(rank not in alone for rank in self._coordinator.living())
 
     # Phase of the loop
 
@@ -215,6 +225,7 @@ class Membership:
         """From the coordinator, which may be this rank itself."""
         if kind is Kind.LOST:
             self._mark(int(body["rank"]), str(body["reason"]), left=body["left"] is True)
+            self._events.counted()  # what a new coordinator knows to be decided came before this
             if int(body["rank"]) == self.chief and self._coordinator is None:
                 self._forget_dialog()
                 self._take_over()
@@ -269,6 +280,7 @@ class Membership:
         self._events.lost_rank(rank, reason, left)
 
     def _expelled(self, text: str) -> None:
+        self._connected, self._coordinator = False, None
         for rank in range(self.size):
             self._mark(rank, f"this rank was expelled: {text}", left=False)
         self._events.expelled(text)
@@ -359,6 +371,7 @@ class Membership:
             logger.warning("control: rank %d brought a malformed state: %s", peer.rank, error)
             coordinator.awaited.discard(peer.rank)
         self._after()
+        self._events.counted()
 
     def _send(self, rank: int, kind: Kind, body: dict[str, Any]) -> None:
         if rank == self.rank:

@@ -86,6 +86,8 @@ def test_several_die_at_once(start, dead):
 @pytest.mark.parametrize("frozen", [0, 2])
 def test_a_frozen_rank_is_lost_and_learns_of_it(start, frozen):
     ranks = start(4, config={"heartbeat": 0.6}).joined()
+    barrier = ranks[frozen].ask("barrier", seconds=20.0)
+    ranks[frozen].do("lost")  # its commands are begun in turn
     stopped = ranks[frozen].signal(signal.SIGSTOP)
     rest = [rank for index, rank in enumerate(ranks) if index != frozen]
     for rank in rest:
@@ -98,6 +100,10 @@ def test_a_frozen_rank_is_lost_and_learns_of_it(start, frozen):
     ranks[frozen].signal(signal.SIGCONT)
     for other in set(range(4)) - {frozen}:
         ranks[frozen].event("lost", rank=other)
+    error, text = ranks[frozen].answer(barrier)["error"]
+    assert error == "PeerError"
+    if frozen:  # a coordinator may hear of one hang-up before the others, and blame that
+        assert "this rank was expelled" in text
     time.sleep(0.2)
     assert all(not [e for e in rank.events("lost") if e["rank"] != frozen] for rank in rest)
 
@@ -122,14 +128,16 @@ def test_a_coordinator_that_wakes_up_to_old_messages_decides_nothing_with_them(s
 
 
 @pytest.mark.parametrize("away", [1, 2, 3])
-def test_two_sides_of_a_broken_connection_do_not_both_go_on(start, away):
+@pytest.mark.parametrize("waiting", [False, True])
+def test_two_sides_of_a_broken_connection_do_not_both_go_on(start, away, waiting):
     """Coordinator and member lose each other though both live; rank 1 is next in line and would coordinate itself."""
     ranks = start(4).joined()
+    number = ranks[away].ask("barrier") if waiting else 0
     ranks[away].do("cut")
     for other in set(range(4)) - {away}:
         ranks[away].event("lost", rank=other)
         ranks[other].event("lost", rank=away)
-    found = ranks[away].do("barrier")
+    found = ranks[away].answer(number) if waiting else ranks[away].do("barrier")
     assert found["error"][0] == "PeerError" and "this rank was expelled" in found["error"][1]
     rest = [rank for index, rank in enumerate(ranks) if index != away]
     numbers = [rank.ask("agree", key="k", members=[0, 1, 2, 3], payload={}) for rank in rest]

@@ -20,7 +20,8 @@ def test_who_waits_for_a_lost_rank_is_told_before_the_log_is_written(left):
             order.append(record.getMessage())
 
     plane = ControlPlane.__new__(ControlPlane)
-    plane.left, plane.lost, plane._leaving, plane._early, plane._pending = set(), {}, False, [], {}
+    plane.left, plane.lost, plane._leaving, plane._early = set(), {}, False, []
+    plane._membership = None  # whoever waits for an agreement as well
     plane._on_lost = lambda rank, reason: order.append(f"lost {rank}: {reason}")
     plane._on_left = lambda rank, reason: order.append(f"left {rank}: {reason}")
     handler, level = Handler(), logger.level
