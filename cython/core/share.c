@@ -82,8 +82,7 @@ static int too_many(struct hr_xfer *x, uint64_t copied) {
     return 1;
 }
 
-/* This side brings that peer what it copies anyway, as the peer does then: nobody fetches what the other has at hand.
- */
+/* This side brings that peer what it copies anyway, and so does the peer: nobody fetches what the other has. */
 static int goes_beside(const struct hr_xfer *x) {
     const struct hr_engine *engine = x->conn->engine;
     for (uint32_t i = 0; i < engine->nxfers; i++) {
@@ -214,10 +213,13 @@ static int help_step(struct hr_engine *engine, struct hr_work *work) {
         hr_ledger_let_go_own(x);
         x->helped += status == HR_OK;
         x->reached = ((uint64_t)i + 1) * piece_of(x->shared);
-        int last = x->reached >= x->shared;
-        if (status == HR_OK && !wrong && last) help_ends(x, 0);
-        if (status == HR_OK && !wrong && !last && x->beside) hr_work_turn(engine, work);
-        if (status == HR_OK) return !wrong && !last;
+        if (status == HR_OK && !wrong) {
+            int last = x->reached >= x->shared;
+            if (last) help_ends(x, 0);
+            if (!last && x->beside) hr_work_turn(engine, work);
+            return !last;
+        }
+        if (status == HR_OK) return 0;
         if (hr_is_peer_error(status)) hr_conn_lost(x->conn, status, "a piece could not be written");
         help_ends(x, status == HR_ERR_CANCELED || hr_is_peer_error(status) ? 0 : (uint32_t)i + 1);
         return 0;

@@ -119,7 +119,7 @@ TEST(pieces_that_are_read_late_are_waited_for) { move_with("delay=0.2:300us,ops=
 /* --- beside a copy of the program's own
  * ---------------------------------------------------------------------------------------------------------------- */
 
-/* What each rank has goes to all, itself included, or to the next rank alone while it copies what it had before. */
+/* What each rank has goes to all, itself included. other: what it sends is not what it copies. */
 struct gathering {
     size_t len;
     int size, plain, other;

@@ -52,12 +52,17 @@ with hrdma.init() as comm:
 
 # an allreduce while both ranks compute; where the background thread may run: meanwhile, and when it has nothing more to do
 TURNS = """
-import json, os, pathlib, time, numpy, hrdma
+import contextlib, json, os, pathlib, time, numpy, hrdma
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
-def may_run():
-    for task in pathlib.Path("/proc/self/task").iterdir():
-        if (task / "comm").read_text() == "hrdma-progress\\n":
-            return tuple(sorted(os.sched_getaffinity(int(task.name))))
+def may_run():  # it names itself when it first runs, and a list of threads that changes meanwhile may lack it
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        for task in pathlib.Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):
+                if (task / "comm").read_text() == "hrdma-progress\\n":
+                    return tuple(sorted(os.sched_getaffinity(int(task.name))))
+        time.sleep(0.001)
+    raise SystemExit("there is no thread hrdma-progress")
 with hrdma.init() as comm:
     x, found = numpy.ones(1 << 20, numpy.float32), set()
     request = comm.allreduce(x, async_op=True)
