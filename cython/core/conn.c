@@ -237,6 +237,10 @@ void hr_conn_ask_sooner(struct hr_conn *conn) {
 
 /* A quarter of the credit is for headers alone: when the peer holds much that it has not asked for yet, messages
  * announce themselves instead of coming along, so that the one it does wait for still gets through. */
+int hr_conn_may_hold(const struct hr_conn *conn, uint64_t len) {
+    return conn->credit >= HR_EAGER_COST + (int64_t)(len + hr_credit_max(conn->engine) / 4);
+}
+
 static int conn_eager(struct hr_conn *conn, const struct hr_request *req) {
     const struct hr_caps *caps = conn->caps;
     struct hr_arena_info info;
@@ -249,7 +253,7 @@ static int conn_eager(struct hr_conn *conn, const struct hr_request *req) {
     if (caps->flags & HR_CAP_MAP && len > caps->eager_mapped && !(req->flags & HR_REQ_STAGED) &&
         hr_arena_find(req->buf, len, &info))
         return 0;
-    return len <= HR_EAGER_COST || conn->credit >= HR_EAGER_COST + (int64_t)(len + hr_credit_max(conn->engine) / 4);
+    return len <= HR_EAGER_COST || hr_conn_may_hold(conn, len);
 }
 
 static struct hr_hdr header_of(struct hr_conn *conn, struct hr_request *req, uint8_t kind) {
@@ -284,13 +288,14 @@ static hr_status send_header(struct hr_conn *conn, struct hr_request *req) {
     struct hr_hdr_long m = {.h = header_of(conn, req, HR_MSG_RTS), .size = req->len};
     hr_status status = hr_xfer_offer(conn, req, &m);
     if (status != HR_OK) return status;
-    status = hr_conn_post(conn, &m.h, sizeof m, NULL, 0, NULL);
+    uint32_t head = hr_xfer_head(req->xfer);
+    status = hr_conn_post(conn, &m.h, sizeof m, req->buf, head, NULL);
     if (status == HR_AGAIN || hr_is_error(status)) {
         hr_xfer_free(conn->engine, req->xfer);
         return status;
     }
     conn->order_tx[req->rflags]++;
-    conn->credit -= HR_EAGER_COST;
+    conn->credit -= HR_EAGER_COST + (int64_t)head;
     return HR_INPROGRESS;
 }
 

@@ -115,10 +115,8 @@ out:
 }
 
 static void engine_free(struct hr_engine *engine) {
-    struct hr_link *l;
     while (!hr_list_empty(&engine->conns)) hr_conn_free(hr_container(engine->conns.next, struct hr_conn, link));
-    for (int i = 0; i < HR_MATCH_CHAINS; i++)
-        while ((l = hr_list_pop(&engine->unexpected[i]))) free(hr_container(l, struct hr_umsg, link));
+    hr_match_close(engine);
     for (int d = 0; d < engine->ndomains; d++) {
         engine->domains[d]->ops->domain_close(engine->domains[d]);
         free(engine->names[d]);
@@ -147,6 +145,7 @@ hr_status hr_engine_open(const struct hr_config *config, struct hr_engine **engi
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) hr_list_init(heads[i]);
     for (int i = 0; i < HR_PRIORITIES; i++) hr_list_init(&engine->work[i]);
     for (int i = 0; i < HR_MATCH_CHAINS; i++) hr_list_init(&engine->unexpected[i]);
+    for (int i = 0; i < HR_SPARES; i++) hr_list_init(&engine->spare[i]);
     engine->epfd = epoll_create1(EPOLL_CLOEXEC);
     engine->kickfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     engine->bgfd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);

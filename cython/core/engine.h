@@ -22,12 +22,13 @@
  * One lock (engine->mutex) guards everything here. It is held for one pass of progress at most, and a pass does at most
  * one piece of heavy work (a segment copied or reduced), so that other threads and urgent messages wait microseconds.
  *
- * Messages between engines are a struct hr_hdr, a few with more header behind it, and a payload for EAGER and SEG
- * alone.
+ * Messages between engines are a struct hr_hdr, a few with more header behind it, and a payload for EAGER, SEG and
+ * RTS alone.
  *
  *   EAGER  the message itself
- *   RTS    a message too large for that: size, and a descriptor where the receiver may pull
- *   CTS    the receiver's answer: write into this descriptor (push), or send segments
+ *   RTS    a message too large for that: size, a descriptor where the receiver may pull, and the beginning of what it
+ *          is expected to call for in segments
+ *   CTS    the receiver's answer: write into this descriptor (push), or send segments, of the rest if it took that
  *   SEG    one segment
  *   FIN    the receiver has all of it (pull), or does not want it: the sender's buffer is free
  *   CANCEL the sender withdraws
@@ -90,7 +91,8 @@ struct hr_hdr {
     uint32_t order; /* EAGER, RTS, SKIP: place in its bucket */
     uint64_t comm;
     uint64_t tag; /* BREAK: rank to blame */
-    uint64_t aux; /* EAGER, RTS: signature. SEG: offset. SKIP: length. PROBE, ECHO: bytes of bulk. BREAK: sequence */
+    uint64_t aux; /* EAGER, RTS: signature. SEG: offset. CTS: the length of the beginning that was taken. SKIP: length.
+                     PROBE, ECHO: bytes of bulk. BREAK: sequence */
     uint32_t sreq;
     uint32_t rreq; /* EAGER, RTS, CREDIT: how much bulk is to be acknowledged at a time; 0: as before */
     /* Totals modulo 2^32, so that a header which is withdrawn with its message takes nothing with it. They count where
@@ -205,11 +207,13 @@ struct hr_conn {
     uint64_t tx_bytes, rx_bytes, tx_msgs, rx_msgs, busy_ns;
 };
 
+#define HR_SPARES 7 /* of 4 KiB to 256 KiB of payload */
+
 struct hr_umsg { /* a message that came before its receive, or before its turn */
     struct hr_link link;
     struct hr_link stray; /* of a collective: comm->strays */
     struct hr_conn *conn;
-    uint32_t len;
+    uint32_t len, kept; /* kept: which engine->spare it came from, 1 to HR_SPARES; 0: none */
     struct hr_hdr_long hdr;
     char payload[];
 };
@@ -276,6 +280,8 @@ struct hr_engine {
     uint32_t nwork;
     struct hr_request *posted[HR_MATCH_CHAINS];
     struct hr_link unexpected[HR_MATCH_CHAINS];
+    struct hr_link spare[HR_SPARES]; /* struct hr_umsg that have been free before, by room for payload */
+    size_t spare_bytes;
     struct hr_link ready; /* runs with instructions to start */
     uint32_t nconns, nposted;
 
@@ -377,7 +383,8 @@ void hr_conn_owe(struct hr_conn *conn, uint32_t credit, uint32_t ack);
 void hr_conn_ask_sooner(struct hr_conn *conn); /* where the window has become too small for what was asked */
 void hr_conn_asked(struct hr_conn *conn, uint32_t every);
 void hr_conns_acknowledge(struct hr_engine *engine);
-int hr_conn_charge(struct hr_conn *conn, uint64_t cost); /* 0: over the peer's credit, the connection is lost */
+int hr_conn_may_hold(const struct hr_conn *conn, uint64_t len); /* the peer, of what it has not asked for */
+int hr_conn_charge(struct hr_conn *conn, uint64_t cost);        /* 0: over the peer's credit, the connection is lost */
 void hr_conn_activate(struct hr_conn *conn);
 hr_status hr_conn_send(struct hr_conn *conn, struct hr_request *req);
 /* A message that is made where it is sent from and in the message, by hr_msg.fill. 0: it cannot go at once, nor does
@@ -425,6 +432,7 @@ void hr_match_keep_break(struct hr_conn *conn, const struct hr_hdr *h); /* of a 
 void hr_match_take_break(struct hr_comm *comm);
 void hr_match_purge_comm(struct hr_engine *engine, uint64_t comm_id);
 void hr_match_purge_conn(struct hr_engine *engine, struct hr_conn *conn);
+void hr_match_close(struct hr_engine *engine);
 void hr_match_forget(struct hr_conn *conn); /* what came before its turn */
 void hr_match_cancel(struct hr_conn *conn, uint32_t sreq, uint64_t comm, uint64_t tag);
 void hr_match_strayed(struct hr_comm *comm, struct hr_conn *conn);

@@ -16,6 +16,8 @@
 #include "core/engine.h"
 
 #define BREAKS_MAX 1024 /* of communicators not open here, from one peer */
+#define SPARE_ROOM ((size_t)4 << 10)
+#define SPARE_MOST ((size_t)1 << 20) /* bytes of all spares */
 
 static uint32_t match_chain(uint64_t comm, uint64_t tag) {
     uint64_t x = (comm ^ (tag * 0x9e3779b97f4a7c15ull)) * 0xd6e8feb86659fd93ull;
@@ -24,10 +26,34 @@ static uint32_t match_chain(uint64_t comm, uint64_t tag) {
 
 uint8_t hr_match_bucket(uint64_t comm, uint64_t tag) { return (uint8_t)(match_chain(comm, tag) % HR_BUCKETS); }
 
+/*
+ * Long ones are kept when they are free again: malloc would give their pages back to the system, and the next would be
+ * made of new ones, which takes several times as long as to copy the message.
+ */
+static struct hr_umsg *umsg_alloc(struct hr_engine *engine, size_t len) {
+    uint32_t k = 0;
+    if (len >= SPARE_ROOM)
+        for (k = 1; k <= HR_SPARES && SPARE_ROOM << (k - 1) < len;) k++;
+    if (k > HR_SPARES) k = 0;
+    struct hr_link *l = k ? hr_list_pop(&engine->spare[k - 1]) : NULL;
+    struct hr_umsg *u =
+        l ? hr_container(l, struct hr_umsg, link) : malloc(sizeof *u + (k ? SPARE_ROOM << (k - 1) : len));
+    if (l) engine->spare_bytes -= SPARE_ROOM << (k - 1);
+    if (u) u->kept = k;
+    return u;
+}
+
 static void umsg_free(struct hr_umsg *u) {
     if (!u) return;
+    struct hr_engine *engine = u->conn->engine;
+    size_t room = u->kept ? SPARE_ROOM << (u->kept - 1) : 0;
     hr_list_remove(&u->stray);
-    free(u);
+    if (!room || engine->spare_bytes + room > SPARE_MOST) {
+        free(u);
+        return;
+    }
+    engine->spare_bytes += room;
+    hr_list_push(engine->spare[u->kept - 1].next, &u->link); /* first: the caches have it */
 }
 
 /* --- posted receives
@@ -66,7 +92,7 @@ static void match_start(struct hr_request *req, struct hr_conn *conn, const stru
         }
         hr_fail(engine, req, HR_ERR_MISMATCH, req->peer, HR_PHASE_MATCH, conn);
     } else if (h->kind == HR_MSG_RTS) {
-        hr_xfer_accept(req, conn, m);
+        hr_xfer_accept(req, conn, m, payload, len);
     } else if (len > req->len) {
         req->nbytes = len;
         hr_fail(engine, req, HR_ERR_TRUNCATED, req->peer, HR_PHASE_MATCH, conn);
@@ -126,7 +152,7 @@ void hr_match_again(struct hr_engine *engine, struct hr_request *req) {
  * ---------------------------------------------------------------------------------------------------------- */
 
 static struct hr_umsg *umsg_new(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len) {
-    struct hr_umsg *u = malloc(sizeof *u + len);
+    struct hr_umsg *u = umsg_alloc(conn->engine, len);
     if (!u) {
         hr_conn_lost(conn, HR_ERR_NOMEM, "no memory for an unexpected message");
         return NULL;
@@ -283,11 +309,11 @@ static int match_cancel_list(struct hr_link *head, struct hr_conn *conn, uint32_
         if (u->conn != conn || u->hdr.h.kind != HR_MSG_RTS || u->hdr.h.sreq != sreq) continue;
         if (early) { /* keeps its place in the order, and its cost until then */
             u->hdr.h.kind = HR_MSG_SKIP;
-            u->hdr.h.aux = 0;
+            u->hdr.h.aux = u->len;
         } else {
             hr_list_remove(l);
+            hr_conn_owe(conn, HR_EAGER_COST + u->len, 0);
             umsg_free(u);
-            hr_conn_owe(conn, HR_EAGER_COST, 0);
         }
         return 1;
     }
@@ -355,4 +381,12 @@ void hr_match_forget(struct hr_conn *conn) {
     struct hr_link *l;
     for (int b = 0; b < HR_BUCKETS; b++)
         while ((l = hr_list_pop(&conn->early[b]))) free(hr_container(l, struct hr_umsg, link));
+}
+
+void hr_match_close(struct hr_engine *engine) {
+    struct hr_link *l;
+    for (int i = 0; i < HR_MATCH_CHAINS; i++)
+        while ((l = hr_list_pop(&engine->unexpected[i]))) free(hr_container(l, struct hr_umsg, link));
+    for (int k = 0; k < HR_SPARES; k++)
+        while ((l = hr_list_pop(&engine->spare[k]))) free(hr_container(l, struct hr_umsg, link));
 }

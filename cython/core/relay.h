@@ -39,8 +39,9 @@ struct hr_reading { /* of one connection */
     struct hr_relay relay[HR_RELAYS];
     double copying[HR_RELAY_LENGTHS]; /* ns for a byte of a segment that is sent; 0: not known, or short */
     uint8_t told[HR_RELAY_LENGTHS];   /* by who leads: HR_HDR_SAYS, and HR_HDR_PUT if results are to be put back */
-    int unanswered;                   /* long messages that came since one was sent */
-    void *scratch;                    /* those that no transfer has: each begins with the next */
+    uint8_t called, heads; /* classes for whose last the peer has called for segments; transfers with a head */
+    int unanswered;        /* long messages that came since one was sent */
+    void *scratch;         /* those that no transfer has: each begins with the next */
 };
 
 static inline int hr_relay_class(uint64_t len) { return len < 512 << 10 ? 0 : len < 4 << 20 ? 1 : 2; }

@@ -163,7 +163,7 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
         }
         memcpy(&m.size, (const char *)hdr + sizeof m.h, sizeof m - sizeof m.h);
         if (h->kind == HR_MSG_RTS)
-            hr_match_arrived(conn, &m.h, NULL, 0);
+            hr_match_arrived(conn, &m.h, payload, len);
         else if (h->kind == HR_MSG_CTS)
             hr_xfer_on_cts(conn, &m);
         else if (h->kind == HR_MSG_HELP)

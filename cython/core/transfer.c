@@ -68,7 +68,7 @@ static uint64_t segment_size(struct hr_conn *conn, const struct hr_xfer *x) {
     int message = x->mode == HR_XFER_SEND_SEG;
     uint64_t n = message && caps->piece ? caps->piece : caps->segment;
     int both = message && caps->piece && caps->flags & HR_CAP_MAP; /* elsewhere a piece costs a system call */
-    if (both && x->len < SHORT && !(x->req->flags & HR_REQ_CHANGED)) n = caps->piece / 4;
+    if (both && x->len < SHORT) n = caps->piece / (x->req->flags & HR_REQ_CHANGED ? 2 : 4);
     if (message && caps->flags & HR_CAP_RELAYS && x->len >= HR_UNREAD_MIN) n = caps->max_send;
     if (x->open && x->rmem.out && hr_run_waits(x->req)) n = WAITED;
     if (caps->window) {
@@ -114,6 +114,12 @@ void hr_xfer_on_cts(struct hr_conn *conn, const struct hr_hdr_long *cts) {
         HR_COUNT(conn->engine, push);
     } else {
         HR_COUNT(conn->engine, seg);
+        if (cts->h.aux && cts->h.aux != x->head) {
+            hr_conn_lost(conn, HR_ERR_PROTOCOL, "an answer to what was not sent");
+            return;
+        }
+        x->posted = cts->h.aux;
+        hr_xfer_called(x, 1);
     }
     hr_list_push(&conn->bulk[x->req->priority], &x->work.link);
     conn->nbulk++;
@@ -187,6 +193,7 @@ void hr_xfer_on_fin(struct hr_conn *conn, const struct hr_hdr *h) {
     if (h->status != HR_OK) hr_window_probe(conn); /* what is on its way there may be dropped without a word */
     if (!x || (x->mode != HR_XFER_SEND && x->mode != HR_XFER_SEND_PUSH && x->mode != HR_XFER_SEND_SEG)) return;
     struct hr_request *req = x->req;
+    if (x->head && x->mode == HR_XFER_SEND) hr_xfer_called(x, 0);
     if (h->flags & HR_HDR_OPEN && x->open) req->flags |= HR_REQ_RETURNED;
     x->open = conn->stopped = 0; /* the peer is through with it */
     if (h->status == HR_OK) {
@@ -293,7 +300,8 @@ static void ask(struct hr_conn *conn, struct hr_xfer *x, struct hr_hdr_long *cts
     hr_conn_send_ctl(conn, &cts->h, sizeof *cts);
 }
 
-void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct hr_hdr_long *rts) {
+void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct hr_hdr_long *rts, const void *head,
+                    size_t len) {
     struct hr_engine *engine = conn->engine;
     struct hr_ep *ep = conn->lanes[0].ep;
     const struct hr_provider *ops = ep->domain->ops;
@@ -312,6 +320,10 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
         return;
     }
     x->len = rts->size;
+    if ((len && len >= x->len) || (req->rflags & HR_RECV_REDUCE && len % hr_dtype_size(req->dtype))) {
+        hr_conn_lost(conn, HR_ERR_PROTOCOL, "a beginning that does not fit its transfer");
+        return;
+    }
     x->remote = rts->h.sreq;
     x->key = rts->key;
     if (x->len >= HR_UNREAD_MIN) req->rflags |= HR_RECV_NT;
@@ -355,7 +367,9 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
             cts.h.flags = HR_HDR_DESC | (x->sure ? HR_HDR_SURE : 0);
         }
     }
+    if (x->mode == HR_XFER_SEG) cts.h.aux = len;
     ask(conn, x, &cts);
+    if (x->mode == HR_XFER_SEG && len) hr_read_arrived(x, head, len);
 }
 
 void hr_xfer_on_seg(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len) {

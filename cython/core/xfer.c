@@ -60,6 +60,8 @@ void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x) {
         }
     }
     hr_read_end(x);
+    if (x->head) conn->reading.heads--;
+    x->head = 0;
     if (x->has_rmem) conn->lanes[0].ep->domain->ops->mem_release(conn->lanes[0].ep, &x->rmem);
     if (x->has_mem) conn->lanes[0].ep->domain->ops->mem_deregister(conn->lanes[0].ep->domain, &x->mem);
     if (x->req && x->req->xfer == x) x->req->xfer = NULL;

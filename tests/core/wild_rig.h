@@ -31,6 +31,8 @@ struct wild { /* a domain and an endpoint without an engine */
     struct hr_hdr_long heard[HEARD], last; /* what the engine said: RTS, CTS and FIN; any */
     uint32_t order[HR_BUCKETS];
     uint64_t comm, runs, at[HEARD]; /* at: of the segments for each transfer */
+    uint8_t *into;                  /* where what the engine sends of a transfer is put together, */
+    size_t got;                     /* so many bytes by now */
     uint64_t *ledger;
     struct hr_mem ledger_mem;
     uint8_t payload[PAYLOAD];
@@ -44,9 +46,12 @@ struct rig {
 
 static inline void wild_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const void *payload, size_t len) {
     struct wild *w = ep->domain->owner;
-    (void)payload, (void)len;
     memset(&w->last, 0, sizeof w->last);
     memcpy(&w->last, hdr, hdr_len < sizeof w->last ? hdr_len : sizeof w->last);
+    if (w->into && (w->last.h.kind == HR_MSG_RTS || w->last.h.kind == HR_MSG_SEG)) {
+        memcpy(w->into + (w->last.h.kind == HR_MSG_SEG ? w->last.h.aux : 0), payload, len);
+        w->got += len;
+    }
     w->echoes += w->last.h.kind == HR_MSG_ECHO;
     if (w->last.h.kind == HR_MSG_CTS) w->at[w->last.h.rreq % HEARD] = 0;
     if (w->last.h.kind == HR_MSG_RTS || w->last.h.kind == HR_MSG_CTS || w->last.h.kind == HR_MSG_FIN)

@@ -17,7 +17,7 @@
 
 #define EAGER (32u << 10)        /* what is longer is read in place, or begins to arrive while the rest is copied */
 #define EAGER_CROWDED (4u << 10) /* of arenas where ranks share cores: what is read in place is not copied twice */
-#define PIECE (64u << 10)        /* of what was asked for: one is read while the next is written */
+#define PIECE (128u << 10)       /* of what was asked for: one is read while the next is written */
 
 int hr_shm_grow(void *array_p, uint32_t n, uint32_t *cap_p, size_t element) {
     void *array;
