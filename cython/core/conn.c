@@ -290,16 +290,19 @@ static hr_status send_header(struct hr_conn *conn, struct hr_request *req) {
     if (status != HR_OK) return status;
     uint32_t head = hr_xfer_head(req->xfer);
     status = hr_conn_post(conn, &m.h, sizeof m, req->buf, head, NULL);
+    if (status == HR_AGAIN && head) status = hr_conn_post(conn, &m.h, sizeof m, NULL, head = 0, NULL);
     if (status == HR_AGAIN || hr_is_error(status)) {
         hr_xfer_free(conn->engine, req->xfer);
         return status;
     }
+    req->xfer->head = head;
+    conn->reading.heads += head != 0;
     conn->order_tx[req->rflags]++;
     conn->credit -= HR_EAGER_COST + (int64_t)head;
     return HR_INPROGRESS;
 }
 
-/* A header without payload is gone; a message is the provider's, and its place in the order is kept. */
+/* An announcement is gone, with what went along; a message is the provider's, and its place in the order is kept. */
 static void conn_taken(struct hr_conn *conn, struct hr_request *req) {
     if (req->xfer) return;
     req->queued = HR_QUEUED_PROVIDER;

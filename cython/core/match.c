@@ -43,11 +43,23 @@ static struct hr_umsg *umsg_alloc(struct hr_engine *engine, size_t len) {
     return u;
 }
 
+/* Of one length, until there is so much room for another: what was last in demand stays. */
+static void spares_drop(struct hr_engine *engine, uint32_t k, size_t room) {
+    while (!hr_list_empty(&engine->spare[k]) && engine->spare_bytes + room > SPARE_MOST) {
+        struct hr_link *last = engine->spare[k].prev;
+        hr_list_remove(last);
+        free(hr_container(last, struct hr_umsg, link));
+        engine->spare_bytes -= SPARE_ROOM << k;
+    }
+}
+
 static void umsg_free(struct hr_umsg *u) {
     if (!u) return;
     struct hr_engine *engine = u->conn->engine;
     size_t room = u->kept ? SPARE_ROOM << (u->kept - 1) : 0;
     hr_list_remove(&u->stray);
+    for (uint32_t k = 0; room && k < HR_SPARES && engine->spare_bytes + room > SPARE_MOST; k++)
+        if (k != u->kept - 1) spares_drop(engine, k, room);
     if (!room || engine->spare_bytes + room > SPARE_MOST) {
         free(u);
         return;

@@ -64,7 +64,7 @@ hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_
 
 void hr_xfer_called(const struct hr_xfer *x, int called) {
     unsigned class = 1u << hr_relay_class(x->len), all = x->conn->reading.called;
-    x->conn->reading.called = (uint8_t)(called ? all | class : all & ~class);
+    if (x->has_mem) x->conn->reading.called = (uint8_t)(called ? all | class : all & ~class);
 }
 
 /*
@@ -73,16 +73,15 @@ void hr_xfer_called(const struct hr_xfer *x, int called) {
  * comes: of what is short half. One transfer at a time, as others keep both sides busy; and where a provider takes a
  * message at once or not at all, so that none refers to a buffer that is given up.
  */
-uint32_t hr_xfer_head(struct hr_xfer *x) {
-    struct hr_conn *conn = x->conn;
+uint32_t hr_xfer_head(const struct hr_xfer *x) {
+    const struct hr_conn *conn = x->conn;
     const struct hr_caps *caps = conn->caps;
     struct hr_arena_info arena;
     uint64_t n = x->len < SHORT ? caps->piece / 2 : caps->piece;
     if (!(caps->flags & HR_CAP_RELAYS) || !(caps->flags & HR_CAP_FILLS) || conn->reading.heads || x->open) return 0;
-    if (!(conn->reading.called >> hr_relay_class(x->len) & 1) || hr_arena_find(x->buf, x->len, &arena)) return 0;
+    if (x->has_mem && !(conn->reading.called >> hr_relay_class(x->len) & 1)) return 0;
+    if (x->has_mem && hr_arena_find(x->buf, x->len, &arena)) return 0;
     if (n > caps->max_send) n = caps->max_send;
     if (n > x->len / 2) n = x->len / 2 & ~(uint64_t)63;
-    if (!n || !hr_conn_may_hold(conn, n)) return 0;
-    conn->reading.heads++;
-    return x->head = (uint32_t)n;
+    return hr_conn_may_hold(conn, n) ? (uint32_t)n : 0;
 }

@@ -66,6 +66,16 @@ static int pump_all(struct hr_engine *engine) {
     return n;
 }
 
+/* A provider may stop at a long message; where work waits it is not to be one message for each piece of that. */
+static int poll_domain(struct hr_engine *engine, struct hr_domain *domain, struct hr_ep *hint) {
+    int n = 0, more;
+    do {
+        more = domain->ops->progress(domain, BUDGET - n, hint);
+        n += more;
+    } while (more && n < BUDGET && engine->nwork);
+    return n;
+}
+
 /* Polls every domain, sends what may go, and does one piece of work. Returns how much happened. */
 int hr_pass(struct hr_engine *engine, struct hr_conn *hint) {
     int n = 0;
@@ -77,7 +87,7 @@ int hr_pass(struct hr_engine *engine, struct hr_conn *hint) {
         /* Nobody to hear from, or the message comes elsewhere, and a poll may be a system call: look now and then. */
         if (!engine->domain_conns[d] && (engine->pass & 63)) continue;
         if (ep && !mine && (engine->pass & (domain->caps.flags & HR_CAP_LOCAL ? 3 : 15))) continue;
-        n += domain->ops->progress(domain, BUDGET, mine ? ep : NULL);
+        n += poll_domain(engine, domain, mine ? ep : NULL);
     }
     while (!hr_list_empty(&engine->dead) || !hr_list_empty(&engine->ready)) {
         hr_conns_bury(engine);

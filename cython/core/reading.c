@@ -232,6 +232,7 @@ void hr_read_end(struct hr_xfer *x) {
     int messages = x->relay > HR_RELAYS - HR_RELAY_LENGTHS ? 2 : 1; /* the result is the other */
     int way = x->mode == HR_XFER_PULL || x->mode == HR_XFER_LENT ? HR_READ : HR_RELAYED;
     uint64_t bytes = x->shared ? hr_share_bytes(x) : x->completed;
+    if (copying < 0 && bytes > x->begun) bytes -= x->begun / 2; /* of two copies one was made before */
     if (x->relay) hr_relay_end(relay_of(x), way, bytes, hr_now(), copying, messages);
     x->relay = 0;
     if (!x->scratch) return;

@@ -367,9 +367,9 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
             cts.h.flags = HR_HDR_DESC | (x->sure ? HR_HDR_SURE : 0);
         }
     }
-    if (x->mode == HR_XFER_SEG) cts.h.aux = len;
+    if (x->mode == HR_XFER_SEG) cts.h.aux = x->begun = (uint32_t)len;
     ask(conn, x, &cts);
-    if (x->mode == HR_XFER_SEG && len) hr_read_arrived(x, head, len);
+    if (x->begun) hr_read_arrived(x, head, len);
 }
 
 void hr_xfer_on_seg(struct hr_conn *conn, const struct hr_hdr *h, const void *payload, size_t len) {

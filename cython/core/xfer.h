@@ -39,7 +39,7 @@ struct hr_xfer {         /* one rendezvous, on one side */
     uint8_t open, both;   /* who receives it writes back what it makes of it; this side sends as well, where that counts
                              (HR_CAP_RELAYS) */
     uint8_t beside;       /* share.c: the program copies the same memory meanwhile */
-    uint32_t head;        /* bytes of the beginning that went with the RTS */
+    uint32_t head, begun; /* bytes of the beginning that went with the RTS; that came with it and were taken */
     uint32_t outstanding; /* reads or writes in the provider */
     char *buf, *scratch;  /* scratch: pieces that are read to be reduced */
     uint64_t len, posted, completed, key; /* key: in the ledger of who sends; 0: it is not there */
@@ -82,7 +82,7 @@ void hr_consume_to(struct hr_request *req, const void *data, uint64_t offset, si
 /* offer.c: the access by which the receiver may write there what it makes of it, 0: it may not; the sender's RTS */
 uint32_t hr_xfer_opens(const struct hr_conn *conn, const struct hr_request *req);
 hr_status hr_xfer_offer(struct hr_conn *conn, struct hr_request *req, struct hr_hdr_long *rts);
-uint32_t hr_xfer_head(struct hr_xfer *x); /* bytes of its beginning that go with the RTS */
+uint32_t hr_xfer_head(const struct hr_xfer *x); /* bytes of its beginning that are to go with the RTS */
 /* The peer has called for segments of it, or has not. */
 void hr_xfer_called(const struct hr_xfer *x, int called);
 

@@ -178,17 +178,21 @@ static int poll_special(struct shm_ep *e) {
     return 1;
 }
 
-/* So much of payload in one pass: whoever waits for just that leaves before the next message, which its receive would
- * find unexpected, and copied once more. */
+/* After so much in one pass whoever waits for just that leaves before the next payload, which its receive would find
+ * unexpected, and copied once more. What has none, as answers, goes with it. */
 #define ENOUGH (4u << 10)
 
 int hr_shm_ep_poll(struct shm_ep *e, int budget) {
-    int n = 0;
+    int n = 0, more = 0;
     uint64_t from = e->rx.pos;
     uint64_t word;
 
     if (e->state != SHM_UP || (e->lost && e->lost != HR_ERR_PEER_LOST)) goto special;
     while (n < budget && (word = ring_rx_word(&e->rx))) {
+        if (e->rx.pos - from >= ENOUGH && ring_word_len(word)) {
+            more = 1;
+            break;
+        }
         if (!deliver(e, word)) {
             e->lost = HR_OK; /* dead or not: what it sent is the better reason */
             hr_shm_lose(e, HR_ERR_PROTOCOL, "process %d damaged the ring: record word %016llx at %llu", (int)e->pid,
@@ -196,9 +200,8 @@ int hr_shm_ep_poll(struct shm_ep *e, int budget) {
             break;
         }
         n++;
-        if (e->rx.pos - from >= ENOUGH) return n; /* the ring may not be empty */
     }
 special:
-    if (__builtin_expect(e->special, 0) && n < budget && e->state == SHM_UP) n += poll_special(e);
+    if (__builtin_expect(e->special, 0) && n < budget && e->state == SHM_UP && !(more && e->lost)) n += poll_special(e);
     return n;
 }
