@@ -153,7 +153,8 @@ static size_t segment_now(struct hr_ep *ep) {
     return (size_t)mss;
 }
 
-/* Where ranks share processors, a little more than a segment goes as two of one length; a little less, as one. */
+/* Where ranks share processors, a little more than a segment goes as two of one length, as long as the receiver has not
+ * said that it is awake; a little less, as one. */
 TEST(a_short_segment_is_made_longer) {
     struct pair p;
     struct hr_mem mem;
@@ -178,6 +179,41 @@ TEST(a_short_segment_is_made_longer) {
         RUN(&p.a, &p.b, p.cb.notifies == before + 1);
     }
     CHECK(seen[0] > 50 && seen[1] > 50); /* in the others the segment grew, or the socket took a part */
+    pair_close(&p);
+}
+
+/* Who does not sleep says so, and gets such a frame in one call, until it has slept. */
+TEST(a_short_segment_stays_short_for_who_is_awake) {
+    struct pair p;
+    struct hr_mem mem, back;
+    struct hr_rmem rmem, own;
+    int seen[2] = {0};
+    rig_local_peers = 1 << 20;
+    pair_open(&p, NULL);
+    rig_local_peers = 0;
+    struct hr_tcp_domain *b = hr_tcp_domain_of(p.cb.ep);
+    rig_share(&p.cb, &p.ca, sink_memory, BIG, HR_ACCESS_REMOTE_WRITE, &mem, &rmem);
+    rig_share(&p.ca, &p.cb, source, BIG, HR_ACCESS_REMOTE_WRITE, &back, &own);
+    for (int i = 0; i < 200; i++) {
+        int slept = i / 2 % 2, before = p.ca.notifies;
+        struct hr_rma word = {.local = sink_memory, .len = 8, .remote = &own, .with_notify = 1};
+        b->slept = 0; /* whatever happened before */
+        if (slept) CHECK_EQ(tcp->event_arm(p.cb.ep->domain), HR_OK);
+        tcp->event_disarm(p.cb.ep->domain);
+        CHECK(!hr_is_error(tcp->post_write(p.cb.ep, &word)));
+        RUN(&p.a, &p.b, p.ca.notifies == before + 1);
+        size_t mss = segment_now(p.ca.ep), heads = sizeof(struct hr_tcp_frame) + sizeof(struct hr_tcp_write);
+        struct hr_rma write = {.local = source + 64, .len = mss + mss / 8 - heads, .remote = &rmem, .with_notify = 1};
+        before = p.cb.notifies;
+        memset(&handed, 0, sizeof handed);
+        CHECK(!hr_is_error(tcp->post_write(p.ca.ep, &write)));
+        if (segment_now(p.ca.ep) == mss && (size_t)handed.least * (size_t)handed.calls + 1 >= write.len + heads) {
+            CHECK_EQ(handed.calls, 1 + slept);
+            seen[slept]++;
+        }
+        RUN(&p.a, &p.b, p.cb.notifies == before + 1);
+    }
+    CHECK(seen[0] > 25 && seen[1] > 25);
     pair_close(&p);
 }
 

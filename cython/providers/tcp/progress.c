@@ -136,7 +136,9 @@ int hr_tcp_event_fd(struct hr_domain *domain) { return ((struct hr_tcp_domain *)
 
 hr_status hr_tcp_event_arm(struct hr_domain *domain) {
     struct hr_tcp_domain *d = (struct hr_tcp_domain *)domain;
-    return hr_list_empty(&d->ready) && d->poll.next == d->poll.count ? HR_OK : HR_AGAIN;
+    if (!hr_list_empty(&d->ready) || d->poll.next != d->poll.count) return HR_AGAIN;
+    hr_tcp_tx_slept(d);
+    return HR_OK;
 }
 
 void hr_tcp_event_disarm(struct hr_domain *domain) { (void)domain; }

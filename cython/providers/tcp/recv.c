@@ -141,6 +141,7 @@ static int take_frame(struct hr_tcp_ep *ep, const struct hr_tcp_frame *frame, co
         struct hr_tcp_atomic_data atomic_data;
     } hdr;
     hr_status status = HR_OK;
+    ep->peer_sleeps = frame->flags & HR_TCP_SLEEPS;
     if (frame->len >= HR_TCP_BULK) hr_tcp_one_way_told(ep, frame->flags & HR_TCP_ONE_WAY);
     if (frame->type == HR_TCP_MSG) return take_message(ep, frame, at);
     memcpy(&hdr, at, frame->hdr_len);

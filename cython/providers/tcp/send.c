@@ -19,7 +19,7 @@
 #define SMALL 1024 /* up to this payload copying behind the header beats a second iovec */
 #define MAX_IOV 16
 #define ROUNDS 8 /* writes to one socket in a row */
-enum { CUT_MOST = 8 /* segments of a frame that is cut */, LONG_SEGMENT = 16 << 10 };
+enum { CUT_MOST = 8 /* segments of a frame that is cut */, LONG_SEGMENT = 16 << 10, SLEPT = 1000 /* frames ago */ };
 
 static struct hr_tcp_op *ring_at(struct hr_tcp_ep *ep, uint32_t i) {
     return &ep->ring[(ep->tx_head + i) % HR_TCP_RING];
@@ -57,14 +57,19 @@ static size_t segment_of(const struct hr_tcp_ep *ep) {
 
 void hr_tcp_tx_ready(struct hr_tcp_ep *ep) {
     ep->tx_long = hr_tcp_domain_of(&ep->base)->crowded && segment_of(ep) >= LONG_SEGMENT;
+    ep->peer_sleeps = 1;
 }
+
+void hr_tcp_tx_slept(struct hr_tcp_domain *d) { d->slept = SLEPT; }
 
 /* The kernel sends a segment when it is full, and on a host that wakes the receiver at once. For a few bytes behind it
  * the receiver is woken again, and where ranks share cores it had the sender's until then. So there the last segment of
- * a frame that would be short has half of the one before it. */
+ * a frame that would be short has half of the one before it; unless the receiver does not sleep, which it says: then
+ * that is only a call more. */
 static ssize_t send_now(struct hr_tcp_ep *ep, const uint8_t *head, size_t head_len, const uint8_t *payload,
                         size_t len) {
-    size_t total = head_len + len, segment = ep->tx_long && total > LONG_SEGMENT ? segment_of(ep) : 0;
+    size_t total = head_len + len,
+           segment = ep->tx_long && ep->peer_sleeps && total > LONG_SEGMENT ? segment_of(ep) : 0;
     size_t tail = segment ? total % segment : 0;
     if (total <= segment || !tail || tail > segment / 4 || total > CUT_MOST * segment)
         return send_once(ep, head, head_len, payload, len);
@@ -91,7 +96,13 @@ hr_status hr_tcp_push(struct hr_tcp_ep *ep, enum hr_tcp_op_kind kind, const stru
     if (ep->tx_count >= (posted ? HR_TCP_QUEUE : HR_TCP_RING)) return HR_AGAIN;
     struct hr_tcp_op *op = ring_add(ep);
     if (!op) return HR_ERR_NOMEM;
-    memcpy(head, frame, sizeof *frame);
+    struct hr_tcp_domain *d = hr_tcp_domain_of(&ep->base);
+    struct hr_tcp_frame said = *frame;
+    if (d->slept) {
+        said.flags |= HR_TCP_SLEEPS;
+        d->slept--;
+    }
+    memcpy(head, &said, sizeof said);
     memcpy(head + sizeof *frame, hdr, frame->hdr_len);
     if (ep->tx_count == 0) {
         sent = send_now(ep, head, head_len, payload, frame->len);
@@ -103,7 +114,7 @@ hr_status hr_tcp_push(struct hr_tcp_ep *ep, enum hr_tcp_op_kind kind, const stru
         }
         if (sent < 0) sent = 0;
     }
-    if (hr_poll_watch(&hr_tcp_domain_of(&ep->base)->poll, &ep->source, EPOLLIN | EPOLLOUT)) {
+    if (hr_poll_watch(&d->poll, &ep->source, EPOLLIN | EPOLLOUT)) {
         hr_tcp_tx_fail(ep, errno);
         return HR_AGAIN;
     }

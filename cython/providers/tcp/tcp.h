@@ -51,6 +51,7 @@ struct hr_tcp_domain {
     int crowded;                      /* ranks of this host share processors */
     char cc_local[16], cc_remote[16]; /* congestion control to ask for; "": leave the system's */
     int may_narrow;                   /* receive buffers: one_way.c */
+    int slept;                        /* frames from here on that say that we have slept: send.c */
     const struct hr_auth *auth;
     uint64_t self_id;
     uint64_t
@@ -157,7 +158,8 @@ struct hr_tcp_ep {
     struct hr_tcp_op *ring; /* HR_TCP_RING, allocated when first needed, as are the two below */
     uint32_t tx_head, tx_count, tx_chunks;
     uint64_t tx_bytes; /* in the ring and not in the kernel */
-    int tx_long;       /* frames are cut where their last segment would be short: see send.c */
+    int tx_long;       /* ranks share cores and segments are long: see send.c */
+    int peer_sleeps;   /* it said so last, or nothing yet */
     int tx_errno;      /* sending failed: the rest is received, then the peer is lost */
     struct hr_tcp_one_way one_way;
 
@@ -233,7 +235,8 @@ hr_status hr_tcp_push(struct hr_tcp_ep *ep, enum hr_tcp_op_kind kind, const stru
 int hr_tcp_flush(struct hr_tcp_ep *ep, int budget);
 /* Sending is over. What the peer sent before is still received; the loss is told after that. */
 void hr_tcp_tx_fail(struct hr_tcp_ep *ep, int error);
-void hr_tcp_tx_ready(struct hr_tcp_ep *ep); /* it is connected */
+void hr_tcp_tx_ready(struct hr_tcp_ep *ep);    /* it is connected */
+void hr_tcp_tx_slept(struct hr_tcp_domain *d); /* or is about to sleep */
 /* Forgets what waits. */
 void hr_tcp_tx_clear(struct hr_tcp_ep *ep);
 /* Gives queued chunks of this region a copy of what they point to. */

@@ -31,8 +31,9 @@ enum hr_tcp_type {
     HR_TCP_TYPES
 };
 
-/* Flags of WRITE. ONE_WAY: more like it comes, and nothing else: one_way.c. */
-enum { HR_TCP_NOTIFY = 1, HR_TCP_ONE_WAY = 2 };
+/* Flags of WRITE. ONE_WAY: more like it comes, and nothing else: one_way.c. Of any frame. SLEEPS: who sends it has
+ * slept of late, so what comes for it may have to wake it: send.c. */
+enum { HR_TCP_NOTIFY = 1, HR_TCP_ONE_WAY = 2, HR_TCP_SLEEPS = 4 };
 
 #define HR_TCP_GUARD 0x7ac3591eu
 #define HR_TCP_MAX_SEND (128u << 10) /* payload of one MSG */
