@@ -66,13 +66,13 @@ static int pump_all(struct hr_engine *engine) {
     return n;
 }
 
-/* A provider may stop at a long message; where work waits it is not to be one message for each piece of that. */
+/* On a host a provider stops at a long message; where work waits it is not to be one message for each piece of that. */
 static int poll_domain(struct hr_engine *engine, struct hr_domain *domain, struct hr_ep *hint) {
     int n = 0, more;
     do {
         more = domain->ops->progress(domain, BUDGET - n, hint);
         n += more;
-    } while (more && n < BUDGET && engine->nwork);
+    } while (more && n < BUDGET && engine->nwork && domain->caps.flags & HR_CAP_LOCAL && !hr_contended(engine));
     return n;
 }
 

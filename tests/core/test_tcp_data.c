@@ -214,6 +214,15 @@ TEST(a_short_segment_stays_short_for_who_is_awake) {
         RUN(&p.a, &p.b, p.cb.notifies == before + 1);
     }
     CHECK(seen[0] > 25 && seen[1] > 25);
+    b->slept = 0;
+    CHECK_EQ(tcp->event_arm(p.cb.ep->domain), HR_OK);
+    for (int i = 0; i < 1001; i++) { /* it wears off */
+        struct hr_rma word = {.local = sink_memory, .len = 8, .remote = &own, .with_notify = 1};
+        int before = p.ca.notifies;
+        CHECK(!hr_is_error(tcp->post_write(p.cb.ep, &word)));
+        RUN(&p.a, &p.b, p.ca.notifies == before + 1);
+        CHECK_EQ(((struct hr_tcp_ep *)p.ca.ep)->peer_sleeps != 0, i < 1000);
+    }
     pair_close(&p);
 }
 

@@ -329,6 +329,7 @@ ATTACK(a_message_that_is_given_up_after_its_beginning) {
     struct hr_hdr_long late = {.h = HDR(CTS, .sreq = sreq, .rreq = 9, .aux = sent)};
     CHECK(wild_say(r, 0, &late, sizeof late, 0));
     passed_over(r);
+    CHECK_EQ(w->got, sent); /* nothing of what is not its own any more */
     w->nheard = 0;
     w->got = 0;
     memset(w->into, 0, LEN);

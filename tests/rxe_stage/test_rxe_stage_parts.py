@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import lzma
 import selectors
@@ -13,7 +14,7 @@ import time
 
 import pytest
 
-from rxe_vm import initramfs, kernel, main, packages, wires
+from rxe_vm import initramfs, kernel, machine, main, packages, wires
 
 BIG = 60_000
 
@@ -189,3 +190,48 @@ def test_lines_of_one_guest_and_numbered_ones_of_two(monkeypatch):
     for host, data in ((0, b"a"), (1, b"x\ny"), (0, b"b\n"), (1, b""), (0, b"")):
         show(host, data)
     assert Out.buffer.getvalue() == b"[1] x\n[0] ab\n[1] y\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "passed", "wrong"),
+    [
+        (1.85, 2.5, False),
+        (5.29, 25.0, False),
+        (0.9, 1.0, False),
+        (16.02, 2.5, True),
+        (53.2, 7.0, True),
+        (0.5, 11.0, True),
+    ],
+)
+def test_a_clock_that_runs_at_another_speed_is_told(said, passed, wrong):
+    assert machine.clock_is_wrong(said, passed) is wrong
+
+
+def test_a_guest_tells_its_clock_step_by_step():
+    guest = machine.Guest.__new__(machine.Guest)
+    guest.host, guest.console, guest._started = 1, bytearray(), time.monotonic() - 3
+    guest.take("console", b"[ 0.5] up\nrxe_vm: 1.8")
+    guest.take("console", b"5 s: loading modules\n[ 4966.5] hrtimer\n")
+    with pytest.raises(machine.ClockError, match=r"guest 1 says 35.74 s after 3\.\d s"):
+        guest.take("console", b"rxe_vm: 35.74 s: mounting the root of the host\n")
+
+
+@pytest.mark.parametrize(("wrong", "code"), [(0, 7), (2, 7), (3, main.BROKEN)])
+def test_guests_with_wrong_clocks_are_booted_again(monkeypatch, capsys, wrong, code):
+    boots = []
+
+    @contextlib.contextmanager
+    def guests(asked):
+        boots.append(asked)
+        yield [], None
+
+    def serve(*_):
+        if len(boots) <= wrong:
+            raise machine.ClockError("guest 0 says 9 s after 1 s")
+        return [7]
+
+    monkeypatch.setattr(main, "guests", guests)
+    monkeypatch.setattr(main, "serve", serve)
+    assert main.main(["--", "true"]) == code
+    assert len(boots) == min(wrong + 1, main.BOOTS)
+    assert capsys.readouterr().err.count("its clock is wrong") == wrong

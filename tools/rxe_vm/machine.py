@@ -41,11 +41,26 @@ KERNEL_OPTIONS = (
 TRANSLATED_CPU = "max,erms=off,fsrm=off,pclmulqdq=off"
 TRANSLATED_OPTIONS = "clearcpuid=rep_good"
 
+STEP = re.compile(rb"rxe_vm: ([0-9.]+) s: ")  #: guest/init tells so of each step, and when, until the job begins
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class OutOfTimeError(StageError):
     """A guest was not done at its deadline."""
+
+
+class ClockError(StageError):
+    """A guest's clock runs at another speed than time: it was set by a loop that the host interrupted."""
+
+
+def clock_is_wrong(said: float, passed: float) -> bool:
+    """Whether a guest that says it has run for `said` seconds cannot have, `passed` seconds after its start.
+
+    Before its clock starts, and what it says is heard, pass a second or two, more on a busy host; a clock that was set
+    while the host was away is wrong by several times.
+    """
+    return said > 1.5 * passed + 1 or said < passed / 4 - 2
 
 
 class Size(NamedTuple):
@@ -80,6 +95,7 @@ class Guest:
     ) -> None:
         self.host = host
         self.phase = "booting"
+        self._started = time.monotonic()
         self.code: int | None = None  #: exit code of the job
         self.console = bytearray()
         self.log = out / f"console{host}.log"
@@ -115,9 +131,14 @@ class Guest:
                 end.close()
 
     def take(self, name: str, data: bytes) -> None:
-        """Uses what came from the port console or control."""
+        """Uses what came from the port console or control; ClockError where a clock is wrong, before the job begins."""
         if name == "console":
+            known = len(re.findall(STEP, self.console))
             self.console += data
+            for said in re.findall(STEP, self.console)[known:]:
+                passed = time.monotonic() - self._started
+                if clock_is_wrong(float(said), passed):
+                    raise ClockError(f"guest {self.host} says {said.decode()} s after {passed:.1f} s")
             return
         *lines, self._control = (self._control + data).split(b"\n")
         for line in lines:

@@ -126,8 +126,8 @@ static hr_store suitable(hr_store store, size_t len) {
     return store == HR_STORE_SHARED && !claims ? HR_STORE_CACHED : store;
 }
 
-/* AMD's Zen 4 converts two vectors of 32 bytes faster than one of 64: a sum in the cache takes 0.85 of the time; Zen 5
- * (family 26) does not: there it takes 1.4 times as long. */
+/* AMD's Zen 4 converts two vectors of 32 bytes faster than one of 64: a sum in the cache takes 0.85 of the time; EPYCs
+ * of Zen 5 (family 26) do not: there it takes 1.4 times as long. Mobile ones were not measured. */
 static int shorter_for_float16(const hr_reduce_table *table) {
 #if defined(__x86_64__)
     if (table == &hr_reduce_avx512) return __atomic_load_n(&amd, __ATOMIC_RELAXED) && family() < 26;

@@ -65,7 +65,8 @@ void hr_tcp_tx_slept(struct hr_tcp_domain *d) { d->slept = SLEPT; }
 /* The kernel sends a segment when it is full, and on a host that wakes the receiver at once. For a few bytes behind it
  * the receiver is woken again, and where ranks share cores it had the sender's until then. So there the last segment of
  * a frame that would be short has half of the one before it; unless the receiver does not sleep, which it says: then
- * that is only a call more. */
+ * that is only a call more. It says so by each stream for itself: what only goes one way by a stream of its own is cut.
+ */
 static ssize_t send_now(struct hr_tcp_ep *ep, const uint8_t *head, size_t head_len, const uint8_t *payload,
                         size_t len) {
     size_t total = head_len + len,
