@@ -26,20 +26,20 @@ static uint32_t match_chain(uint64_t comm, uint64_t tag) {
 
 uint8_t hr_match_bucket(uint64_t comm, uint64_t tag) { return (uint8_t)(match_chain(comm, tag) % HR_BUCKETS); }
 
+/* Of payload; 0: it is not kept. */
+static size_t room_of(uint32_t kept) { return kept ? SPARE_ROOM << (kept - 1) : 0; }
+
 /*
  * Long ones are kept when they are free again: malloc would give their pages back to the system, and the next would be
  * made of new ones, which takes several times as long as to copy the message.
  */
 static struct hr_umsg *umsg_alloc(struct hr_engine *engine, size_t len) {
-    uint32_t k = 0;
-    if (len >= SPARE_ROOM)
-        for (k = 1; k <= HR_SPARES && SPARE_ROOM << (k - 1) < len;) k++;
-    if (k > HR_SPARES) k = 0;
-    struct hr_link *l = k ? hr_list_pop(&engine->spare[k - 1]) : NULL;
-    struct hr_umsg *u =
-        l ? hr_container(l, struct hr_umsg, link) : malloc(sizeof *u + (k ? SPARE_ROOM << (k - 1) : len));
-    if (l) engine->spare_bytes -= SPARE_ROOM << (k - 1);
-    if (u) u->kept = k;
+    uint32_t kept = len >= SPARE_ROOM;
+    while (kept && room_of(kept) < len) kept = kept < HR_SPARES ? kept + 1 : 0;
+    struct hr_link *l = kept ? hr_list_pop(&engine->spare[kept - 1]) : NULL;
+    struct hr_umsg *u = l ? hr_container(l, struct hr_umsg, link) : malloc(sizeof *u + (kept ? room_of(kept) : len));
+    if (l) engine->spare_bytes -= room_of(kept);
+    if (u) u->kept = kept;
     return u;
 }
 
@@ -56,7 +56,7 @@ static void spares_drop(struct hr_engine *engine, uint32_t k, size_t room) {
 static void umsg_free(struct hr_umsg *u) {
     if (!u) return;
     struct hr_engine *engine = u->conn->engine;
-    size_t room = u->kept ? SPARE_ROOM << (u->kept - 1) : 0;
+    size_t room = room_of(u->kept);
     hr_list_remove(&u->stray);
     for (uint32_t k = 0; room && k < HR_SPARES && engine->spare_bytes + room > SPARE_MOST; k++)
         if (k != u->kept - 1) spares_drop(engine, k, room);

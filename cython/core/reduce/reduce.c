@@ -58,9 +58,7 @@ static int has_f16c(void) {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
-#endif
 
-#if defined(__x86_64__)
 /* As AMD counts. */
 static unsigned family(void) {
     unsigned a = 0, b, c, d;
