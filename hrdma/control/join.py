@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Guest", "Joined", "Roster", "failure"]
 
-REDIAL = 0.02  # seconds between calls while rank 0 is not there yet
+REDIAL = 0.001  # seconds to the second call where rank 0 is not there yet; each pause is twice the one before,
+REDIAL_MOST = 0.02  # and this long at most
+RESOLVE = 0.2  # seconds between questions for the name of its host
 TELL = 1.0  # seconds that rank 0 stays to tell latecomers why there is no job
 LINGER = 0.5  # seconds that last messages have to leave
 
@@ -216,6 +218,7 @@ class Guest(_Meeting):
     def begin(self) -> None:
         self._loop.phase = self
         self._trouble = ""
+        self._pause = REDIAL
         self._dialog: Dialog | None = None
         self._early: dict[int, Admission] = {}
         self._loop.at("ask", self._deadline - min(0.2, self._seconds / 10), self._ask)
@@ -239,7 +242,7 @@ class Guest(_Meeting):
         elif kind is Kind.ABORT and body.get("kind") == "again":
             self._loop.hang_up(dialog)
             self._trouble = str(body.get("text"))
-            self._loop.at("redial", time.monotonic() + REDIAL, self._call)
+            self._call_again()
         elif kind is Kind.ABORT:
             self._fail(failure(str(body.get("kind")), str(body.get("text")), int(body.get("rank", -1))))
         elif kind is Kind.MISSING:
@@ -268,12 +271,12 @@ class Guest(_Meeting):
             self._trouble = "what listens there is not hrdma, or hung up"
         else:
             self._trouble = "nobody listens there"
-        self._loop.at("redial", time.monotonic() + REDIAL, self._call)
+        self._call_again()
 
     def _call(self) -> None:
         found = self._resolve()
         if found is None:
-            self._loop.at("redial", time.monotonic() + 10 * REDIAL, self._call)
+            self._loop.at("redial", time.monotonic() + RESOLVE, self._call)
             return
         family, host = found
         if self._loop.listener is None:
@@ -283,6 +286,10 @@ class Guest(_Meeting):
         private = {"card": self._card, "port": self._loop.listener.port}
         hello = {"purpose": "join", "rank": self._world.rank, "size": self._world.size}
         self._dialog = self._loop.dial(0, url(host, self._world.master_port), hello, private)
+
+    def _call_again(self) -> None:
+        self._loop.at("redial", time.monotonic() + self._pause, self._call)
+        self._pause = min(2 * self._pause, REDIAL_MOST)
 
     def _ask(self) -> None:
         """Shortly before the deadline: rank 0 may know who is missing."""

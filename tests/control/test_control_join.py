@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -17,7 +18,7 @@ from machine import took
 from ports import free_port
 
 from hrdma.config import Config
-from hrdma.control import ControlPlane, Member, wire
+from hrdma.control import ControlPlane, Member, join, wire
 from hrdma.world import World
 
 
@@ -61,6 +62,23 @@ def test_rank_0_may_come_last(start):
     time.sleep(0.4)
     assert start(3, [0], port=port).joined()[0].event("joined")["size"] == 3
     others.joined()
+
+
+def test_rank_0_is_called_again_soon_and_then_less_often(monkeypatch):
+    monkeypatch.setattr(join, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    dialog = SimpleNamespace(welcome=False, call=SimpleNamespace(up=False, reached=False))
+    pauses = []
+
+    def at(name, when, call):
+        if name == "redial":
+            pauses.append(round(when - 100, 6))
+
+    loop = SimpleNamespace(at=at, listener=SimpleNamespace(port=1), dial=lambda *_: dialog)
+    guest = join.Guest(loop, None, World(1, 2, master_addr="127.0.0.1"), {}, 110.0)
+    guest.begin()
+    for _ in range(7):
+        guest.ended(dialog)
+    assert pauses == [0.001, 0.002, 0.004, 0.008, 0.016, 0.02, 0.02]
 
 
 def test_no_token_is_enough_on_one_host(start):
