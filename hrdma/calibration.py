@@ -41,7 +41,7 @@ from hrdma.topo.program import BUF_OUT, INSTR, RECV, REF, SEND, STAGED
 
 __all__ = ["cache_file", "costs", "describe", "load", "machine", "measure", "save"]
 
-FORMAT = 6  # of the file and of what is measured
+FORMAT = 7  # of the file and of what is measured
 SECONDS = 0.045  # for one provider
 PASSES = 3  # at least
 CALLS = 3  # of each program in a pass
@@ -49,7 +49,7 @@ ALIKE = 1.2  # the second best time may be this much longer than the best
 RUN_SECONDS = 2e-4  # about, of one run
 MOST_STEPS = 128
 WARM_STEPS = 8  # of long messages, before anything is measured: windows grow with the rate that was seen
-LONG = {"shm": 256 << 10}  # bytes of a long message; else 8 eager limits
+LONG = {"shm": 256 << 10, "tcp": 1 << 20}  # bytes of a long message; else 8 eager limits
 STAGED_MOST = 512 << 10  # up to so many bytes what holds for a long message holds for those that a program changes
 DEADLINE = 2.0
 FAR = 6  # a result this many times the default, or this part of it, is not believed

@@ -295,13 +295,14 @@ def plan(
         why = found
     if opened and mapped and algorithm is None and collective == "allreduce":
         algorithm, parts = "direct", 1
+    known = cost or DEFAULT_COST["shm" if mapped else "tcp"]
     choice = choose(
-        collective, size, nbytes, cost or DEFAULT_COST["shm" if mapped else "tcp"], mapped=mapped,
+        collective, size, nbytes, known, mapped=mapped,
         deterministic=rounded, algorithm=algorithm, parts=parts,
         without=("scatter_gather",) if size == 2 and not opened else (),
     )  # fmt: skip
     schedule = ALGORITHMS[choice.algorithm].build(collective, size, parts=choice.parts, root=root, rank=rank)
-    spec = lower(schedule, rank, counts, itemsize, in_place=in_place, landing=landing)
+    spec = lower(schedule, rank, counts, itemsize, in_place=in_place, landing=landing, packet=known.packet)
     if mapped:
         answer(spec)
     if mapped and cost is not None and cost.crowd(size) == 1:
@@ -386,6 +387,8 @@ def cost_of(links: Collection[str], members: Sequence[Mapping[str, Any]], cards:
         return next((Cost(**fields) for fields in found), DEFAULT_COST[name])
 
     cost = max(map(known, sorted(links) or ["loop"]), key=lambda cost: (cost.beta, cost.alpha))
+    if len({card["host"] for card in members}) > 1:
+        cost = replace(cost, packet=0)  # that of the loopback
     if len({card["machine"] for card in members}) > 1:
         if cost.offload:
             return cost

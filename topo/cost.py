@@ -43,6 +43,9 @@ class Cost:
         The same where ranks share cores and each has several peers at a time.
     pull : bool
         Peers' memory is read in place.
+    packet : int
+        Bytes of a message that fill a packet of the kernel, where a few bytes more cost as much as another one; 0: they do
+        not.
     staged : int
         Bytes up to which it is better copied through messages, where the program changes it.
     cores : int
@@ -61,6 +64,7 @@ class Cost:
     eager: int = 1 << 62
     loose: int = 1 << 62
     pull: bool = False
+    packet: int = 0
     staged: int = 0
     cores: int = 0
     offload: bool = False
@@ -71,7 +75,7 @@ class Cost:
             value = getattr(self, field)
             if not 0 <= value < 1:
                 raise ValueError(f"{field} must be seconds in [0, 1), not {value}")
-        for field in ("cores", "eager", "loose", "staged"):
+        for field in ("cores", "eager", "loose", "packet", "staged"):
             if getattr(self, field) < 0:
                 raise ValueError(f"{field} must not be negative, but is {getattr(self, field)}")
 
@@ -98,11 +102,11 @@ class Cost:
 DEFAULT_COST: dict[str, Cost] = {
     "loop": Cost(2e-7, 1e-10, 2.5e-11, pull=True, name="default for loop"),
     "shm": Cost(2.5e-7, 1.2e-10, 2.5e-11, 2e-7, 1e-6, 32 << 10, 32 << 10, pull=True, name="default for shm"),
-    "tcp": Cost(7e-6, 3e-10, 2.5e-11, 5e-7, 1e-6, 128 << 10, 64 << 10, name="default for tcp"),
+    "tcp": Cost(7e-6, 3e-10, 2.5e-11, 5e-7, 1e-6, 258 << 10, 65 << 10, packet=65408, name="default for tcp"),
     "verbs": Cost(1e-6, 8e-11, 2.5e-11, 2e-6, 5e-6, 4 << 10, offload=True, name="default for verbs"),
 }
 
-NETWORK = Cost(7e-6, 8e-10, 2.5e-11, 2e-5, 5e-6, 128 << 10, offload=True, name="a network of 10 Gbit/s")
+NETWORK = Cost(7e-6, 8e-10, 2.5e-11, 2e-5, 5e-6, 258 << 10, offload=True, name="a network of 10 Gbit/s")
 
 
 def effort(operands: int) -> float:

@@ -26,6 +26,7 @@ __all__ = ["Layout", "block_counts", "bringers", "layout", "takers"]
 
 _ALIGN = 64  # chunks of long vectors begin at whole cache lines
 _ALIGN_FROM = 4096
+_SURPLUS = 4  # so much of a packet, as a fraction, may be left for the last chunk of a block
 
 
 class Layout(NamedTuple):
@@ -57,11 +58,15 @@ def takers(collective: str, size: int, root: int, block: int) -> range:
     return range(block % size, block % size + 1) if collective == "alltoall" else range(size)
 
 
-def _edges(count: int, schedule: Schedule, itemsize: int) -> list[int]:
+def _edges(count: int, schedule: Schedule, itemsize: int, packet: int) -> list[int]:
     """Element bounds of the chunks of one block."""
     split, weights = schedule.split, schedule.weights
     if split == 1:
         return [0, count]
+    fit = packet // itemsize  # elements of a full packet
+    full = count // split // fit * fit if fit else 0  # of full packets
+    if full and weights is None and (count - full * split) * itemsize <= packet // _SURPLUS:
+        return [*(full * part for part in range(split)), count]
     if weights is None:
         bounds = [count * part // split for part in range(split + 1)]
     else:
@@ -113,8 +118,14 @@ def block_counts(collective: str, size: int, rank: int, counts) -> list[int]:
     return listed
 
 
-def layout(schedule: Schedule, rank: int, counts: int | Sequence, itemsize: int, in_place: bool = False) -> Layout:
-    """Byte ranges of every chunk in a rank's buffers. `counts` as in `block_counts`."""
+def layout(
+    schedule: Schedule, rank: int, counts: int | Sequence, itemsize: int, in_place: bool = False, packet: int = 0
+) -> Layout:
+    """Byte ranges of every chunk in a rank's buffers. `counts` as in `block_counts`, `packet` as in `Cost`.
+
+    Chunks of a block have one length, but where that would be a little more than full packets: those have full ones, and
+    the last has the rest, too.
+    """
     collective, size, root, split = schedule.collective, schedule.size, schedule.root, schedule.split
     per_block = block_counts(collective, size, rank, counts)
     chunks = len(per_block) * split
@@ -128,7 +139,7 @@ def layout(schedule: Schedule, rank: int, counts: int | Sequence, itemsize: int,
     for block in here:
         count, at = per_block[block], slice(block * split, (block + 1) * split)
         if count not in known:
-            edges = [edge * itemsize for edge in _edges(count, schedule, itemsize)]
+            edges = [edge * itemsize for edge in _edges(count, schedule, itemsize, packet)]
             known[count] = edges, [b - a for a, b in pairwise(edges)]
         edges, lens[at] = known[count]
         brought = rank in bringers(collective, size, root, block)

@@ -43,7 +43,7 @@ _PACK = struct.Struct("=BBHiIIIIIIQBB6xQQ").pack
 
 def lower(
     schedule: Schedule, rank: int, counts, itemsize: int, *, in_place: bool = False, scratch: int = SCRATCH,
-    landing: int = 0,
+    landing: int = 0, packet: int = 0,
 ) -> ProgramSpec:  # fmt: skip
     """One rank's program of a schedule.
 
@@ -59,6 +59,8 @@ def lower(
     landing : int
         Bytes from which on operands of reductions land in scratch, into which a device writes them by itself; 0: all are reduced
         as they come, message by message. Other ranks need not do the same.
+    packet : int
+        As in `Cost`; the same on all ranks.
 
     Raises
     ------
@@ -67,18 +69,18 @@ def lower(
     ValueError
         When the counts do not fit the collective.
     """
-    return _Lowering(schedule, rank, counts, itemsize, in_place, scratch, landing).run()
+    return _Lowering(schedule, rank, counts, itemsize, in_place, scratch, landing, packet).run()
 
 
 class _Lowering(Cells):
     """State of one lowering."""
 
     def __init__(
-        self, schedule: Schedule, rank: int, counts, itemsize: int, in_place: bool, scratch: int, landing: int
+        self, schedule: Schedule, rank: int, counts, itemsize: int, in_place: bool, scratch: int, landing: int, packet: int
     ) -> None:  # fmt: skip
         self.landing = landing
         self.schedule = schedule = schedule.for_rank(rank)
-        table, places = schedule.table, layout(schedule, rank, counts, itemsize, in_place)
+        table, places = schedule.table, layout(schedule, rank, counts, itemsize, in_place, packet)
         self.names: list[int] | None = None  # of joined chunks: the first that each was made of
         if schedule.collective != "alltoall":
             table, places, self.names = coarsen(table, places)

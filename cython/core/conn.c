@@ -162,10 +162,10 @@ void hr_conn_send_ctl(struct hr_conn *conn, struct hr_hdr *hdr, size_t len) {
     hr_conn_activate(conn);
 }
 
-/* A quarter of it has gathered, or as much as the peer has left: it may be waiting for just that. */
+/* Half of it has gathered, or as much as the peer has left: it may be waiting for just that. */
 static int conn_credit_due(struct hr_conn *conn) {
     uint64_t max = hr_credit_max(conn->engine), left = max > conn->held ? max - conn->held : 0;
-    return conn->owed_credit && (conn->owed_credit >= max / 4 || conn->owed_credit >= left);
+    return conn->owed_credit && (conn->owed_credit >= max / 2 || conn->owed_credit >= left);
 }
 
 int hr_conn_charge(struct hr_conn *conn, uint64_t cost) {

@@ -207,7 +207,9 @@ struct hr_conn {
     uint64_t tx_bytes, rx_bytes, tx_msgs, rx_msgs, busy_ns;
 };
 
-#define HR_SPARES 7 /* of 4 KiB to 256 KiB of payload */
+#define HR_SPARES 7 /* lengths of room for payload, each twice the one before: powers of two and a little more */
+#define HR_SPARE_MIN 4096
+#define HR_SPARE_ROOM ((size_t)4128)
 
 struct hr_umsg { /* a message that came before its receive, or before its turn */
     struct hr_link link;

@@ -15,8 +15,7 @@
 
 #include "core/engine.h"
 
-#define BREAKS_MAX 1024 /* of communicators not open here, from one peer */
-#define SPARE_ROOM ((size_t)4 << 10)
+#define BREAKS_MAX 1024              /* of communicators not open here, from one peer */
 #define SPARE_MOST ((size_t)1 << 20) /* bytes of all spares */
 
 static uint32_t match_chain(uint64_t comm, uint64_t tag) {
@@ -27,14 +26,14 @@ static uint32_t match_chain(uint64_t comm, uint64_t tag) {
 uint8_t hr_match_bucket(uint64_t comm, uint64_t tag) { return (uint8_t)(match_chain(comm, tag) % HR_BUCKETS); }
 
 /* Of payload; 0: it is not kept. */
-static size_t room_of(uint32_t kept) { return kept ? SPARE_ROOM << (kept - 1) : 0; }
+static size_t room_of(uint32_t kept) { return kept ? HR_SPARE_ROOM << (kept - 1) : 0; }
 
 /*
  * Long ones are kept when they are free again: malloc would give their pages back to the system, and the next would be
  * made of new ones, which takes several times as long as to copy the message.
  */
 static struct hr_umsg *umsg_alloc(struct hr_engine *engine, size_t len) {
-    uint32_t kept = len >= SPARE_ROOM;
+    uint32_t kept = len >= HR_SPARE_MIN;
     while (kept && room_of(kept) < len) kept = kept < HR_SPARES ? kept + 1 : 0;
     struct hr_link *l = kept ? hr_list_pop(&engine->spare[kept - 1]) : NULL;
     struct hr_umsg *u = l ? hr_container(l, struct hr_umsg, link) : malloc(sizeof *u + (kept ? room_of(kept) : len));
@@ -49,7 +48,7 @@ static void spares_drop(struct hr_engine *engine, uint32_t k, size_t room) {
         struct hr_link *last = engine->spare[k].prev;
         hr_list_remove(last);
         free(hr_container(last, struct hr_umsg, link));
-        engine->spare_bytes -= SPARE_ROOM << k;
+        engine->spare_bytes -= HR_SPARE_ROOM << k;
     }
 }
 

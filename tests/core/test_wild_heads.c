@@ -173,11 +173,11 @@ ATTACK(a_beginning_that_is_withdrawn_before_its_turn) {
 
 /* Early messages that are free again leave their room to others, of any such length, and not more than there may be. */
 ATTACK(early_messages_leave_their_room_to_the_next) {
-    static const size_t lens[] = {4096, 20000, 5000, PAYLOAD, 64};
+    static const size_t lens[] = {HR_SPARE_MIN, 20000, 5000, PAYLOAD, 64};
     enum { N = 12 };
     uint8_t *buf = malloc(PAYLOAD);
     for (int round = 0; round < 15; round++) {
-        size_t len = at_most(r, lens[round / 3]), before = spare_bytes(r), room = 4096, wrong = 0;
+        size_t len = at_most(r, lens[round / 3]), before = spare_bytes(r), room = HR_SPARE_ROOM, wrong = 0;
         while (room < len) room *= 2;
         for (uint8_t k = 0; k < N; k++) {
             memset(r->wild[0]->payload, 16 * round + k, len);
@@ -185,8 +185,8 @@ ATTACK(early_messages_leave_their_room_to_the_next) {
             passed_over(r); /* its payload may be the provider's until then */
         }
         size_t taken = before - spare_bytes(r);
-        CHECK(len < 4096 ? taken == 0 : taken <= N * room && taken % room == 0);
-        if (round % 3 && len >= 4096) CHECK(taken > 0);
+        CHECK(len < HR_SPARE_MIN ? taken == 0 : taken <= N * room && taken % room == 0);
+        if (round % 3 && len >= HR_SPARE_MIN) CHECK(taken > 0);
         for (uint8_t k = 0; k < N; k++) {
             struct hr_request req;
             memset(buf, 0, len);
@@ -207,7 +207,7 @@ ATTACK(short_early_messages_do_not_take_all_room) {
     struct hr_request req;
     uint8_t *buf = malloc(PAYLOAD);
     size_t len = at_most(r, PAYLOAD), kept = 0;
-    while ((size_t)4096 << kept < len) kept++;
+    while (HR_SPARE_ROOM << kept < len) kept++;
     for (int k = 0; k < 2; k++) {
         for (int i = 0; i < N; i++) CHECK(say_eager(r, 2, lens[k]));
         passed_over(r);

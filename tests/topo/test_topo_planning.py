@@ -12,7 +12,7 @@ import pytest
 from topo_reference import PER_RANK, ROOTED, counts_of, mixed, run
 
 from hrdma.errors import ScheduleError
-from hrdma.planning import INSTR, REF, lower, plan
+from hrdma.planning import INSTR, REF, cost_of, lower, plan
 from hrdma.topo import program as isa
 from hrdma.topo.algorithms import ALGORITHMS, build
 from hrdma.topo.cost import Cost
@@ -91,6 +91,36 @@ def test_chunks_of_long_vectors_begin_at_cache_lines() -> None:
     spec = lower(build("ring", "allreduce", 3, parts=2), 0, 1_000_003, 4)
     assert not (spec.instrs["dst_off"] % 64).any() and not (spec.instrs["src_off"] % 64).any()
     assert (spec.instrs["len"] % 64).any()
+
+
+@pytest.mark.parametrize("name", [n for n, a in ALGORITHMS.items() if "allreduce" in a.collectives])
+@pytest.mark.parametrize(
+    ("nbytes", "fits"),
+    [(4 * 65536, True), (16 * 65536, True), (4 * 65536 - 512, True), (4 * 70000, False), (4096, False)],
+)
+def test_messages_do_not_end_just_behind_full_packets(name: str, nbytes: int, fits: bool) -> None:
+    packet, count = 65408, nbytes // 8
+    cost = Cost(7e-6, 3e-10, 2.5e-11, packet=packet)
+    plans = [
+        plan("allreduce", size=4, rank=r, counts=count, itemsize=8, dtype="int64", in_place=True, cost=cost, algorithm=name, parts=1)
+        for r in range(4)
+    ]  # fmt: skip
+    run(plans, "allreduce", [count] * 4, 0, True)
+    if not fits:
+        equal = [plan("allreduce", size=4, rank=r, counts=count, itemsize=8, dtype="int64", in_place=True, algorithm=name, parts=1)
+                 for r in range(4)]  # fmt: skip
+        assert [made.instrs.tobytes() for made in plans] == [made.instrs.tobytes() for made in equal]
+    elif build(name, "allreduce", 4).split == 4:
+        sent = np.concatenate([made.instrs["len"][made.instrs["op"] == isa.SEND] for made in plans])
+        behind = sent % packet
+        assert (behind == 0).sum() >= len(sent) / 2 and set(behind) <= {0, nbytes % (4 * packet)}
+
+
+def test_packets_are_those_of_one_host() -> None:
+    card = {"host": "a", "machine": "m", "cpus": "3", "costs": {}}
+    assert cost_of({"tcp"}, [card, card], [card]).packet == 65408
+    assert cost_of({"tcp"}, [card, card | {"host": "b"}], [card]).packet == 0
+    assert cost_of({"shm"}, [card, card], [card]).packet == 0
 
 
 def test_a_cost_decides() -> None:
