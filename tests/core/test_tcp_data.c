@@ -214,14 +214,21 @@ TEST(a_short_segment_stays_short_for_who_is_awake) {
         RUN(&p.a, &p.b, p.cb.notifies == before + 1);
     }
     CHECK(seen[0] > 25 && seen[1] > 25);
-    b->slept = 0;
-    CHECK_EQ(tcp->event_arm(p.cb.ep->domain), HR_OK);
-    for (int i = 0; i < 1001; i++) { /* it wears off */
-        struct hr_rma word = {.local = sink_memory, .len = 8, .remote = &own, .with_notify = 1};
-        int before = p.ca.notifies;
-        CHECK(!hr_is_error(tcp->post_write(p.cb.ep, &word)));
-        RUN(&p.a, &p.b, p.ca.notifies == before + 1);
-        CHECK_EQ(((struct hr_tcp_ep *)p.ca.ep)->peer_sleeps != 0, i < 1000);
+    static const int sleeps[] = {1, 3, 40}; /* it wears off, the later the more it has slept */
+    for (int k = 0; k < 3; k++) {
+        int frames = sleeps[k] * 50 < 1000 ? sleeps[k] * 50 : 1000;
+        b->slept = 0;
+        for (int i = 0; i < sleeps[k]; i++) {
+            CHECK_EQ(tcp->event_arm(p.cb.ep->domain), HR_OK);
+            tcp->event_disarm(p.cb.ep->domain);
+        }
+        for (int i = 0; i <= frames; i++) {
+            struct hr_rma word = {.local = sink_memory, .len = 8, .remote = &own, .with_notify = 1};
+            int before = p.ca.notifies;
+            CHECK(!hr_is_error(tcp->post_write(p.cb.ep, &word)));
+            RUN(&p.a, &p.b, p.ca.notifies == before + 1);
+            CHECK_EQ(((struct hr_tcp_ep *)p.ca.ep)->peer_sleeps != 0, i < frames);
+        }
     }
     pair_close(&p);
 }

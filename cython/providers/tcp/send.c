@@ -19,7 +19,7 @@
 #define SMALL 1024 /* up to this payload copying behind the header beats a second iovec */
 #define MAX_IOV 16
 #define ROUNDS 8 /* writes to one socket in a row */
-enum { CUT_MOST = 8 /* segments of a frame that is cut */, LONG_SEGMENT = 16 << 10, SLEPT = 1000 /* frames ago */ };
+enum { CUT_MOST = 8 /* segments of a frame that is cut */, LONG_SEGMENT = 16 << 10, SLEPT = 50, SLEPT_MOST = 1000 };
 
 static struct hr_tcp_op *ring_at(struct hr_tcp_ep *ep, uint32_t i) {
     return &ep->ring[(ep->tx_head + i) % HR_TCP_RING];
@@ -60,7 +60,10 @@ void hr_tcp_tx_ready(struct hr_tcp_ep *ep) {
     ep->peer_sleeps = 1;
 }
 
-void hr_tcp_tx_slept(struct hr_tcp_domain *d) { d->slept = SLEPT; }
+/* Each sleep is said in 50 frames, many in up to a thousand: who sleeps oftener than once in 50 goes on saying it. */
+void hr_tcp_tx_slept(struct hr_tcp_domain *d) {
+    d->slept = d->slept < SLEPT_MOST - SLEPT ? d->slept + SLEPT : SLEPT_MOST;
+}
 
 /* The kernel sends a segment when it is full, and on a host that wakes the receiver at once. For a few bytes behind it
  * the receiver is woken again, and where ranks share cores it had the sender's until then. So there the last segment of
