@@ -102,11 +102,11 @@ class Cost:
 DEFAULT_COST: dict[str, Cost] = {
     "loop": Cost(2e-7, 1e-10, 2.5e-11, pull=True, name="default for loop"),
     "shm": Cost(2.5e-7, 1.2e-10, 2.5e-11, 2e-7, 1e-6, 32 << 10, 32 << 10, pull=True, name="default for shm"),
-    "tcp": Cost(7e-6, 3e-10, 2.5e-11, 5e-7, 1e-6, 258 << 10, 65 << 10, packet=65408, name="default for tcp"),
+    "tcp": Cost(7e-6, 3e-10, 2.5e-11, 5e-7, 1e-6, 516 << 10, 65 << 10, packet=65408, name="default for tcp"),
     "verbs": Cost(1e-6, 8e-11, 2.5e-11, 2e-6, 5e-6, 4 << 10, offload=True, name="default for verbs"),
 }
 
-NETWORK = Cost(7e-6, 8e-10, 2.5e-11, 2e-5, 5e-6, 258 << 10, offload=True, name="a network of 10 Gbit/s")
+NETWORK = Cost(7e-6, 8e-10, 2.5e-11, 2e-5, 5e-6, 516 << 10, offload=True, name="a network of 10 Gbit/s")
 
 
 def effort(operands: int) -> float:

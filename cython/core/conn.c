@@ -24,8 +24,9 @@
 #define ACK_EVERY (16u << 10) /* bulk; more where the peer says so */
 #define ACK_MOST (1u << 20)
 
-uint64_t hr_credit_max(struct hr_engine *engine) {
-    uint64_t credit = engine->config.eager_credit ? engine->config.eager_credit : EAGER_CREDIT_DEFAULT;
+uint64_t hr_credit_max(const struct hr_conn *conn) {
+    uint64_t credit = conn->engine->config.eager_credit;
+    if (!credit) credit = conn->caps->credit ? conn->caps->credit : EAGER_CREDIT_DEFAULT;
     if (credit > EAGER_CREDIT_MOST) credit = EAGER_CREDIT_MOST;
     return credit > EAGER_CREDIT_LEAST ? credit : EAGER_CREDIT_LEAST;
 }
@@ -49,7 +50,6 @@ struct hr_conn *hr_conn_get(struct hr_engine *engine, uint64_t peer_id, uint32_t
     conn->engine = engine;
     conn->peer_id = peer_id;
     conn->channel = channel;
-    conn->credit = (int64_t)hr_credit_max(engine);
     conn->ack_every = conn->asked_every = ACK_EVERY;
     conn->priority = HR_PRIORITY_DEFAULT;
     hr_list_init(&conn->active);
@@ -164,13 +164,13 @@ void hr_conn_send_ctl(struct hr_conn *conn, struct hr_hdr *hdr, size_t len) {
 
 /* Half of it has gathered, or as much as the peer has left: it may be waiting for just that. */
 static int conn_credit_due(struct hr_conn *conn) {
-    uint64_t max = hr_credit_max(conn->engine), left = max > conn->held ? max - conn->held : 0;
+    uint64_t max = hr_credit_max(conn), left = max > conn->held ? max - conn->held : 0;
     return conn->owed_credit && (conn->owed_credit >= max / 2 || conn->owed_credit >= left);
 }
 
 int hr_conn_charge(struct hr_conn *conn, uint64_t cost) {
     conn->held += cost;
-    if (conn->held > hr_credit_max(conn->engine) + HR_EAGER_COST) {
+    if (conn->held > hr_credit_max(conn) + HR_EAGER_COST) {
         hr_conn_lost(conn, HR_ERR_PROTOCOL, "the peer sent more than its credit allows");
         return 0;
     }
@@ -238,7 +238,7 @@ void hr_conn_ask_sooner(struct hr_conn *conn) {
 /* A quarter of the credit is for headers alone: when the peer holds much that it has not asked for yet, messages
  * announce themselves instead of coming along, so that the one it does wait for still gets through. */
 int hr_conn_may_hold(const struct hr_conn *conn, uint64_t len) {
-    return conn->credit >= HR_EAGER_COST + (int64_t)(len + hr_credit_max(conn->engine) / 4);
+    return conn->credit >= HR_EAGER_COST + (int64_t)(len + hr_credit_max(conn) / 4);
 }
 
 static int conn_eager(struct hr_conn *conn, const struct hr_request *req) {

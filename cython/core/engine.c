@@ -311,6 +311,7 @@ hr_status hr_connect_classed(struct hr_engine *engine, uint64_t peer_id, const c
     else if (conn) {
         conn->provider = hr_provider_find(parsed.provider);
         conn->caps = &engine->domains[d]->caps;
+        if (!conn->nlanes) conn->credit = (int64_t)hr_credit_max(conn);
         status = conn->nlanes == HR_MAX_LANES ? HR_ERR_INVALID : add_lane(conn, d, addr, len, self ? 0 : active);
         if (status == HR_OK && self) status = add_lane(conn, d, addr, len, 1);
         if (status == HR_OK) {

@@ -207,9 +207,10 @@ struct hr_conn {
     uint64_t tx_bytes, rx_bytes, tx_msgs, rx_msgs, busy_ns;
 };
 
-#define HR_SPARES 7 /* lengths of room for payload, each twice the one before: powers of two and a little more */
+#define HR_SPARES 8 /* lengths of room for payload, each twice the one before: powers of two and a little more */
 #define HR_SPARE_MIN 4096
 #define HR_SPARE_ROOM ((size_t)4128)
+#define HR_SPARE_MOST ((size_t)2 << 20) /* bytes of all of them */
 
 struct hr_umsg { /* a message that came before its receive, or before its turn */
     struct hr_link link;
@@ -396,7 +397,7 @@ void hr_conn_unqueue_send(struct hr_conn *conn, struct hr_request *req);
 int hr_conn_idle(struct hr_conn *conn, int delivered);
 void hr_conn_free(struct hr_conn *conn);
 
-uint64_t hr_credit_max(struct hr_engine *engine);
+uint64_t hr_credit_max(const struct hr_conn *conn);
 
 /* window.c */
 void hr_window_sent(struct hr_conn *conn, uint64_t nbytes);

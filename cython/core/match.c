@@ -15,8 +15,7 @@
 
 #include "core/engine.h"
 
-#define BREAKS_MAX 1024              /* of communicators not open here, from one peer */
-#define SPARE_MOST ((size_t)1 << 20) /* bytes of all spares */
+#define BREAKS_MAX 1024 /* of communicators not open here, from one peer */
 
 static uint32_t match_chain(uint64_t comm, uint64_t tag) {
     uint64_t x = (comm ^ (tag * 0x9e3779b97f4a7c15ull)) * 0xd6e8feb86659fd93ull;
@@ -44,7 +43,7 @@ static struct hr_umsg *umsg_alloc(struct hr_engine *engine, size_t len) {
 
 /* Of one length, until there is so much room for another: what was last in demand stays. */
 static void spares_drop(struct hr_engine *engine, uint32_t k, size_t room) {
-    while (!hr_list_empty(&engine->spare[k]) && engine->spare_bytes + room > SPARE_MOST) {
+    while (!hr_list_empty(&engine->spare[k]) && engine->spare_bytes + room > HR_SPARE_MOST) {
         struct hr_link *last = engine->spare[k].prev;
         hr_list_remove(last);
         free(hr_container(last, struct hr_umsg, link));
@@ -57,9 +56,9 @@ static void umsg_free(struct hr_umsg *u) {
     struct hr_engine *engine = u->conn->engine;
     size_t room = room_of(u->kept);
     hr_list_remove(&u->stray);
-    for (uint32_t k = 0; room && k < HR_SPARES && engine->spare_bytes + room > SPARE_MOST; k++)
+    for (uint32_t k = 0; room && k < HR_SPARES && engine->spare_bytes + room > HR_SPARE_MOST; k++)
         if (k != u->kept - 1) spares_drop(engine, k, room);
-    if (!room || engine->spare_bytes + room > SPARE_MOST) {
+    if (!room || engine->spare_bytes + room > HR_SPARE_MOST) {
         free(u);
         return;
     }

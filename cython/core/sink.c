@@ -140,7 +140,7 @@ static void sink_recv(struct hr_ep *ep, const void *hdr, size_t hdr_len, const v
     if (credit > 0) {
         conn->heard_credit = h->credit;
         conn->credit += credit;
-        if (conn->credit > (int64_t)hr_credit_max(conn->engine)) {
+        if (conn->credit > (int64_t)hr_credit_max(conn)) {
             conn_protocol_error(conn, "credit for what was never sent");
             return;
         }

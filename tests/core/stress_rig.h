@@ -30,17 +30,16 @@ static inline void nap_ms(int ms) {
 static inline struct hr_conn *conn_between(struct world *w, int from, int to) {
     return hr_conn_find(w->ranks[from].engine, (uint64_t)to, 0);
 }
-static inline uint64_t credit_of(struct hr_conn *conn) { return (uint64_t)conn->credit; }
 
 /* The first thing that is not as it should be, or NULL. */
-static inline const char *unrest(struct world *w, uint64_t full) {
+static inline const char *unrest(struct world *w) {
     for (int i = 0; i < w->n; i++) {
         struct hr_engine *e = w->ranks[i].engine;
         for (int j = 0; j < w->n; j++) {
             struct hr_conn *a = conn_between(w, i, j), *b = conn_between(w, j, i);
             if (a->state != HR_CONN_UP) return "a connection is down";
             if (a->nqueued || a->nbulk || !hr_list_empty(&a->ctl)) return "something is queued";
-            if (credit_of(a) + b->held != full) return "credit is lost, or was made";
+            if ((uint64_t)a->credit + b->held != hr_credit_max(a)) return "credit is lost, or was made";
             if (b->held != b->owed_credit) return "credit is held for nothing";
             if (a->inflight != b->owed_ack) return "bulk is in flight for ever";
             for (int k = 0; k < HR_BUCKETS; k++)
@@ -60,19 +59,16 @@ static inline const char *unrest(struct world *w, uint64_t full) {
     }
     return NULL;
 }
-static inline void check_rest(struct world *w, uint64_t full) {
+static inline void check_rest(struct world *w) {
     const char *what = "";
     int64_t until = hr_now() + SECONDS(5);
     while (what && hr_now() < until) {
         for (int i = 0; i < w->n; i++) hr_progress(w->ranks[i].engine);
         for (int i = 0; i < w->n; i++) hr_lock(w->ranks[i].engine);
-        what = unrest(w, full);
+        what = unrest(w);
         for (int i = 0; i < w->n; i++) hr_unlock(w->ranks[i].engine);
     }
     CHECK_STR(what ? what : "at rest", "at rest");
-}
-static inline uint64_t full_credit(struct world *w) { /* of a world that nothing was sent in */
-    return credit_of(conn_between(w, 0, 0));
 }
 
 #endif

@@ -195,7 +195,7 @@ ATTACK(early_messages_leave_their_room_to_the_next) {
             for (size_t i = 0; i < len; i++) wrong += buf[i] != (uint8_t)(16 * round + k);
         }
         CHECK_EQ(wrong, 0);
-        CHECK(spare_bytes(r) <= 1 << 20);
+        CHECK(spare_bytes(r) <= HR_SPARE_MOST);
     }
     free(buf);
 }
@@ -216,7 +216,7 @@ ATTACK(short_early_messages_do_not_take_all_room) {
             UNTIL(r, is_done(&req));
         }
     }
-    CHECK(spare_bytes(r) > (1 << 20) - len); /* no room for another */
+    CHECK(spare_bytes(r) > HR_SPARE_MOST - len); /* no room for another */
     CHECK(say_eager(r, 2, len));
     passed_over(r);
     CHECK_EQ(receive(r, buf, PAYLOAD, 1, 2, &req), HR_OK);
@@ -224,7 +224,7 @@ ATTACK(short_early_messages_do_not_take_all_room) {
     hr_lock(r->e.engine);
     CHECK(!hr_list_empty(&r->e.engine->spare[kept]));
     hr_unlock(r->e.engine);
-    CHECK(spare_bytes(r) <= 1 << 20);
+    CHECK(spare_bytes(r) <= HR_SPARE_MOST);
     free(buf);
 }
 

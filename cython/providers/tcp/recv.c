@@ -1,7 +1,7 @@
 /* recv.c - frames in: messages in place from the buffer, payload of writes and reads straight to where it belongs. */
 
 /*
- * One buffer per endpoint. It starts small and grows, once, to what the largest message needs, so that a message lies
+ * One buffer per endpoint. It starts small and grows, twice at most, to what a message needs, so that a message lies
  * in it whole and is shown there. Payload of WRITE and READ_DATA does not pass through it, but for what came in the
  * same read as its frame: one readv fills the target, and the buffer with what follows. The target is looked up before
  * each such read and forgotten after it; payload without a target (revoked, canceled) goes to a scratch.
@@ -19,6 +19,7 @@
 #define BATCH (2u << 20) /* bytes; then others may have the engine, who wait to send something urgent */
 #define DRIBBLE 4096     /* bytes of payload in one call, below which it comes slowly */
 #define LOWAT (32 << 10)
+#define COMMON (130u << 10) /* pieces of transfers and shorter messages */
 #define LARGEST (sizeof(struct hr_tcp_frame) + HR_MAX_HDR + HR_TCP_MAX_SEND)
 
 static uint32_t buffered(const struct hr_tcp_ep *ep) { return ep->rx_end - ep->rx_off; }
@@ -205,10 +206,11 @@ static int make_room(struct hr_tcp_ep *ep) {
     ep->rx_end -= ep->rx_off;
     ep->rx_off = 0;
     if (ep->rx_need <= ep->rx_cap) return 0;
-    uint8_t *rx = realloc(ep->rx, LARGEST);
+    uint32_t cap = ep->rx_need <= COMMON ? COMMON : LARGEST;
+    uint8_t *rx = realloc(ep->rx, cap);
     if (!rx) return -1;
     ep->rx = rx;
-    ep->rx_cap = LARGEST;
+    ep->rx_cap = cap;
     return 0;
 }
 

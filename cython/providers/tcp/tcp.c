@@ -19,6 +19,7 @@
     (65u << 10)            /* ranks that share cores run ahead of one another, and what they send must be put aside */
 #define SEGMENT (2u << 20) /* larger ones gain nothing */
 #define PIECE 130816       /* with its headers two segments of loopback, which are 65483 bytes */
+#define CREDIT (4u << 20)  /* with less, streams of short messages are announced, as the receiver is a turn behind */
 #define FIRST_WINDOW (64u << 10) /* the bound that the slowest links get as well */
 #define MAX_STREAMS 4            /* lanes of a connection in the engine */
 
@@ -143,6 +144,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
         .eager_loose = EAGER_LOOSE,
         .segment = SEGMENT,
         .piece = PIECE,
+        .credit = CREDIT,
         .window = FIRST_WINDOW,
     };
     d->auth = params->auth;

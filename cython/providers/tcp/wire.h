@@ -36,7 +36,7 @@ enum hr_tcp_type {
 enum { HR_TCP_NOTIFY = 1, HR_TCP_ONE_WAY = 2, HR_TCP_SLEEPS = 4 };
 
 #define HR_TCP_GUARD 0x7ac3591eu
-#define HR_TCP_MAX_SEND (258u << 10) /* payload of one MSG */
+#define HR_TCP_MAX_SEND (516u << 10) /* payload of one MSG */
 #define HR_TCP_CHUNK (1u << 20)      /* payload of one READ_DATA */
 #define HR_TCP_READS 64              /* reads and atomics that may be unanswered on an endpoint */
 
