@@ -44,8 +44,8 @@ class Cost:
     pull : bool
         Peers' memory is read in place.
     packet : int
-        Bytes of a message that fill a packet of the kernel, where a few bytes more cost as much as another one; 0: they do
-        not.
+        Bytes of a message that fill a packet of the kernel (of loopback, IPv4), where a few bytes more cost as much as
+        another one; 0: they do not.
     staged : int
         Bytes up to which it is better copied through messages, where the program changes it.
     cores : int
@@ -102,7 +102,7 @@ class Cost:
 DEFAULT_COST: dict[str, Cost] = {
     "loop": Cost(2e-7, 1e-10, 2.5e-11, pull=True, name="default for loop"),
     "shm": Cost(2.5e-7, 1.2e-10, 2.5e-11, 2e-7, 1e-6, 32 << 10, 32 << 10, pull=True, name="default for shm"),
-    "tcp": Cost(7e-6, 3e-10, 2.5e-11, 5e-7, 1e-6, 516 << 10, 65 << 10, packet=65408, name="default for tcp"),
+    "tcp": Cost(7e-6, 3e-10, 2.5e-11, 5e-7, 1e-6, 516 << 10, 68 << 10, packet=65408, name="default for tcp"),
     "verbs": Cost(1e-6, 8e-11, 2.5e-11, 2e-6, 5e-6, 4 << 10, offload=True, name="default for verbs"),
 }
 

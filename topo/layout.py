@@ -26,7 +26,9 @@ __all__ = ["Layout", "block_counts", "bringers", "layout", "takers"]
 
 _ALIGN = 64  # chunks of long vectors begin at whole cache lines
 _ALIGN_FROM = 4096
-_SURPLUS = 4  # so much of a packet, as a fraction, may be left for the last chunk of a block
+_SURPLUS = (
+    4096  # bytes that the last chunk of a block may have more; the limits of what goes unasked leave room for them
+)
 
 
 class Layout(NamedTuple):
@@ -65,7 +67,7 @@ def _edges(count: int, schedule: Schedule, itemsize: int, packet: int) -> list[i
         return [0, count]
     fit = packet // itemsize  # elements of a full packet
     full = count // split // fit * fit if fit else 0  # of full packets
-    if full and weights is None and (count - full * split) * itemsize <= packet // _SURPLUS:
+    if full and weights is None and (count - full * split) * itemsize <= _SURPLUS:
         return [*(full * part for part in range(split)), count]
     if weights is None:
         bounds = [count * part // split for part in range(split + 1)]

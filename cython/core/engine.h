@@ -130,7 +130,8 @@ _Static_assert(sizeof(struct hr_hdr_long) <= HR_MAX_HDR, "a header has to fit");
 #define HR_COLL_SEQ(tag) (((tag) & ~HR_COLL_TAG) >> 24)
 #define HR_SEGMENT_MIN (16u << 10)
 #define HR_WINDOW_MIN (64u << 10)
-#define HR_INLINE_WORK (32u << 10) /* copying or reducing less than this is done at once */
+#define HR_WINDOW_LONG (128u << 10) /* what is shorter may end behind the window, if it begins before */
+#define HR_INLINE_WORK (32u << 10)  /* copying or reducing less than this is done at once */
 
 enum hr_conn_state { HR_CONN_CONNECTING, HR_CONN_UP, HR_CONN_CLOSED /* said BYE */, HR_CONN_LOST };
 
@@ -210,7 +211,7 @@ struct hr_conn {
 #define HR_SPARES 8 /* lengths of room for payload, each twice the one before: powers of two and a little more */
 #define HR_SPARE_MIN 4096
 #define HR_SPARE_ROOM ((size_t)4128)
-#define HR_SPARE_MOST ((size_t)2 << 20) /* bytes of all of them */
+#define HR_SPARE_MOST (HR_SPARE_ROOM << (HR_SPARES + 1)) /* bytes of all of them: four of the longest */
 
 struct hr_umsg { /* a message that came before its receive, or before its turn */
     struct hr_link link;
@@ -412,9 +413,10 @@ void hr_window_probe(struct hr_conn *conn); /* bulk was cut off on its way: what
 void hr_window_probed(struct hr_conn *conn, const struct hr_hdr *probe);
 void hr_window_echoed(struct hr_conn *conn, const struct hr_hdr *echo);
 static inline int hr_window_open(struct hr_conn *conn) { return !conn->caps->window || conn->inflight < conn->window; }
-/* Whether so much may leave in one piece: no more than may be on its way. */
+/* Whether so much may leave in one piece: no more than may be on its way; of what is long, beside what is. */
 static inline int hr_window_fits(const struct hr_conn *conn, uint64_t len) {
-    return !conn->caps->window || len <= conn->window;
+    uint64_t before = len > HR_WINDOW_LONG ? conn->inflight : 0;
+    return !conn->caps->window || before + len <= conn->window;
 }
 
 /* sink.c */

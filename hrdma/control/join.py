@@ -25,7 +25,7 @@ __all__ = ["Guest", "Joined", "Roster", "failure"]
 
 REDIAL = 0.001  # seconds to the second call where rank 0 is not there yet; each pause is twice the one before,
 REDIAL_MOST = 0.02  # and this long at most
-RESOLVE = 0.2  # seconds between questions for the name of its host
+RESOLVE = 0.2  # seconds between questions for the name of its host, while nobody knows it
 TELL = 1.0  # seconds that rank 0 stays to tell latecomers why there is no job
 LINGER = 0.5  # seconds that last messages have to leave
 

@@ -133,6 +133,29 @@ TEST(an_idle_connection_is_small) {
     pair_close(&p);
 }
 
+/* What is received into grows with the longest message that has come, no further, and keeps what is in it. */
+TEST(the_buffer_grows_with_the_messages) {
+    static const size_t lens[] = {512, 100000, 1000, 130 << 10, HR_TCP_MAX_SEND, 2000, HR_TCP_MAX_SEND - 1};
+    enum { N = sizeof lens / sizeof *lens };
+    size_t largest = HR_TCP_MAX_SEND + HR_MAX_HDR + sizeof(struct hr_tcp_frame), total = 0, longest = 0;
+    struct pair p;
+    pair_open(&p, NULL);
+    struct hr_tcp_ep *ep = (struct hr_tcp_ep *)p.cb.ep;
+    p.cb.data = malloc(N * HR_TCP_MAX_SEND);
+    for (int i = 0; i < N; i++) {
+        CHECK(!hr_is_error(rig_send(&p.ca, 1, source + i, lens[i])));
+        RUN(&p.a, &p.b, p.cb.messages == i + 1);
+        CHECK_MEM(p.cb.data + total, source + i, lens[i]);
+        total += lens[i];
+        if (lens[i] > longest) longest = lens[i];
+        size_t most = longest < 16000 ? 16384 : longest < (130 << 10) ? 130 << 10 : largest;
+        CHECK(ep->rx_cap > longest && ep->rx_cap <= most);
+    }
+    free(p.cb.data);
+    p.cb.data = NULL;
+    pair_close(&p);
+}
+
 static struct {
     int calls;
     ssize_t least, most;

@@ -28,7 +28,7 @@ static int flood(struct rank *r, const uint32_t *value, uint32_t tag, int dst) {
 /* Urgent messages of the same tag may not use up the credit that an earlier one still needs. */
 TEST(urgent_messages_leave_room_for_those_before) {
     struct world w;
-    enum { URGENT = 20000 };
+    enum { URGENT = FLOOD }; /* more than all credit */
     static struct hr_request urgent[URGENT];
     struct hr_request bulk = {.priority = HR_PRIORITIES - 1};
     uint32_t zero = 0, one = 1, x;

@@ -140,7 +140,7 @@ def test_mapped_overrides_pull() -> None:
 
 
 def test_ranks_that_share_cores_need_no_parts() -> None:
-    tcp = Cost(7e-6, 3e-10, 2.5e-11, 5e-7, 1e-6, 128 << 10, cores=2)
+    tcp = Cost(7e-6, 3e-10, 2.5e-11, 5e-7, 1e-6, 516 << 10, cores=2)
 
     def fewest(algorithm: str, size: int, cost: Cost = tcp) -> int:
         return min(parts for _, parts, _ in choose("allreduce", size, 1 << 26, cost, algorithm=algorithm).table)
@@ -148,7 +148,7 @@ def test_ranks_that_share_cores_need_no_parts() -> None:
     assert fewest("ring", 4) == fewest("halving", 4) == 1
     assert fewest("ring", 2) > 1 and fewest("halving", 2) > 1
     assert fewest("direct", 4) > 1  # operands of all ranks lie in scratch
-    network = Cost(7e-6, 8e-10, 2.5e-11, 5e-7, 1e-6, 128 << 10, cores=2, offload=True)
+    network = Cost(7e-6, 8e-10, 2.5e-11, 5e-7, 1e-6, 516 << 10, cores=2, offload=True)
     assert fewest("ring", 4, network) > 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from hrdma.errors import ScheduleError
 from hrdma.planning import INSTR, REF, cost_of, lower, plan
 from hrdma.topo import program as isa
 from hrdma.topo.algorithms import ALGORITHMS, build
-from hrdma.topo.cost import Cost
+from hrdma.topo.cost import DEFAULT_COST, Cost
+from hrdma.topo.layout import layout
 from hrdma.topo.schedule import Schedule, Transfer
 from hrdma.types import COLLECTIVES
 
@@ -107,13 +109,26 @@ def test_messages_do_not_end_just_behind_full_packets(name: str, nbytes: int, fi
     ]  # fmt: skip
     run(plans, "allreduce", [count] * 4, 0, True)
     if not fits:
-        equal = [plan("allreduce", size=4, rank=r, counts=count, itemsize=8, dtype="int64", in_place=True, algorithm=name, parts=1)
-                 for r in range(4)]  # fmt: skip
+        without = replace(cost, packet=0)
+        equal = [
+            plan("allreduce", size=4, rank=r, counts=count, itemsize=8, dtype="int64", in_place=True, cost=without, algorithm=name, parts=1)
+            for r in range(4)
+        ]  # fmt: skip
         assert [made.instrs.tobytes() for made in plans] == [made.instrs.tobytes() for made in equal]
     elif build(name, "allreduce", 4).split == 4:
         sent = np.concatenate([made.instrs["len"][made.instrs["op"] == isa.SEND] for made in plans])
         behind = sent % packet
         assert (behind == 0).sum() >= len(sent) / 2 and set(behind) <= {0, nbytes % (4 * packet)}
+
+
+@pytest.mark.parametrize("split", [2, 4, 8, 16, 32])
+def test_the_last_block_goes_unasked_as_the_others_do(split: int) -> None:
+    cost = DEFAULT_COST["tcp"]
+    for limit, whole in ((cost.loose, 64 << 10), (cost.eager, 512 << 10)):
+        for block in (whole, whole // 2 if whole > 64 << 10 else whole):
+            edges = layout(build("ring", "allreduce", split), 0, split * block, 1, packet=cost.packet)
+            assert sum(edges.lens) == split * block and max(edges.lens) <= limit and len(edges.lens) == split
+            assert min(edges.lens) >= block - 1024
 
 
 def test_packets_are_those_of_one_host() -> None:

@@ -98,7 +98,7 @@ struct hr_config {
     const char *fault;     /* "tcp:drop=0.01,seed=7": wrap that provider; NULL none */
     int local_peers;
     int spin_us;           /* bound of spinning before sleeping; -1 adaptive */
-    uint64_t eager_credit; /* unmatched bytes that a peer may have here; 0 default */
+    uint64_t eager_credit; /* unmatched bytes that a peer may have here; 0: the provider's */
     struct hr_auth auth;
 };
 

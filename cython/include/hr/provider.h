@@ -78,8 +78,8 @@ struct hr_caps {
     uint32_t eager_loose;  /* the same where ranks share cores and nothing paces the sender; 0: eager_max */
     uint32_t segment;      /* a good size for one read or write of a long transfer */
     uint32_t piece;        /* the same for one message of it; 0: segment */
-    uint64_t credit;       /* bytes that may be with the peer before it has asked for them; 0: as usual */
-    uint64_t window;       /* bulk bytes that may be in flight before a rate was measured; 0: no need of a bound */
+    uint64_t credit; /* bytes that may be with the peer before it has asked for them, the same at both ends; 0: 1 MiB */
+    uint64_t window; /* bulk bytes that may be in flight before a rate was measured; 0: no need of a bound */
 };
 
 /* Local memory known to a domain. Filled by mem_register. */

@@ -214,6 +214,14 @@ static int make_room(struct hr_tcp_ep *ep) {
     return 0;
 }
 
+/* How much is read into the buffer: what the frame still needs, and else no more than was usual before a longer one
+ * came, as payload that is read behind a frame is copied once more. */
+static size_t room_ahead(const struct hr_tcp_ep *ep) {
+    size_t room = ep->rx_cap - ep->rx_end, have = buffered(ep);
+    size_t most = !ep->body.type && ep->rx_need > have + COMMON ? ep->rx_need - have : COMMON;
+    return room < most ? room : most;
+}
+
 /* One read: its result as recv has it. *asked_p: what would have fitted. */
 static ssize_t fill(struct hr_tcp_ep *ep, size_t *asked_p) {
     struct iovec iov[2];
@@ -225,8 +233,9 @@ static ssize_t fill(struct hr_tcp_ep *ep, size_t *asked_p) {
         direct = left < most ? left : most;
         iov[msg.msg_iovlen++] = (struct iovec){to ? to : hr_tcp_domain_of(&ep->base)->scratch, direct};
     }
-    if (direct == left) iov[msg.msg_iovlen++] = (struct iovec){ep->rx + ep->rx_end, ep->rx_cap - ep->rx_end};
-    *asked_p = direct + (direct == left ? ep->rx_cap - ep->rx_end : 0);
+    size_t room = direct == left ? room_ahead(ep) : 0;
+    if (room) iov[msg.msg_iovlen++] = (struct iovec){ep->rx + ep->rx_end, room};
+    *asked_p = direct + room;
     ssize_t n;
     do {
         n = direct ? recvmsg(ep->source.fd, &msg, MSG_DONTWAIT)

@@ -12,11 +12,11 @@
 #include "hr/cores.h"
 #include "providers/tcp/tcp.h"
 
-/* One more copy costs less than the round trip of a rendezvous up to here. A little more than a power of two, as the
- * last block of a vector has what the others leave (`packet` in topo/cost.py). */
+/* One more copy costs less than the round trip of a rendezvous up to here. 4 KiB more than a power of two, as the last
+ * block of a vector has what the others leave (topo/layout.py). */
 #define EAGER_MAX HR_TCP_MAX_SEND
 #define EAGER_LOOSE \
-    (65u << 10)            /* ranks that share cores run ahead of one another, and what they send must be put aside */
+    (68u << 10)            /* ranks that share cores run ahead of one another, and what they send must be put aside */
 #define SEGMENT (2u << 20) /* larger ones gain nothing */
 #define PIECE 130816       /* with its headers two segments of loopback, which are 65483 bytes */
 #define CREDIT (4u << 20)  /* with less, streams of short messages are announced, as the receiver is a turn behind */

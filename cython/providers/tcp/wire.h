@@ -46,7 +46,7 @@ struct hr_tcp_open {
     uint32_t stream;
 };
 #define HR_TCP_OPEN_MAGIC 0x6e65706f61647268u /* "hrdaopen" */
-#define HR_TCP_OPEN_VERSION 1u
+#define HR_TCP_OPEN_VERSION 2u
 
 struct hr_tcp_frame {
     uint8_t type;
