@@ -26,9 +26,7 @@ __all__ = ["Layout", "block_counts", "bringers", "layout", "takers"]
 
 _ALIGN = 64  # chunks of long vectors begin at whole cache lines
 _ALIGN_FROM = 4096
-_SURPLUS = (
-    4096  # bytes that the last chunk of a block may have more; the limits of what goes unasked leave room for them
-)
+_SURPLUS = 4096  # bytes that the last chunk of a block may have more; limits of what goes unasked leave them room
 
 
 class Layout(NamedTuple):
