@@ -243,8 +243,10 @@ static void match_skipped(struct hr_conn *conn, const struct hr_hdr *h) {
 static int match_has_come(struct hr_conn *conn, const struct hr_hdr *skip) {
     if ((int32_t)(skip->order - conn->order_rx[skip->bucket]) < 0) return 1;
     struct hr_link *head = &conn->early[skip->bucket];
-    for (struct hr_link *l = head->next; l != head; l = l->next)
-        if (hr_container(l, struct hr_umsg, link)->hdr.h.order == skip->order) return 1;
+    for (struct hr_link *l = head->prev; l != head; l = l->prev) { /* in order: what comes now is mostly the last */
+        int32_t ahead = (int32_t)(hr_container(l, struct hr_umsg, link)->hdr.h.order - skip->order);
+        if (ahead <= 0) return ahead == 0;
+    }
     return 0;
 }
 
