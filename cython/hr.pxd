@@ -106,6 +106,7 @@ cdef extern from "hr/program.h" nogil:
     hr_status hr_program_new(const hr_instr *instrs, uint32_t ninstr, const uint32_t *unlocks, uint32_t nunlock,
                              const hr_ref *refs, uint32_t nref, uint64_t in_bytes, uint64_t out_bytes,
                              uint64_t tmp_bytes, int size, hr_program **program_p, char *detail) noexcept
+    void hr_program_set_aside(hr_program *program, uint32_t what) noexcept
     void hr_program_put(hr_program *program) noexcept
 
 

@@ -97,6 +97,7 @@ class Program:
         signature: int = 0,
         explanation: str = "",
         pairs: str = "",
+        aside: int = 0,
     ) -> None: ...
     @property
     def nbytes(self) -> tuple[int, int]: ...

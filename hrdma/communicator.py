@@ -365,6 +365,7 @@ class Communicator(_core.CommunicatorBase):
             signature=_hash64(signed),
             explanation=spec.explanation,
             pairs=_pairs(counts) if collective == "alltoall" and not isinstance(counts, int) else "",
+            aside=spec.aside,
         )
 
     def _give(self, schedule: Any, timeout: float | None) -> int:

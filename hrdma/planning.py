@@ -46,11 +46,14 @@ class Plan(ProgramSpec):
 
     choice: Choice | None = None
     reason: str = ""  #: of a plan for a fabric; else why it is not one, where there is a fabric
+    aside: int = 0  #: of `_core.Program`
 
     @property
     def explanation(self) -> str:
         """One line for people: algorithm, prediction, and what the alternatives would take."""
-        return "; ".join(filter(None, ["" if self.choice is None else self.choice.explain(), self.reason]))
+        chosen = "" if self.choice is None else self.choice.explain()
+        copied = "plain arrays are copied to where peers can map them" if self.aside else ""
+        return "; ".join(filter(None, [chosen, copied, self.reason]))
 
 
 @dataclass(frozen=True)
@@ -305,9 +308,38 @@ def plan(
     spec = lower(schedule, rank, counts, itemsize, in_place=in_place, landing=landing, packet=known.packet)
     if mapped:
         answer(spec)
-    if mapped and cost is not None and cost.crowd(size) == 1:
+    alone = cost is None or cost.crowd(size) == 1
+    if mapped and cost is not None and alone:
         stage(spec, cost.staged)
-    return Plan(**vars(spec), choice=choice, reason=why and f"not planned for {on.fabric.name}: {why}" if on else "")
+    aside = 0 if alone or not mapped else _aside(collective, size, nbytes, rank == root)
+    return Plan(
+        **vars(spec),
+        choice=choice,
+        aside=aside,
+        reason=why and f"not planned for {on.fabric.name}: {why}" if on else "",
+    )
+
+
+# Ranks that share cores: bytes of the vector, and of a block where messages are blocks (so many go unasked), from which
+# on two copies of plain memory cost less than system calls for it. Up to which they do: of the vector, as system calls
+# for longer ones do more, and of all ranks' copies, which are to stay in a cache.
+_ASIDE_VECTOR = 64 << 10
+_ASIDE_BLOCK = (32 << 10) + 1
+_ASIDE_LONG = (4 << 20) - 1
+_ASIDE_ROOM = 16 << 20
+
+
+def _aside(collective: str, size: int, nbytes: int, at_root: bool) -> int:
+    """What of plain buffers is copied to where peers can map it: 1 the input, 2 the output, 3 both."""
+    if collective in ("allgather", "reduce_scatter"):
+        least, copies = _ASIDE_BLOCK * size, size + 1
+    elif collective in ("allreduce", "reduce", "broadcast"):
+        least, copies = _ASIDE_VECTOR, size
+    else:
+        return 0
+    if not least <= nbytes <= min(_ASIDE_LONG, _ASIDE_ROOM // copies):
+        return 0
+    return (1 if at_root else 2) if collective == "broadcast" else 3
 
 
 def given(what: Schedule | str, size: int) -> Schedule:

@@ -29,6 +29,9 @@ cdef class Program:
         64 bits of a hash of that text.
     pairs : str
         Of an alltoall with counts: to whom something is sent and from whom it is taken (`hrdma.control.stalls`).
+    aside : int
+        Buffers that peers cannot map are replaced by room that they can, for the time of a run: 1, the input is copied
+        there; 2, the output is copied back; 3, both. 0: they are not.
 
     Raises
     ------
@@ -45,7 +48,7 @@ cdef class Program:
     cdef Key key
 
     def __cinit__(self, instrs, unlocks, refs, uint64_t in_bytes, uint64_t out_bytes, uint64_t tmp_bytes, int size, *,
-                  str text="", uint64_t signature=0, str explanation="", str pairs=""):
+                  str text="", uint64_t signature=0, str explanation="", str pairs="", uint32_t aside=0):
         cdef Span i, u, r
         cdef char detail[256]
         cdef hr_status status
@@ -71,6 +74,8 @@ cdef class Program:
             span_close(&i)
         if status != HR_OK:
             raise status_error(status, with_detail(f"program of {text or 'a collective'}", detail))
+        if aside:
+            hr_program_set_aside(handle, aside)
         self.handle = handle
         self.in_bytes = in_bytes
         self.out_bytes = out_bytes

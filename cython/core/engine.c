@@ -454,17 +454,12 @@ void hr_peer_lost(struct hr_engine *engine, uint64_t peer_id, hr_status why, con
 
 int hr_engine_counters(struct hr_engine *engine, struct hr_counter *counters, int n) {
     const struct hr_counter all[] = {
-        {"messages_eager", engine->count_eager},
-        {"transfers_pulled", engine->count_pull},
-        {"transfers_pushed", engine->count_push},
-        {"transfers_segments", engine->count_seg},
-        {"transfers_lent", engine->count_lent},
-        {"messages_unexpected", engine->count_unexpected},
-        {"transfers_returned", engine->count_returned},
-        {"transfers_shared", engine->count_shared},
-        {"messages_fused", engine->count_fused},
-        {"frames_stale", engine->count_stale},
-        {"sleeps", engine->count_sleeps},
+        {"messages_eager", engine->count_eager},        {"transfers_pulled", engine->count_pull},
+        {"transfers_pushed", engine->count_push},       {"transfers_segments", engine->count_seg},
+        {"transfers_lent", engine->count_lent},         {"messages_unexpected", engine->count_unexpected},
+        {"transfers_returned", engine->count_returned}, {"transfers_shared", engine->count_shared},
+        {"messages_fused", engine->count_fused},        {"runs_aside", engine->count_aside},
+        {"frames_stale", engine->count_stale},          {"sleeps", engine->count_sleeps},
     };
     int have = (int)(sizeof all / sizeof *all);
     for (int i = 0; i < n && i < have; i++) counters[i] = all[i];

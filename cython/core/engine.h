@@ -305,7 +305,7 @@ struct hr_engine {
     int deep_calls, deep_long;     /* that ended since bgfd was set; they last longer than a millisecond */
     int64_t deep_left, deep_until; /* when one has ended last; what bgfd is set to, 0: nothing */
     _Atomic uint64_t count_eager, count_pull, count_push, count_seg, count_lent, count_unexpected, count_sleeps,
-        count_stale, count_returned, count_shared, count_fused;
+        count_stale, count_returned, count_shared, count_fused, count_aside;
 };
 
 static inline void hr_relax(void) {

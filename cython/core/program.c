@@ -325,6 +325,8 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
     return HR_OK;
 }
 
+void hr_program_set_aside(struct hr_program *program, uint32_t what) { program->aside = what; }
+
 void hr_program_get(struct hr_program *program) { atomic_fetch_add(&program->refs, 1); }
 
 void hr_program_drop(struct hr_program *program) {

@@ -19,6 +19,7 @@ struct hr_program {
     uint32_t ninstr, nunlock, nref, nfirst;
     uint64_t in_bytes, out_bytes, tmp_bytes;
     int size, paced, mutual;     /* paced: as HR_REQ_PACED */
+    uint32_t aside;              /* HR_ASIDE_* */
     struct hr_run *_Atomic idle; /* one run kept for the next time; HR_NO_RUN: its owner has let it go */
 };
 
@@ -45,7 +46,8 @@ struct hr_run {
     uint64_t sig, seq;
     uint32_t remaining, outstanding, queue_head, queue_tail;
     int failing, priority;
-    uint64_t tmp_have;
+    uint64_t tmp_have, aside_have;
+    char *aside, *back; /* copies of the caller's buffers; where the result goes then, NULL: it lies there */
     uint32_t *after, *queue;
     struct instr_state *st;
 };
@@ -55,6 +57,10 @@ void hr_run_free(struct hr_run *run);
 /* The request of an instruction that talks, ready to be started. */
 struct hr_request *hr_run_request(struct hr_run *run, uint32_t i);
 void hr_run_ended(struct hr_run *run, uint32_t i);
+
+/* aside.c. 0: no memory. */
+int hr_aside_take(struct hr_run *run);
+void hr_aside_return(struct hr_run *run, hr_status status);
 
 /* compute.c */
 void hr_run_compute(struct hr_run *run, uint32_t i, const struct hr_instr *in);

@@ -19,6 +19,7 @@
 void hr_run_free(struct hr_run *run) {
     struct hr_program *p = run->program;
     hr_arena_free(run->bufs[HR_BUF_TMP]);
+    hr_arena_free(run->aside);
     free(run->after);
     free(run->queue);
     free(run->st);
@@ -87,6 +88,7 @@ static void run_finish(struct hr_run *run) {
     }
     hr_list_remove(&run->link);
     hr_list_remove(&run->ready);
+    hr_aside_return(run, status);
     run_put(run);
     hr_finish(engine, req, status);
 }
@@ -261,7 +263,9 @@ hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *i
     struct hr_run *run = atomic_exchange(&program->idle, NULL);
     if (!run) run = run_new(program);
     if (!run) return HR_ERR_NOMEM;
-    if (!run_tmp(run, program->tmp_bytes)) {
+    run->bufs[HR_BUF_IN] = (char *)in;
+    run->bufs[HR_BUF_OUT] = out;
+    if (!run_tmp(run, program->tmp_bytes) || !hr_aside_take(run)) {
         hr_run_free(run);
         return HR_ERR_NOMEM;
     }
@@ -269,8 +273,6 @@ hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *i
     req->state = NULL;
     run->comm = comm;
     run->req = req;
-    run->bufs[HR_BUF_IN] = (char *)in;
-    run->bufs[HR_BUF_OUT] = out;
     run->dtype = dtype;
     run->op = op;
     run->sig = sig;
@@ -286,6 +288,7 @@ hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *i
         run->st[i].offset = 0;
     }
     hr_lock(engine);
+    if (run->bufs[HR_BUF_IN] != in || run->bufs[HR_BUF_OUT] != out) HR_COUNT(engine, aside);
     hr_request_init(comm, req, HR_REQ_RUN);
     if (req->flags & HR_REQ_WOULD && !could_open(comm, program, in, out)) req->flags &= ~(uint32_t)HR_REQ_WOULD;
     run->priority = req->priority;

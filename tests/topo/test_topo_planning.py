@@ -273,3 +273,25 @@ def test_what_a_program_changes_is_marked_whatever_its_length() -> None:
     assert all(map(all, staged("allreduce", 4, n, flag, in_place=True, algorithm="direct"))), "borrowed ones, too"
     assert not any(map(any, staged("broadcast", 2, n, flag, algorithm="direct")))
     assert not any(map(any, staged("alltoall", 2, n, flag)))
+
+
+@pytest.mark.parametrize(
+    "collective, nbytes, root, others",
+    (
+        ("allreduce", 65532, 0, 0), ("allreduce", 65536, 3, 3), ("reduce", 1 << 20, 3, 3), ("broadcast", 1 << 20, 1, 2),
+        ("allreduce", (4 << 20) - 4, 3, 3), ("allreduce", 4 << 20, 0, 0),
+        ("allgather", 131072, 0, 0), ("allgather", 131088, 3, 3), ("reduce_scatter", 1 << 20, 3, 3),
+        ("allgather", 3 << 20, 3, 3), ("allgather", (3 << 20) + 262144, 0, 0),
+        ("alltoall", 1 << 20, 0, 0), ("gather", 1 << 20, 0, 0),
+    ),
+)  # fmt: skip
+def test_what_of_plain_arrays_is_copied_aside(collective: str, nbytes: int, root: int, others: int) -> None:
+    blocks = {"allgather": 4, "reduce_scatter": 4, "gather": 4, "alltoall": 4}.get(collective, 1)
+    fields: dict = {"size": 4, "counts": nbytes // 4 // blocks, "itemsize": 4, "dtype": "float32"}
+    crowded = replace(DEFAULT_COST["shm"], cores=2)
+    for rank in range(4):
+        found = plan(collective, rank=rank, cost=crowded, mapped=True, **fields)
+        assert found.aside == (root if rank == 0 else others)
+        assert plan(collective, rank=rank, cost=replace(crowded, cores=4), mapped=True, **fields).aside == 0
+        assert plan(collective, rank=rank, cost=replace(DEFAULT_COST["tcp"], cores=2), **fields).aside == 0
+        assert plan(collective, rank=rank, mapped=True, **fields).aside == 0

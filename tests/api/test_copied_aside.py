@@ -1,0 +1,97 @@
+"""Collectives of plain arrays on ranks that share cores: copied to where peers map them, and back, where that is faster."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import numpy as np
+import pytest
+
+import harness
+import hrdma
+
+KIB = 1024
+
+
+def count_of(comm) -> int:
+    return comm.stats()["counters"]["runs_aside"]
+
+
+def every_collective(comm, nbytes: int, asynchronous: bool, registered: bool) -> dict[str, int]:
+    """All of them on vectors of so many bytes, twice; how many runs worked on copies."""
+    size, rank, block = comm.size, comm.rank, nbytes // 4 // comm.size
+    count = block * size
+
+    def new(elements: int) -> np.ndarray:
+        return hrdma.empty(elements, "int32") if registered else np.empty(elements, "int32")
+
+    base = np.arange(count, dtype="int32") % 1000
+    total = base * size + size * (size - 1) // 2
+    owner = np.repeat(np.arange(size, dtype="int32"), block)
+    mine = slice(rank * block, (rank + 1) * block)
+    found = {}
+    x, other, part = new(count), new(count), new(block)
+
+    def counted(name: str, start) -> None:
+        x[:] = base + rank
+        other[:], part[:] = -1, -1
+        before = count_of(comm)
+        result = start(async_op=asynchronous)
+        if asynchronous:
+            result.wait(30)
+        found[name] = count_of(comm) - before
+
+    for _ in range(2):
+        counted("allreduce", functools.partial(comm.allreduce, x))
+        assert (x == total).all()
+        counted("allreduce out", functools.partial(comm.allreduce, x, out=other))
+        assert (x == base + rank).all() and (other == total).all()
+        counted("reduce", functools.partial(comm.reduce, x, 1))
+        assert (x == (total if rank == 1 else base + rank)).all()
+        counted("reduce_scatter", functools.partial(comm.reduce_scatter, x, out=part))
+        assert (x == base + rank).all() and (part == total[mine]).all()
+        counted("reduce_scatter in place", functools.partial(comm.reduce_scatter, x, out=x[mine]))
+        assert (x[mine] == total[mine]).all()
+        assert (np.delete(x, mine) == np.delete(base + rank, mine)).all()
+        counted("allgather", functools.partial(comm.allgather, x[mine], out=other))
+        assert (other == base + owner).all() and (x == base + rank).all()
+        counted("allgather in place", functools.partial(comm.allgather, x[mine], out=x))
+        assert (x == base + owner).all()
+        # of the root's nothing is written
+        given = np.frombuffer(total.tobytes(), "int32") if rank == 0 and not registered else x
+        counted("broadcast", functools.partial(comm.broadcast, given, 0))
+        assert (given == (base if registered else total)).all()
+    return found
+
+
+@pytest.mark.parametrize("asynchronous", (False, True))
+@pytest.mark.parametrize("ranks", (3, 5))
+def test_results_are_right_and_copies_counted(ranks: int, asynchronous: bool) -> None:
+    crowded = ranks > len(os.sched_getaffinity(0))
+    for kib, vectors, blocks in ((60, 0, 0), (64, 1, 0), (30 * ranks, 1, 0), (40 * ranks, 1, 1), (2048, 1, 1)):
+        nbytes = (kib * KIB + 4 * ranks - 1) // (4 * ranks) * (4 * ranks)
+        for found in harness.ranks(
+            every_collective,
+            ranks,
+            env={"HRDMA_TRANSPORT": "shm"},
+            nbytes=nbytes,
+            asynchronous=asynchronous,
+            registered=False,
+        ):
+            for name, runs in found.items():
+                blocky = name.startswith(("allgather", "reduce_scatter"))
+                assert runs == (crowded and (blocks if blocky else vectors)), (name, kib)
+
+
+@pytest.mark.parametrize("registered, transport", ((True, "shm"), (False, "tcp")))
+def test_what_peers_map_or_cannot_map_is_not_copied(registered: bool, transport: str) -> None:
+    for found in harness.ranks(
+        every_collective,
+        3,
+        env={"HRDMA_TRANSPORT": transport},
+        nbytes=393216,
+        asynchronous=False,
+        registered=registered,
+    ):
+        assert not any(found.values()), found
