@@ -26,7 +26,7 @@ from hrdma.topo.layout import block_counts
 from hrdma.topo.lower import SCRATCH, lower
 from hrdma.topo.planner import ROOTED, FabricPlan
 from hrdma.topo.planner import plan as plan_on_fabric
-from hrdma.topo.program import INSTR, REF, ProgramSpec, stage
+from hrdma.topo.program import INSTR, REF, ProgramSpec, aside, stage
 from hrdma.topo.routing import chunk_bytes
 from hrdma.topo.schedule import DST, ROUND, Schedule
 from hrdma.types import COLLECTIVES, DTYPES, OPS
@@ -311,35 +311,8 @@ def plan(
     alone = cost is None or cost.crowd(size) == 1
     if mapped and cost is not None and alone:
         stage(spec, cost.staged)
-    aside = 0 if alone or not mapped else _aside(collective, size, nbytes, rank == root)
-    return Plan(
-        **vars(spec),
-        choice=choice,
-        aside=aside,
-        reason=why and f"not planned for {on.fabric.name}: {why}" if on else "",
-    )
-
-
-# Ranks that share cores: bytes of the vector, and of a block where messages are blocks (so many go unasked), from which
-# on two copies of plain memory cost less than system calls for it. Up to which they do: of the vector, as system calls
-# for longer ones do more, and of all ranks' copies, which are to stay in a cache.
-_ASIDE_VECTOR = 64 << 10
-_ASIDE_BLOCK = (32 << 10) + 1
-_ASIDE_LONG = (4 << 20) - 1
-_ASIDE_ROOM = 16 << 20
-
-
-def _aside(collective: str, size: int, nbytes: int, at_root: bool) -> int:
-    """What of plain buffers is copied to where peers can map it: 1 the input, 2 the output, 3 both."""
-    if collective in ("allgather", "reduce_scatter"):
-        least, copies = _ASIDE_BLOCK * size, size + 1
-    elif collective in ("allreduce", "reduce", "broadcast"):
-        least, copies = _ASIDE_VECTOR, size
-    else:
-        return 0
-    if not least <= nbytes <= min(_ASIDE_LONG, _ASIDE_ROOM // copies):
-        return 0
-    return (1 if at_root else 2) if collective == "broadcast" else 3
+    found = Plan(**vars(spec), choice=choice, reason=why and f"not planned for {on.fabric.name}: {why}" if on else "")
+    return found if alone or not mapped else replace(found, aside=aside(spec, collective, nbytes, root))
 
 
 def given(what: Schedule | str, size: int) -> Schedule:

@@ -8,7 +8,8 @@ import numpy as np
 
 __all__ = [
     "BORROW", "BUF_BORROWED", "BUF_IN", "BUF_OUT", "BUF_TMP", "CHANGED", "COPY", "INSTR", "NOP", "NT", "RECV", "RECV_REDUCE",
-    "REDUCE", "REDUCE_MAX_SRC", "REF", "RETURNS", "SCALE", "SEND", "STAGED", "SWAP", "ProgramSpec", "accesses", "stage",
+    "REDUCE", "REDUCE_MAX_SRC", "REF", "RETURNS", "SCALE", "SEND", "STAGED", "SWAP", "ProgramSpec", "accesses",
+    "aside", "stage",
 ]  # fmt: skip
 
 BUF_IN, BUF_OUT, BUF_TMP, BUF_BORROWED = range(4)
@@ -137,3 +138,44 @@ def stage(spec: ProgramSpec, most: int) -> None:
         changed[changed] = ends[before[changed] - 1] > begin[changed]
         instrs["flags"][sent[changed]] |= CHANGED
         instrs["flags"][sent[changed & (lens[sent] <= most)]] |= STAGED
+
+
+# Of ranks that share cores, in bytes. Two copies of plain memory cost less than system calls for it from so many on, of a
+# message (32 KiB go unasked) or of a whole vector; below so many, from which on numpy's arrays are in huge pages; and
+# while a cache has most of what all ranks' buffers and copies are.
+_ASIDE_MESSAGE = (32 << 10) + 1
+_ASIDE_VECTOR = {"allreduce": 16 << 10, "reduce": _ASIDE_MESSAGE, "broadcast": _ASIDE_MESSAGE}
+_ASIDE_LONG = 4 << 20
+_ASIDE_TOGETHER = 48 << 20
+
+
+def aside(spec: ProgramSpec, collective: str, nbytes: int, root: int) -> int:
+    """What of plain buffers is sent, and so better copied to where peers can map it, by ranks that share cores.
+
+    Parameters
+    ----------
+    spec : ProgramSpec
+    collective : str
+    nbytes : int
+        Of the vector, or of all blocks together.
+    root : int
+
+    Returns
+    -------
+    int
+        1 the input, 2 the output, 3 both, 0 neither: `aside` of `_core.Program`. Ranks may differ in it.
+    """
+    sends = spec.instrs[(spec.instrs["op"] == SEND) & (spec.instrs["src_buf"] != BUF_TMP)]
+    back = collective != "allreduce" or spec.alias is not None  # results are written to copies
+    whole = collective in _ASIDE_VECTOR and back and nbytes >= _ASIDE_VECTOR[collective]
+    if not len(sends) or not (whole or (sends["len"] >= _ASIDE_MESSAGE).any()):
+        return 0
+    if spec.alias is None:
+        what = (1 if (sends["src_buf"] == BUF_IN).any() else 0) | (2 if (sends["src_buf"] == BUF_OUT).any() else 0)
+        copied = [spec.in_bytes if what & 1 else 0, spec.out_bytes if what & 2 else 0]
+        own = spec.in_bytes + spec.out_bytes
+    else:
+        what = 3 if collective != "broadcast" else 1 if spec.rank == root else 2
+        copied = [own := max(spec.in_bytes, spec.out_bytes)]
+    together = spec.size * own + sum(copied) * (1 if collective == "broadcast" else spec.size)
+    return what if max(copied) < _ASIDE_LONG and together <= _ASIDE_TOGETHER else 0

@@ -29,22 +29,27 @@ static int room(struct hr_run *run, uint64_t need) {
 int hr_aside_take(struct hr_run *run) {
     const struct hr_program *p = run->program;
     char *in = run->bufs[HR_BUF_IN], *out = run->bufs[HR_BUF_OUT];
+    int goes_in = p->aside & HR_ASIDE_IN, comes_out = p->aside & HR_ASIDE_OUT;
     run->back = NULL;
-    if (!p->aside || (is_mapped(in, p->in_bytes) && is_mapped(out, p->out_bytes))) return 1;
+    if (!p->aside) return 1;
     if (p->in_bytes && p->out_bytes && in < out + p->out_bytes && out < in + p->in_bytes) { /* in place: one range */
         char *begin = in < out ? in : out, *ends[] = {in + p->in_bytes, out + p->out_bytes};
-        if (!room(run, (uint64_t)((ends[0] > ends[1] ? ends[0] : ends[1]) - begin))) return 0;
+        uint64_t n = (uint64_t)((ends[0] > ends[1] ? ends[0] : ends[1]) - begin);
+        if (is_mapped(begin, n)) return 1;
+        if (!room(run, n)) return 0;
         run->bufs[HR_BUF_IN] = run->aside + (in - begin);
         run->bufs[HR_BUF_OUT] = run->aside + (out - begin);
     } else {
-        uint64_t apart = hr_page_up(p->in_bytes);
-        if (!room(run, apart + p->out_bytes)) return 0;
-        run->bufs[HR_BUF_IN] = run->aside;
-        run->bufs[HR_BUF_OUT] = run->aside + apart;
+        goes_in = goes_in && !is_mapped(in, p->in_bytes);
+        comes_out = comes_out && !is_mapped(out, p->out_bytes);
+        uint64_t before = goes_in ? hr_page_up(p->in_bytes) : 0;
+        if (!goes_in && !comes_out) return 1;
+        if (!room(run, before + (comes_out ? p->out_bytes : 0))) return 0;
+        if (goes_in) run->bufs[HR_BUF_IN] = run->aside;
+        if (comes_out) run->bufs[HR_BUF_OUT] = run->aside + before;
     }
-    if (p->aside & HR_ASIDE_IN)
-        hr_copy(run->bufs[HR_BUF_IN], in, p->in_bytes, hr_store_into(run->aside, p->in_bytes, 0));
-    if (p->aside & HR_ASIDE_OUT) run->back = out;
+    if (goes_in) hr_copy(run->bufs[HR_BUF_IN], in, p->in_bytes, hr_store_into(run->aside, p->in_bytes, 0));
+    if (comes_out) run->back = out;
     return 1;
 }
 

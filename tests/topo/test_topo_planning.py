@@ -276,22 +276,27 @@ def test_what_a_program_changes_is_marked_whatever_its_length() -> None:
 
 
 @pytest.mark.parametrize(
-    "collective, nbytes, root, others",
+    "collective, nbytes, in_place, root, others",
     (
-        ("allreduce", 65532, 0, 0), ("allreduce", 65536, 3, 3), ("reduce", 1 << 20, 3, 3), ("broadcast", 1 << 20, 1, 2),
-        ("allreduce", (4 << 20) - 4, 3, 3), ("allreduce", 4 << 20, 0, 0),
-        ("allgather", 131072, 0, 0), ("allgather", 131088, 3, 3), ("reduce_scatter", 1 << 20, 3, 3),
-        ("allgather", 3 << 20, 3, 3), ("allgather", (3 << 20) + 262144, 0, 0),
-        ("alltoall", 1 << 20, 0, 0), ("gather", 1 << 20, 0, 0),
+        ("allreduce", 16380, True, 0, 0), ("allreduce", 16384, True, 3, 3), ("allreduce", 131072, False, 0, 0), ("allreduce", 131088, False, 3, 3),
+        ("allreduce", (3 << 20) + 524288, True, 3, 3), ("allreduce", 4 << 20, True, 0, 0),
+        ("reduce", 1 << 20, True, 3, 1), ("broadcast", 1 << 20, True, 1, 0), ("broadcast", 32768, True, 0, 0),
+        ("allgather", 131072, False, 0, 0), ("allgather", 131088, False, 1, 1), ("allgather", 131088, True, 3, 3),
+        ("allgather", 8 << 20, False, 1, 1), ("allgather", 10 << 20, False, 0, 0),
+        ("reduce_scatter", 1 << 20, False, 1, 1), ("reduce_scatter", 1 << 20, True, 3, 3),
+        ("alltoall", 131072, False, 0, 0), ("alltoall", 1 << 20, False, 1, 1), ("alltoall", 1 << 20, True, 0, 0),
+        ("scatter", 1 << 20, False, 1, 0), ("gather", 1 << 20, False, 0, 1),
     ),
 )  # fmt: skip
-def test_what_of_plain_arrays_is_copied_aside(collective: str, nbytes: int, root: int, others: int) -> None:
-    blocks = {"allgather": 4, "reduce_scatter": 4, "gather": 4, "alltoall": 4}.get(collective, 1)
-    fields: dict = {"size": 4, "counts": nbytes // 4 // blocks, "itemsize": 4, "dtype": "float32"}
+def test_what_of_plain_arrays_is_copied_aside(
+    collective: str, nbytes: int, in_place: bool, root: int, others: int
+) -> None:
+    blocks = 1 if collective in ("allreduce", "reduce", "broadcast") else 4
+    fields: dict = {"size": 4, "counts": nbytes // 4 // blocks, "itemsize": 4, "dtype": "float32", "in_place": in_place}
     crowded = replace(DEFAULT_COST["shm"], cores=2)
     for rank in range(4):
         found = plan(collective, rank=rank, cost=crowded, mapped=True, **fields)
-        assert found.aside == (root if rank == 0 else others)
+        assert found.aside == (root if rank == 0 else others), rank
         assert plan(collective, rank=rank, cost=replace(crowded, cores=4), mapped=True, **fields).aside == 0
         assert plan(collective, rank=rank, cost=replace(DEFAULT_COST["tcp"], cores=2), **fields).aside == 0
         assert plan(collective, rank=rank, mapped=True, **fields).aside == 0

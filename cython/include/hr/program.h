@@ -97,8 +97,9 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
                          const struct hr_ref *refs, uint32_t nref, uint64_t in_bytes, uint64_t out_bytes,
                          uint64_t tmp_bytes, int size, struct hr_program **program_p, char detail[256]);
 enum { HR_ASIDE_IN = 1, HR_ASIDE_OUT = 2 };
-/* Buffers of its runs that are not in arenas (hr/memory.h) are replaced by room in one; what: whether the input has to
- * be there before, whether the output is to be copied back. Before the first run. */
+/* Buffers of its runs that are not in arenas (hr/memory.h) are replaced by room in one: the input, which is copied
+ * there before, and the output, which is copied back. In place all of it is replaced, whichever is said. Before the
+ * first run. */
 void hr_program_set_aside(struct hr_program *program, uint32_t what);
 /* Its owner runs it no more; what runs ends as it would have. */
 void hr_program_put(struct hr_program *program);
