@@ -41,7 +41,7 @@ ALGORITHMS: dict[str, Algorithm] = {
                                 ordered=("reduce",), parts=scatter_gather.COLLECTIVES, pulls=128 << 10),
     "exchange": Algorithm(exchange.build, exchange.work, exchange.COLLECTIVES, ordered=("allreduce",)),
     "doubling": Algorithm(doubling.build, doubling.work, doubling.COLLECTIVES),
-    "halving": Algorithm(halving.build, halving.work, halving.COLLECTIVES, parts=halving.COLLECTIVES),
+    "halving": Algorithm(halving.build, halving.work, halving.COLLECTIVES, parts=("allreduce",)),
     "ring": Algorithm(ring.build, ring.work, ring.COLLECTIVES, parts=ring.COLLECTIVES),
     "binomial": Algorithm(binomial.build, binomial.work, binomial.COLLECTIVES, parts=("broadcast", "reduce")),
     "pairwise": Algorithm(pairwise.build, pairwise.work, pairwise.COLLECTIVES),

@@ -15,6 +15,9 @@ in which its own share lies and sends the other half to its partner; then the st
 Steps 2 log2(m), bytes 2 (m - 1) / m of the vector: the least possible when size is a power of two; otherwise two more
 steps with the whole vector. Each of the `parts` segments of the vector does this on its own, so that they overlap.
 
+A reduce_scatter is the way there, an allgather the way back, with ranges of blocks: those of a rank that stays and of the
+neighbour that leaves are side by side. Steps log2(m); otherwise two more, one with a block and one with the vector.
+
 References
 ----------
 Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, IJHPCA, 2005 (section 3.3;
@@ -31,32 +34,60 @@ from hrdma.topo.schedule import COPY, REDUCE, Schedule, involved, join, rows
 
 __all__ = ["COLLECTIVES", "build", "work"]
 
-COLLECTIVES = ("allreduce",)
+COLLECTIVES = ("allreduce", "reduce_scatter", "allgather")
 
 
 def build(collective: str, size: int, parts: int = 1, root: int = 0, rank: int | None = None) -> Schedule:
-    """The schedule; `parts`: segments of the vector; segment p is the chunks p * m to p * m + m - 1."""
+    """The schedule; `parts`: segments of the vector, of an allreduce; segment p is the chunks p * m to p * m + m - 1."""
     stays, pairs = folded(size)
     power = len(stays)
     steps = power.bit_length() - 1
-    base = np.arange(parts, dtype=np.int32)[:, None] * power
     ranks, v = np.array(stays, np.int32), np.arange(power, dtype=np.int32)
     stay, leaves = (np.array(column, np.int32) for column in (zip(*pairs) if pairs else ((), ())))
-    tables = [rows(0, leaves, stay, base, REDUCE, power)]
-    for step in range(steps):
-        half = power >> (step + 1)
-        partner = v ^ half
-        tables.append(rows(1 + step, ranks, ranks[partner], base + partner // half * half, REDUCE, half))
-        tables.append(rows(2 * steps - step, ranks, ranks[partner], base + v // half * half, COPY, half))
-    tables.append(rows(1 + 2 * steps, stay, leaves, base, COPY, power))
-    return Schedule(collective, size, involved(join(*tables), rank), parts * power, root, "halving", view=rank)
+    halves = [power >> (step + 1) for step in range(steps)]
+    if collective == "allreduce":
+        base = np.arange(parts, dtype=np.int32)[:, None] * power
+        tables = [rows(0, leaves, stay, base, REDUCE, power)]
+        for step, half in enumerate(halves):
+            partner = v ^ half
+            tables.append(rows(1 + step, ranks, ranks[partner], base + partner // half * half, REDUCE, half))
+            tables.append(rows(2 * steps - step, ranks, ranks[partner], base + v // half * half, COPY, half))
+        tables.append(rows(1 + 2 * steps, stay, leaves, base, COPY, power))
+        return Schedule(collective, size, involved(join(*tables), rank), parts * power, root, "halving", view=rank)
+    edge = np.append(ranks, np.int32(size))  # of the blocks of those that stay and of their neighbours
+    if collective == "reduce_scatter":
+        tables = [rows(0, leaves, stay, 0, REDUCE, size)]
+        for step, half in enumerate(halves):
+            first = (v ^ half) // half * half
+            tables.append(rows(1 + step, ranks, ranks[v ^ half], edge[first], REDUCE, edge[first + half] - edge[first]))
+        tables.append(rows(1 + steps, stay, leaves, leaves, COPY))
+    else:
+        tables = [rows(0, leaves, stay, leaves, COPY)]
+        for step, half in enumerate(halves):
+            first = v // half * half
+            tables.append(
+                rows(steps - step, ranks, ranks[v ^ half], edge[first], COPY, edge[first + half] - edge[first])
+            )
+        tables.append(rows(1 + steps, stay, leaves, 0, COPY, leaves))  # what is before its own block, and behind
+        more = leaves + 1 < size
+        tables.append(rows(1 + steps, stay[more], leaves[more], leaves[more] + 1, COPY, size - 1 - leaves[more]))
+    return Schedule(collective, size, involved(join(*tables), rank), 1, root, "halving", view=rank)
 
 
 def work(collective: str, size: int, nbytes: float, parts: int = 1) -> Work:
     """Closed form."""
     stays, pairs = folded(size)
     steps, extra = len(stays).bit_length() - 1, 1 if pairs else 0
-    way = nbytes * (len(stays) - 1) / len(stays) + extra * nbytes
-    total = 2 * (steps + extra)
-    share = (len(stays) - 1 + len(pairs)) * nbytes / (way * size) if way else 1.0
-    return Work(total, total * parts, 2 * way, way, way, share)
+    way = nbytes * (len(stays) - 1) / len(stays)
+    if collective == "allreduce":
+        way += extra * nbytes
+        total = 2 * (steps + extra)
+        share = (len(stays) - 1 + len(pairs)) * nbytes / (way * size) if way else 1.0
+        return Work(total, total * parts, 2 * way, way, way, share)
+    handed = extra * nbytes / size
+    total = steps + 2 * extra
+    moved = way + extra * nbytes + handed
+    share = ((len(stays) - 1) * nbytes + len(pairs) * (nbytes + nbytes / size)) / (moved * size) if moved else 1.0
+    if collective == "allgather":
+        return Work(total, total + extra, moved, moved, 0.0, share)
+    return Work(total, total, moved, handed, moved - handed, share)
