@@ -9,8 +9,9 @@ from hrdma.topo.algorithms import ALGORITHMS
 from hrdma.topo.cost import Cost
 from hrdma.units import in_bytes, in_seconds
 
-__all__ = ["Choice", "choose"]
+__all__ = ["SHORT", "Choice", "choose"]
 
+SHORT = 2 << 20  # bytes up to which some collectives are moved in few messages; then a ring is faster, in less scratch
 _SEGMENTS = (2 << 20, 512 << 10, 128 << 10)  # bytes of a piece; the longest is for those that ask first, and pay for it
 _OPERANDS = 8 << 20  # bytes of the operands of a reduction
 _IN_PLACE = 16 << 20  # the same where they are read in place, for which room is kept all the same
@@ -124,7 +125,8 @@ def choose(
             continue
         if deterministic and collective in _REDUCING and collective not in able.ordered:
             continue
-        if algorithm is None and (name in without or (able.pulls and not (pull and nbytes >= able.pulls))):
+        too_long = collective in able.short and nbytes > SHORT
+        if algorithm is None and (name in without or too_long or (able.pulls and not (pull and nbytes >= able.pulls))):
             continue
         cuts = _candidates(name, collective, size, nbytes, able.parts, cost)
         if algorithm is not None and parts is not None:

@@ -30,6 +30,7 @@ class Algorithm(NamedTuple):
     collectives: tuple[str, ...]
     ordered: tuple[str, ...] = ()  #: collectives whose reductions are one pass in rank order
     parts: tuple[str, ...] = ()  #: collectives that use `parts`: long vectors move in pieces that overlap
+    short: tuple[str, ...] = ()  #: collectives for which it is chosen only up to `hrdma.topo.choice.SHORT` bytes
     pulls: int = 0  #: chosen only from so many bytes on where peers' memory is read in place; 0: anywhere
 
 
@@ -41,7 +42,8 @@ ALGORITHMS: dict[str, Algorithm] = {
                                 ordered=("reduce",), parts=scatter_gather.COLLECTIVES, pulls=128 << 10),
     "exchange": Algorithm(exchange.build, exchange.work, exchange.COLLECTIVES, ordered=("allreduce",)),
     "doubling": Algorithm(doubling.build, doubling.work, doubling.COLLECTIVES),
-    "halving": Algorithm(halving.build, halving.work, halving.COLLECTIVES, parts=("allreduce",)),
+    "halving": Algorithm(halving.build, halving.work, halving.COLLECTIVES, parts=("allreduce",),
+                         short=("reduce_scatter", "allgather")),
     "ring": Algorithm(ring.build, ring.work, ring.COLLECTIVES, parts=ring.COLLECTIVES),
     "binomial": Algorithm(binomial.build, binomial.work, binomial.COLLECTIVES, parts=("broadcast", "reduce")),
     "pairwise": Algorithm(pairwise.build, pairwise.work, pairwise.COLLECTIVES),
