@@ -2,62 +2,90 @@
  *
  * Where ranks share cores the kernel's copies between processes, a system call and a walk through pages for each, cost
  * more than two copies within one: a program that says so (hr_program_set_aside) works on copies of buffers that peers
- * cannot map. What others see of it is what they see of registered memory.
+ * cannot map. What others see of it is what they see of registered memory. Where there is no room for copies it works
+ * on the buffers: ranks may differ in it.
  */
-
-#include <string.h>
 
 #include "core/program.h"
 #include "core/xfer.h"
 #include "hr/memory.h"
 
-#define KEEP (256u << 10) /* up to this stays with the idle run */
+#define PIECE (512u << 10) /* others may have the engine in between */
 
 static int is_mapped(const void *buf, uint64_t len) {
     struct hr_arena_info arena;
     return !len || hr_arena_find(buf, len, &arena);
 }
 
-static int room(struct hr_run *run, uint64_t need) {
-    if (run->aside_have >= need) return 1;
-    hr_arena_free(run->aside);
-    run->aside = hr_arena_alloc(need, HR_ARENA_SMALL_PAGES | HR_ARENA_WRITABLE_BY_PEERS);
-    run->aside_have = run->aside ? need : 0;
-    return run->aside != NULL;
+/* Not beside what stays: a peer that was stopped may take the whole arena with it. */
+static char *room(uint64_t need) {
+    return hr_arena_alloc(need, HR_ARENA_SMALL_PAGES | HR_ARENA_WRITABLE_BY_PEERS | HR_ARENA_PASSING);
 }
 
-int hr_aside_take(struct hr_run *run) {
+void hr_aside_take(struct hr_run *run) {
     const struct hr_program *p = run->program;
     char *in = run->bufs[HR_BUF_IN], *out = run->bufs[HR_BUF_OUT];
     int goes_in = p->aside & HR_ASIDE_IN, comes_out = p->aside & HR_ASIDE_OUT;
-    run->back = NULL;
-    if (!p->aside) return 1;
+    run->aside = run->back = NULL;
+    if (!p->aside) return;
     if (p->in_bytes && p->out_bytes && in < out + p->out_bytes && out < in + p->in_bytes) { /* in place: one range */
         char *begin = in < out ? in : out, *ends[] = {in + p->in_bytes, out + p->out_bytes};
         uint64_t n = (uint64_t)((ends[0] > ends[1] ? ends[0] : ends[1]) - begin);
-        if (is_mapped(begin, n)) return 1;
-        if (!room(run, n)) return 0;
+        if (is_mapped(begin, n) || !(run->aside = room(n))) return;
         run->bufs[HR_BUF_IN] = run->aside + (in - begin);
         run->bufs[HR_BUF_OUT] = run->aside + (out - begin);
     } else {
         goes_in = goes_in && !is_mapped(in, p->in_bytes);
         comes_out = comes_out && !is_mapped(out, p->out_bytes);
         uint64_t before = goes_in ? hr_page_up(p->in_bytes) : 0;
-        if (!goes_in && !comes_out) return 1;
-        if (!room(run, before + (comes_out ? p->out_bytes : 0))) return 0;
+        if (!goes_in && !comes_out) return;
+        if (!(run->aside = room(before + (comes_out ? p->out_bytes : 0)))) return;
         if (goes_in) run->bufs[HR_BUF_IN] = run->aside;
         if (comes_out) run->bufs[HR_BUF_OUT] = run->aside + before;
     }
     if (goes_in) hr_copy(run->bufs[HR_BUF_IN], in, p->in_bytes, hr_store_into(run->aside, p->in_bytes, 0));
     if (comes_out) run->back = out;
-    return 1;
 }
 
-void hr_aside_return(struct hr_run *run, hr_status status) {
-    uint64_t n = run->program->out_bytes;
-    if (run->back && status == HR_OK) hr_copy(run->back, run->bufs[HR_BUF_OUT], n, HR_STORE_CACHED);
-    if (status == HR_OK && run->aside_have <= KEEP) return; /* else a lost peer may have it in its hands */
+static void copy_back(struct hr_run *run, uint64_t n) {
+    hr_copy(run->back + run->brought, run->bufs[HR_BUF_OUT] + run->brought, n, HR_STORE_CACHED);
+    run->brought += n;
+}
+
+static int bring_step(struct hr_engine *engine, struct hr_work *work) {
+    struct hr_run *run = hr_container(work, struct hr_run, bringing);
+    uint64_t left = run->program->out_bytes - run->brought;
+    copy_back(run, left < PIECE ? left : PIECE);
+    if (left > PIECE) return 1;
+    hr_work_remove(engine, work);
+    run->outstanding--;
+    run->back = NULL;
+    hr_run_ready(run);
+    return 0;
+}
+
+int hr_aside_bring(struct hr_run *run) {
+    if (!run->back) return 1;
+    if (!hr_list_empty(&run->bringing.link)) return 0;
+    run->brought = 0;
+    if (run->program->out_bytes <= HR_INLINE_WORK) {
+        copy_back(run, run->program->out_bytes);
+        run->back = NULL;
+        return 1;
+    }
+    run->bringing.step = bring_step;
+    run->outstanding++;
+    hr_work_add(run->comm->engine, &run->bringing, run->priority);
+    return 0;
+}
+
+void hr_aside_fail(struct hr_run *run) {
+    if (hr_list_empty(&run->bringing.link)) return;
+    hr_work_remove(run->comm->engine, &run->bringing);
+    run->outstanding--;
+}
+
+void hr_aside_free(struct hr_run *run) {
     hr_arena_free(run->aside);
     run->aside = NULL;
-    run->aside_have = 0;
 }

@@ -17,7 +17,7 @@
  *   ledger.c    what a pulled message was read from had not been taken back
  *   request.c   isend, irecv, finish, abort
  *   comm.c      communicators: open, close, break
- *   program.c   validation of programs;  run.c  the interpreter;  compute.c  what it computes
+ *   program.c   validation of programs;  run.c  the interpreter;  compute.c  what it computes;  aside.c  on copies
  *
  * One lock (engine->mutex) guards everything here. It is held for one pass of progress at most, and a pass does at most
  * one piece of heavy work (a segment copied or reduced), so that other threads and urgent messages wait microseconds.

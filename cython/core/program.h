@@ -46,8 +46,10 @@ struct hr_run {
     uint64_t sig, seq;
     uint32_t remaining, outstanding, queue_head, queue_tail;
     int failing, priority;
-    uint64_t tmp_have, aside_have;
-    char *aside, *back; /* copies of the caller's buffers; where the result goes then, NULL: it lies there */
+    uint64_t tmp_have;
+    char *aside, *back; /* copies of the caller's buffers; where the result goes then, until it is there: else NULL */
+    uint64_t brought;   /* bytes of it */
+    struct hr_work bringing;
     uint32_t *after, *queue;
     struct instr_state *st;
 };
@@ -57,10 +59,13 @@ void hr_run_free(struct hr_run *run);
 /* The request of an instruction that talks, ready to be started. */
 struct hr_request *hr_run_request(struct hr_run *run, uint32_t i);
 void hr_run_ended(struct hr_run *run, uint32_t i);
+void hr_run_ready(struct hr_run *run);
 
-/* aside.c. 0: no memory. */
-int hr_aside_take(struct hr_run *run);
-void hr_aside_return(struct hr_run *run, hr_status status);
+/* aside.c */
+void hr_aside_take(struct hr_run *run);
+int hr_aside_bring(struct hr_run *run); /* 1: the result is where it belongs; 0: the run will be ready again */
+void hr_aside_fail(struct hr_run *run);
+void hr_aside_free(struct hr_run *run); /* after nothing of it is lent any more */
 
 /* compute.c */
 void hr_run_compute(struct hr_run *run, uint32_t i, const struct hr_instr *in);

@@ -19,7 +19,6 @@
 void hr_run_free(struct hr_run *run) {
     struct hr_program *p = run->program;
     hr_arena_free(run->bufs[HR_BUF_TMP]);
-    hr_arena_free(run->aside);
     free(run->after);
     free(run->queue);
     free(run->st);
@@ -45,6 +44,7 @@ static struct hr_run *run_new(struct hr_program *p) {
         hr_list_init(&run->st[i].work.link);
     }
     hr_list_init(&run->ready);
+    hr_list_init(&run->bringing.link);
     return run;
 }
 
@@ -88,7 +88,7 @@ static void run_finish(struct hr_run *run) {
     }
     hr_list_remove(&run->link);
     hr_list_remove(&run->ready);
-    hr_aside_return(run, status);
+    hr_aside_free(run);
     run_put(run);
     hr_finish(engine, req, status);
 }
@@ -99,6 +99,7 @@ void hr_runs_fail(struct hr_comm *comm) {
         run->failing = 1;
         hr_list_remove(&run->ready);
         run->queue_head = run->queue_tail;
+        hr_aside_fail(run);
         for (uint32_t i = 0; i < run->program->ninstr; i++) {
             struct hr_work *work = &run->st[i].work;
             if (hr_list_empty(&work->link)) continue;
@@ -119,7 +120,7 @@ void hr_runs_end(struct hr_comm *comm) {
 /* --- one instruction
  * -------------------------------------------------------------------------------------------------------- */
 
-static void run_make_ready(struct hr_run *run) {
+void hr_run_ready(struct hr_run *run) {
     if (hr_list_empty(&run->ready)) hr_list_push(&run->comm->engine->ready, &run->ready);
 }
 
@@ -130,7 +131,7 @@ void hr_run_ended(struct hr_run *run, uint32_t i) {
     for (uint32_t k = 0; k < in->nunlock; k++)
         if (!--run->after[unlock[k]]) run->queue[run->queue_tail++] = unlock[k];
     /* the last one also passes through the drain, which finishes the run */
-    if (run->queue_head != run->queue_tail || !run->remaining) run_make_ready(run);
+    if (run->queue_head != run->queue_tail || !run->remaining) hr_run_ready(run);
 }
 
 static void child_done(struct hr_request *req) {
@@ -234,7 +235,7 @@ void hr_runs_drain(struct hr_engine *engine) {
         struct hr_conn *stray = hr_list_empty(&comm->strays) ? NULL : hr_match_stray(comm, run->seq);
         if (stray)
             hr_match_strayed(comm, stray); /* finishes the run as well */
-        else
+        else if (hr_aside_bring(run))
             run_finish(run);
     }
 }
@@ -265,10 +266,11 @@ hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *i
     if (!run) return HR_ERR_NOMEM;
     run->bufs[HR_BUF_IN] = (char *)in;
     run->bufs[HR_BUF_OUT] = out;
-    if (!run_tmp(run, program->tmp_bytes) || !hr_aside_take(run)) {
+    if (!run_tmp(run, program->tmp_bytes)) {
         hr_run_free(run);
         return HR_ERR_NOMEM;
     }
+    hr_aside_take(run);
     req->then = NULL;
     req->state = NULL;
     run->comm = comm;
@@ -288,7 +290,7 @@ hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *i
         run->st[i].offset = 0;
     }
     hr_lock(engine);
-    if (run->bufs[HR_BUF_IN] != in || run->bufs[HR_BUF_OUT] != out) HR_COUNT(engine, aside);
+    if (run->aside) HR_COUNT(engine, aside);
     hr_request_init(comm, req, HR_REQ_RUN);
     if (req->flags & HR_REQ_WOULD && !could_open(comm, program, in, out)) req->flags &= ~(uint32_t)HR_REQ_WOULD;
     run->priority = req->priority;
@@ -298,7 +300,7 @@ hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *i
         run->failing = 1;
         run_finish(run);
     } else {
-        run_make_ready(run);
+        hr_run_ready(run);
     }
     hr_settle(engine);
     hr_unlock(engine);

@@ -227,16 +227,17 @@ static _Atomic int held, over;
 /* Rank 1 has rank 0's chunk, and its hands on it, as rank 0 gives up: it is stopped there, or lets go in time. Rank 0
  * sends to both others, and rank 2 never comes, so that nothing is reduced. */
 struct given_up {
-    int stopped;
+    int stopped, aside; /* aside: it is a copy of plain memory */
 };
 static void *gives_up(void *arg) {
     struct rank *r = arg;
     struct given_up *g = r->arg;
     uint64_t elements = 3 * (1 << 16);
     struct hr_program *p = direct(r->rank, r->size, elements, 1);
-    uint8_t *x = hr_arena_alloc(elements * 4, HR_ARENA_WRITABLE_BY_PEERS);
+    uint8_t *x = g->aside ? malloc(elements * 4) : hr_arena_alloc(elements * 4, HR_ARENA_WRITABLE_BY_PEERS);
     struct hr_request req = {.priority = HR_PRIORITY_DEFAULT};
     struct hr_arena_info arena;
+    if (g->aside) hr_program_set_aside(p, HR_ASIDE_IN | HR_ASIDE_OUT);
     memset(x, 1, elements * 4);
     if (r->rank < 2) CHECK_EQ(hr_run(r->comm, p, x, x, HR_UINT8, HR_SUM, 99, &req), HR_OK);
     if (r->rank == 1) {
@@ -265,16 +266,21 @@ static void *gives_up(void *arg) {
         hr_cancel(r->engine, &req, HR_ERR_TIMEOUT);
         CHECK_EQ(req.status, HR_ERR_TIMEOUT);
         if (g->stopped) CHECK(!hr_arena_find(x, elements * 4, &arena)); /* nobody is shown those pages any more */
+        /* where the next copy would be */
+        uint32_t kind = HR_ARENA_SMALL_PAGES | HR_ARENA_WRITABLE_BY_PEERS | HR_ARENA_PASSING;
+        uint8_t *next = hr_arena_alloc(elements * 4, kind);
+        memset(next, 5, elements * 4);
         memset(x, 5, elements * 4);
         over = 1;
         world_await(&over, 2);
         uint64_t changed = 0;
-        for (uint64_t i = 0; i < elements * 4; i++) changed += x[i] != 5;
+        for (uint64_t i = 0; i < elements * 4; i++) changed += x[i] != 5 || next[i] != 5;
         CHECK_EQ(changed, 0);
+        hr_arena_free(next);
     } else {
         world_await(&over, 2);
     }
-    hr_arena_free(x);
+    g->aside ? free(x) : hr_arena_free(x);
     hr_program_put(p);
     return NULL;
 }
@@ -289,8 +295,12 @@ static void where_mapped(int n, void *(*body)(void *), void *arg) {
 }
 TEST(who_was_stopped_with_a_chunk_in_its_hands_changes_nothing) {
     where_mapped(3, gives_up, &(struct given_up){.stopped = 1});
+    where_mapped(3, gives_up, &(struct given_up){.stopped = 1, .aside = 1});
 }
-TEST(who_lets_go_changes_nothing) { where_mapped(3, gives_up, &(struct given_up){.stopped = 0}); }
+TEST(who_lets_go_changes_nothing) {
+    where_mapped(3, gives_up, &(struct given_up){.stopped = 0});
+    where_mapped(3, gives_up, &(struct given_up){.stopped = 0, .aside = 1});
+}
 
 /* Rank 1 has put its result back and has said so, which ends its hold; rank 0 gives up before it hears that. */
 static void *unheard(void *arg) {

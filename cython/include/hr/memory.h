@@ -24,7 +24,8 @@
 enum {
     HR_ARENA_WRITABLE_BY_PEERS = 1,
     HR_MEMORY_KEPT = 2,
-    HR_ARENA_SMALL_PAGES = 4 /* for who has a deadline: a huge page can take seconds (arena_pages.c) */
+    HR_ARENA_SMALL_PAGES = 4, /* for who has a deadline: a huge page can take seconds (arena_pages.c) */
+    HR_ARENA_PASSING = 8      /* for what is soon given back: not in one arena with what stays */
 };
 
 struct hr_arena_info {

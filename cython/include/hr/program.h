@@ -10,8 +10,8 @@
  * ranks.
  *
  * Memory is named by (buffer, offset): HR_BUF_IN and HR_BUF_OUT are the caller's (the same memory for an in-place
- * call), HR_BUF_TMP is scratch of tmp_bytes that the run owns (registered, prefaulted, from a pool). Offsets and
- * lengths are bytes, lengths of reductions a multiple of the element size.
+ * call; or copies of it: hr_program_set_aside), HR_BUF_TMP is scratch of tmp_bytes that the run owns (registered,
+ * prefaulted, from a pool). Offsets and lengths are bytes, lengths of reductions a multiple of the element size.
  *
  * BORROW makes a peer's chunk readable for REDUCE: in place, without a copy, where the provider maps the peer's memory;
  * piece by piece where a provider reads what is not mapped, and that is faster; otherwise it receives into dst (a
@@ -97,9 +97,11 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
                          const struct hr_ref *refs, uint32_t nref, uint64_t in_bytes, uint64_t out_bytes,
                          uint64_t tmp_bytes, int size, struct hr_program **program_p, char detail[256]);
 enum { HR_ASIDE_IN = 1, HR_ASIDE_OUT = 2 };
-/* Buffers of its runs that are not in arenas (hr/memory.h) are replaced by room in one: the input, which is copied
- * there before, and the output, which is copied back. In place all of it is replaced, whichever is said. Before the
- * first run. */
+/* Buffers of its runs that are not in arenas (hr/memory.h) are replaced by room in one, where there is room: the input,
+ * which is copied there before, and the output, which is copied back when all has ended well. In place one range takes
+ * the place of both, whichever is said; then what is not said may not be needed: of HR_ASIDE_IN alone the program
+ * writes nothing that anybody wants, of HR_ASIDE_OUT alone it reads nothing that it has not written, and it writes all
+ * of its output. Before the first run. */
 void hr_program_set_aside(struct hr_program *program, uint32_t what);
 /* Its owner runs it no more; what runs ends as it would have. */
 void hr_program_put(struct hr_program *program);
