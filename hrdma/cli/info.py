@@ -159,7 +159,8 @@ def _large(name: str, caps: list[str], options: str, may_read: tuple[bool, str])
         other = "staged through the rings; where ranks share cores or it is faster, read by process_vm_readv and written by process_vm_writev"
     else:
         other = f"staged through the rings, since the kernel refuses process_vm_readv ({may_read[1]})"
-    return f"from hrdma.empty(): mapped by the peer and read in place; from other memory: {other}"
+    copied = "in collectives of ranks that share cores, below 4 MiB, copied to where the peer maps it"
+    return f"from hrdma.empty(): mapped by the peer and read in place; from other memory: {other}; {copied}"
 
 
 def _bytes(value: int) -> str:
