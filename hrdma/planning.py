@@ -308,11 +308,12 @@ def plan(
     spec = lower(schedule, rank, counts, itemsize, in_place=in_place, landing=landing, packet=known.packet)
     if mapped:
         answer(spec)
-    alone = cost is None or cost.crowd(size) == 1
-    if mapped and cost is not None and alone:
+    crowded = cost is not None and cost.crowd(size) > 1
+    if mapped and cost is not None and not crowded:
         stage(spec, cost.staged)
-    found = Plan(**vars(spec), choice=choice, reason=why and f"not planned for {on.fabric.name}: {why}" if on else "")
-    return found if alone or not mapped else replace(found, aside=aside(spec, collective, nbytes, root))
+    what = aside(spec, collective, nbytes, root) if mapped and crowded else 0
+    reason = why and f"not planned for {on.fabric.name}: {why}" if on else ""
+    return Plan(**vars(spec), choice=choice, aside=what, reason=reason)
 
 
 def given(what: Schedule | str, size: int) -> Schedule:

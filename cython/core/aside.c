@@ -66,7 +66,7 @@ static int bring_step(struct hr_engine *engine, struct hr_work *work) {
 
 int hr_aside_bring(struct hr_run *run) {
     if (!run->back) return 1;
-    if (!hr_list_empty(&run->bringing.link)) return 0;
+    if (!hr_list_empty(&run->bringing.link)) return 0; /* an instruction that ended at once made it ready again */
     run->brought = 0;
     if (run->program->out_bytes <= HR_INLINE_WORK) {
         copy_back(run, run->program->out_bytes);

@@ -1,6 +1,8 @@
 /* test_aside.c - runs that work on copies of plain memory. HR_TEST_PROVIDER chooses the provider. */
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "programs.h"
 #include "world.h"
@@ -33,6 +35,40 @@ static struct hr_program *of_a_copy(int rank, int size, uint64_t elements) {
     struct hr_program *program = build(b, bytes, 0, size);
     free(b);
     return program;
+}
+
+/* No descriptor is left, and so no room: the buffers themselves do. The first test, before empty arenas are kept, whose
+ * descriptors would be used again. */
+static void *without_room(void *arg) {
+    struct rank *r = arg;
+    uint64_t elements = 2 << 20, wrong = 0, n = (uint64_t)r->size; /* more than the arenas of engines have */
+    struct hr_program *p = of_a_copy(r->rank, r->size, elements);
+    float *in = malloc(elements * 4), *out = malloc(elements * 4);
+    struct hr_request req = {.priority = HR_PRIORITY_DEFAULT};
+    hr_program_set_aside(p, HR_ASIDE_IN | HR_ASIDE_OUT);
+    for (uint64_t i = 0; i < elements; i++) in[i] = (float)(i % 1000 + (uint64_t)r->rank);
+    CHECK_EQ(hr_run(r->comm, p, in, out, HR_FLOAT32, HR_SUM, 99, &req), HR_OK);
+    CHECK_EQ(finish(r, &req, WAIT), HR_OK);
+    for (uint64_t i = 0; i < elements; i++) wrong += out[i] != (float)(i % 1000 * n + n * (n - 1) / 2);
+    CHECK_EQ(wrong, 0);
+    CHECK_EQ(counted(r->engine, "runs_aside"), 0);
+    hr_program_put(p);
+    free(in);
+    free(out);
+    return NULL;
+}
+TEST(where_there_is_no_room_nothing_is_copied) {
+    struct world w;
+    struct rlimit was;
+    world_open(&w, 3, NULL);
+    int next = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    REQUIRE(next >= 0 && getrlimit(RLIMIT_NOFILE, &was) == 0);
+    struct rlimit none = {(rlim_t)next, was.rlim_max};
+    close(next);
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    world_run(&w, without_room, NULL);
+    CHECK_EQ(setrlimit(RLIMIT_NOFILE, &was), 0);
+    world_close(&w);
 }
 
 static void *allreduce(void *arg) {

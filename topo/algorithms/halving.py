@@ -37,41 +37,56 @@ __all__ = ["COLLECTIVES", "build", "work"]
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather")
 
 
+def _way(back: bool, ranks: np.ndarray, edge: np.ndarray, base, first_round: int) -> list[np.ndarray]:
+    """The steps of one way, a round each: there a rank gives what is its partner's to reduce, back all that it has.
+
+    edge: where the range of each of `ranks` begins, and the last one ends; base: added, for several segments at once.
+    """
+    v = np.arange(len(ranks), dtype=np.int32)
+    halves = [len(ranks) >> step for step in range(1, len(ranks).bit_length())]
+    tables: list[np.ndarray] = []
+    for half in reversed(halves) if back else halves:
+        partner = v ^ half
+        first = (v if back else partner) // half * half
+        span = edge[first + half] - edge[first]
+        op = COPY if back else REDUCE
+        tables.append(rows(first_round + len(tables), ranks, ranks[partner], base + edge[first], op, span))
+    return tables
+
+
 def build(collective: str, size: int, parts: int = 1, root: int = 0, rank: int | None = None) -> Schedule:
     """The schedule; `parts`: segments of the vector, of an allreduce; segment p is the chunks p * m to p * m + m - 1."""
     stays, pairs = folded(size)
     power = len(stays)
-    steps = power.bit_length() - 1
-    ranks, v = np.array(stays, np.int32), np.arange(power, dtype=np.int32)
+    end = power.bit_length()  # the round behind one way
+    ranks = np.array(stays, np.int32)
     stay, leaves = (np.array(column, np.int32) for column in (zip(*pairs) if pairs else ((), ())))
-    halves = [power >> (step + 1) for step in range(steps)]
+    edge = np.append(ranks, np.int32(size))  # in blocks: those of who stays and of the neighbour that leaves
+    split = 1
     if collective == "allreduce":
-        base = np.arange(parts, dtype=np.int32)[:, None] * power
-        tables = [rows(0, leaves, stay, base, REDUCE, power)]
-        for step, half in enumerate(halves):
-            partner = v ^ half
-            tables.append(rows(1 + step, ranks, ranks[partner], base + partner // half * half, REDUCE, half))
-            tables.append(rows(2 * steps - step, ranks, ranks[partner], base + v // half * half, COPY, half))
-        tables.append(rows(1 + 2 * steps, stay, leaves, base, COPY, power))
-        return Schedule(collective, size, involved(join(*tables), rank), parts * power, root, "halving", view=rank)
-    edge = np.append(ranks, np.int32(size))  # of the blocks of those that stay and of their neighbours
-    if collective == "reduce_scatter":
-        tables = [rows(0, leaves, stay, 0, REDUCE, size)]
-        for step, half in enumerate(halves):
-            first = (v ^ half) // half * half
-            tables.append(rows(1 + step, ranks, ranks[v ^ half], edge[first], REDUCE, edge[first + half] - edge[first]))
-        tables.append(rows(1 + steps, stay, leaves, leaves, COPY))
+        split = parts * power
+        base, edge = np.arange(parts, dtype=np.int32)[:, None] * power, np.arange(power + 1, dtype=np.int32)
+        tables = [
+            rows(0, leaves, stay, base, REDUCE, power),
+            *_way(False, ranks, edge, base, 1),
+            *_way(True, ranks, edge, base, end),
+            rows(2 * end - 1, stay, leaves, base, COPY, power),
+        ]
+    elif collective == "reduce_scatter":
+        tables = [
+            rows(0, leaves, stay, 0, REDUCE, size),
+            *_way(False, ranks, edge, 0, 1),
+            rows(end, stay, leaves, leaves, COPY),
+        ]
     else:
-        tables = [rows(0, leaves, stay, leaves, COPY)]
-        for step, half in enumerate(halves):
-            first = v // half * half
-            tables.append(
-                rows(steps - step, ranks, ranks[v ^ half], edge[first], COPY, edge[first + half] - edge[first])
-            )
-        tables.append(rows(1 + steps, stay, leaves, 0, COPY, leaves))  # what is before its own block, and behind
         more = leaves + 1 < size
-        tables.append(rows(1 + steps, stay[more], leaves[more], leaves[more] + 1, COPY, size - 1 - leaves[more]))
-    return Schedule(collective, size, involved(join(*tables), rank), 1, root, "halving", view=rank)
+        tables = [
+            rows(0, leaves, stay, leaves, COPY),
+            *_way(True, ranks, edge, 0, 1),
+            rows(end, stay, leaves, 0, COPY, leaves),  # what is before the own block, and behind
+            rows(end, stay[more], leaves[more], leaves[more] + 1, COPY, size - 1 - leaves[more]),
+        ]
+    return Schedule(collective, size, involved(join(*tables), rank), split, root, "halving", view=rank)
 
 
 def work(collective: str, size: int, nbytes: float, parts: int = 1) -> Work:
