@@ -362,7 +362,10 @@ class Client(Connection):
         return self._named(id)
 
     def info(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """The node of this host: its store and who holds what, the nodes it knows, what it moved, by which ways, and measured."""
+        """The node of this host: its store and who holds what, the nodes it knows, what it moved, by which ways, and measured.
+
+        Bytes count as `sent` once they are gone, when the other node may have them already.
+        """
         request = self._call("info", {}, self._seconds(timeout), lambda answer, _: answer["info"])
         return _ended(request)
 
