@@ -106,7 +106,8 @@ cdef enum:
     NUMPY_OWNS = 0x4
     NUMPY_CONTIGUOUS = 0x1
     NUMPY_WRITEABLE = 0x400
-    NUMPY_TYPES = 24
+    NUMPY_OTHERS = 256  # from here on types of other packages, each of one size, in the order in which they came
+    NUMPY_TYPES = 320
 
 cdef enum:
     DL_CPU = 1
@@ -238,6 +239,8 @@ cdef int span_buffer(object x, bint writable, Span *span, bint typed) except -1:
         span.dtype = DTYPE_CODE.get(getattr(dtype, "name", None), -1)
         if span.dtype >= 0 and hr_dtype_size(<hr_dtype> span.dtype) != <size_t> span.view.itemsize:
             span.dtype = -1
+        if Py_TYPE(x) == NDARRAY:
+            numpy_learn_other((<hr_numpy_array *> <PyObject *> x).descr, span)
     else:
         if format_has_objects(span.view.format):
             try:
@@ -343,6 +346,13 @@ cdef bint LITTLE_ENDIAN = __import__("sys").byteorder == "little"
 cdef PyTypeObject *NDARRAY = NULL  # numpy.ndarray, where its arrays are as said above
 cdef size_t[NUMPY_TYPES] NUMPY_SIZE
 cdef int[NUMPY_TYPES] NUMPY_DTYPE
+
+
+cdef void numpy_learn_other(hr_numpy_type *descr, const Span *span) noexcept:
+    """A type of another package, bfloat16 for one: its next array need not be asked, which takes a microsecond."""
+    if NUMPY_OTHERS <= descr.type_num < NUMPY_TYPES:
+        NUMPY_DTYPE[descr.type_num] = span.dtype
+        NUMPY_SIZE[descr.type_num] = <size_t> span.view.itemsize
 
 
 cdef int numpy_learn() except -1:

@@ -27,6 +27,16 @@ static const int32_t words[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
         ((V)_mm256_set_m128i(_mm256_cvtps_ph((__m256)(hi), _MM_FROUND_TO_NEAREST_INT), \
                              _mm256_cvtps_ph((__m256)(lo), _MM_FROUND_TO_NEAREST_INT)))
 
+/* As in lanes.h, with instructions that merge halves of 32-bit lanes. */
+static inline __attribute__((always_inline)) __m256i bfloat16_narrow(__m256i lo, __m256i hi) {
+    const __m256i kept = _mm256_blend_epi16(_mm256_srli_epi32(lo, 16), hi, 0xaa);
+    const __m256i dropped = _mm256_blend_epi16(lo, _mm256_slli_epi32(hi, 16), 0xaa);
+    const __m256i rest = _mm256_or_si256(dropped, _mm256_and_si256(kept, _mm256_set1_epi16(1)));
+    const __m256i up = _mm256_cmpeq_epi16(_mm256_max_epu16(rest, _mm256_set1_epi16(-0x7fff)), rest);
+    return _mm256_sub_epi16(kept, up);
+}
+#    define BFLOAT16_NARROW(lo, hi) ((V)bfloat16_narrow((__m256i)(lo), (__m256i)(hi)))
+
 #    include "kernels.h"
 
 #else

@@ -29,6 +29,19 @@
         ((V)_mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph((__m512)(lo), _MM_FROUND_TO_NEAREST_INT)), \
                                _mm512_cvtps_ph((__m512)(hi), _MM_FROUND_TO_NEAREST_INT), 1))
 
+/* As in lanes.h, but that halves of 32-bit lanes are moved and merged by one instruction each. */
+static inline __attribute__((always_inline)) __m512i bfloat16_narrow(__m512i lo, __m512i hi) {
+    const __mmask64 upper = 0xccccccccccccccccu;
+    const __m512i to_lower = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
+    const __m512i to_upper = _mm512_set4_epi32(0x0d0c0d0c, 0x09080908, 0x05040504, 0x01000100);
+    const __m512i kept = _mm512_mask_shuffle_epi8(hi, ~upper, lo, to_lower);
+    const __m512i dropped = _mm512_mask_shuffle_epi8(lo, upper, hi, to_upper);
+    const __m512i odd = _mm512_and_si512(kept, _mm512_set1_epi16(1));
+    const __mmask32 up = _mm512_cmpgt_epu16_mask(_mm512_or_si512(dropped, odd), _mm512_set1_epi16(-0x8000));
+    return _mm512_mask_sub_epi16(kept, up, kept, _mm512_set1_epi16(-1));
+}
+#    define BFLOAT16_NARROW(lo, hi) ((V)bfloat16_narrow((__m512i)(lo), (__m512i)(hi)))
+
 #    include "kernels.h"
 
 #else

@@ -9,6 +9,7 @@
  *     FLOAT16_WIDEN(v, lo, hi)     float16 to two vectors of float, in any order
  *     FLOAT16_LOAD(p, lo, hi)      the same from memory
  *     FLOAT16_NARROW(lo, hi)       and back; a NaN is the one NaN below
+ *     BFLOAT16_NARROW(lo, hi)      two vectors of float, those of the even elements and of the odd, to bfloat16
  *     UNORDERED_F32(a, b), _F64    nonzero if a lane of a or b is NaN
  *
  * One kernel walks a tile of a few vectors through all its sources, then the next tile; the accumulators stay in
@@ -154,11 +155,22 @@ INLINE void do_tile(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at
 }
 
 #if W > 8 /* compilers take long over what they then leave out */
+INLINE void put_row(const hr_reduce_job *job, hr_dtype t, size_t at, char *const *also, int nalso, const struct acc *a,
+                    int n) {
+    V v[ROW];
+#    pragma GCC unroll 8
+    for (int k = 0; k < n; k++) store((char *)job->dst + at + k * W, v[k] = narrow(t, a[k]));
+    for (int i = 0; i < nalso; i++) {
+#    pragma GCC unroll 8
+        for (int k = 0; k < n; k++) store(also[i] + at + k * W, v[k]);
+    }
+}
+
 /* A row of n vectors of all sources, into all places. `far`: what comes later is asked for in between, as loads that
  * are needed now go first. */
 INLINE void do_row(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at, const char *const *src, int nsrc,
                    char *const *also, int nalso, int n, int far) {
-    struct acc a[ROW];
+    struct acc a[ROW], mended[ROW];
     int nan = 0;
 #    pragma GCC unroll 8
     for (int k = 0; k < n; k++) a[k] = fetch(t, src[0] + at + k * W);
@@ -179,25 +191,22 @@ INLINE void do_row(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at,
 #    pragma GCC unroll 8
             for (int line = 0; line < n * W; line += LINE) __builtin_prefetch(src[s] + at + ahead + line, 0, 2);
     }
-    if (__builtin_expect(nan, 0)) {
+    if (__builtin_expect(nan, 0)) { /* its own way to the end, or compilers move all results, changed or not, first */
 #    pragma GCC unroll 8
-        for (int k = 0; k < n; k++) a[k] = one_nan(t, a[k]);
+        for (int k = 0; k < n; k++) mended[k] = one_nan(t, a[k]);
+        put_row(job, t, at, also, nalso, mended, n);
+        __asm__ volatile("" ::: "memory");
+        return;
     }
-    char *to = (char *)job->dst + at;
-#    pragma GCC unroll 8
-    for (int k = 0; k < n; k++) store(to + k * W, a[k].lo = narrow(t, a[k]));
-    for (int i = 0; i < nalso; i++) {
-        to = also[i] + at;
-#    pragma GCC unroll 8
-        for (int k = 0; k < n; k++) store(to + k * W, a[k].lo);
-    }
+    put_row(job, t, at, also, nalso, a, n);
 }
 
 /* One row after the other, as many as there are; returns where they end. */
 INLINE size_t do_rows(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at, const char *const *src, int nsrc,
                       char *const *also, int nalso, int far) {
-    for (const size_t last = job->end - ROW * W; at <= last; at += ROW * W)
-        do_row(job, op, t, at, src, nsrc, also, nalso, ROW, far);
+    const int n = is_half(t) && W < 64 ? TILE : ROW; /* as many as leave registers for the rest */
+    for (const size_t last = job->end - n * W; at <= last; at += n * W)
+        do_row(job, op, t, at, src, nsrc, also, nalso, n, far);
     return at;
 }
 

@@ -138,6 +138,7 @@ INLINE struct acc fetch(hr_dtype t, const char *p) {
     return widen(t, load(p));
 }
 
+#ifndef BFLOAT16_NARROW
 /* To nearest even, in 16-bit lanes: up where what is dropped is more than half, or is half and what is kept is odd. A
  * carry out of the mantissa makes the next power of two, or infinity, as it should; NaN comes here without low bits. */
 INLINE V bfloat16_narrow(V lo, V hi) {
@@ -146,10 +147,12 @@ INLINE V bfloat16_narrow(V lo, V hi) {
     const u16 up = (u16)((u16)(dropped | (kept & 0x00010001u)) > 0x8000);
     return (V)((u16)kept - up);
 }
+#    define BFLOAT16_NARROW(lo, hi) bfloat16_narrow(lo, hi)
+#endif
 
 INLINE V narrow(hr_dtype t, struct acc a) {
     if (t == HR_FLOAT16) return FLOAT16_NARROW(a.lo, a.hi);
-    if (t == HR_BFLOAT16) return bfloat16_narrow(a.lo, a.hi);
+    if (t == HR_BFLOAT16) return BFLOAT16_NARROW(a.lo, a.hi);
     return a.lo;
 }
 
