@@ -31,6 +31,8 @@
 #define POLITE_NS 10000 /* of spinning, before the processor is offered between polls */
 #define SPIN_LEAST_NS 20000
 #define STEP_BACK_NS 200000
+#define HINT_MOST 4 /* requests that are looked at for a hint */
+#define HINT_BYTES 65536
 
 void hr_work_add(struct hr_engine *engine, struct hr_work *work, int priority) {
     work->priority = priority;
@@ -242,6 +244,20 @@ static void spin_learn(struct hr_engine *engine, int64_t waited) {
         engine->spin_now = SPIN_LEAST_NS < engine->spin_ns ? SPIN_LEAST_NS : engine->spin_ns;
 }
 
+/* The connection that a wait is about. Of a collective: where all that it has asked for is short and comes from one
+ * peer, and where a poll is a system call that looks at others besides. */
+static struct hr_conn *hint_of(const struct hr_request *req) {
+    if (!req || req->kind != HR_REQ_RUN) return req ? req->conn : NULL;
+    const struct hr_request *first = req->comm->pending, *r = first;
+    int n = 0;
+    if (!first || !first->conn || first->conn->caps->flags & HR_CAP_MAP) return NULL;
+    do {
+        if (r->conn != first->conn || r->len > HINT_BYTES || ++n > HINT_MOST) return NULL;
+        r = r->next;
+    } while (r != first);
+    return first->conn;
+}
+
 static hr_status drive(struct hr_engine *engine, const struct drive *d) {
     hr_status status = HR_OK;
     int idle = 0, polite = 0, passes = 0;
@@ -250,7 +266,7 @@ static hr_status drive(struct hr_engine *engine, const struct drive *d) {
     disarm(engine);
     if (engine->bg_deep) hr_watch_driven(engine);
     for (;;) {
-        int n = hr_pass(engine, d->req ? d->req->conn : NULL);
+        int n = hr_pass(engine, hint_of(d->req));
         if (d->done(engine, d->arg)) break;
         if (d->polls > 0 && ++passes >= d->polls) { /* of whatever kind: others may be kept waiting by the caller */
             status = HR_INTERRUPTED;
