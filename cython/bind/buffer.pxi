@@ -239,7 +239,9 @@ cdef int span_buffer(object x, bint writable, Span *span, bint typed) except -1:
         span.dtype = DTYPE_CODE.get(getattr(dtype, "name", None), -1)
         if span.dtype >= 0 and hr_dtype_size(<hr_dtype> span.dtype) != <size_t> span.view.itemsize:
             span.dtype = -1
-        if Py_TYPE(x) == NDARRAY:
+        if not getattr(dtype, "isnative", True):
+            span.dtype = -1
+        elif Py_TYPE(x) == NDARRAY:
             numpy_learn_other((<hr_numpy_array *> <PyObject *> x).descr, span)
     else:
         if format_has_objects(span.view.format):

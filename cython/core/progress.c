@@ -244,13 +244,14 @@ static void spin_learn(struct hr_engine *engine, int64_t waited) {
         engine->spin_now = SPIN_LEAST_NS < engine->spin_ns ? SPIN_LEAST_NS : engine->spin_ns;
 }
 
-/* The connection that a wait is about. Of a collective: where all that it has asked for is short and comes from one
- * peer, and where a poll is a system call that looks at others besides. */
+/* The connection that a wait is about. Of a collective: where all that its communicator waits for is short and comes
+ * from one peer, and where it saves system calls. One that has ended may have lost its communicator. */
 static struct hr_conn *hint_of(const struct hr_request *req) {
-    if (!req || req->kind != HR_REQ_RUN) return req ? req->conn : NULL;
+    if (!req || req->done) return NULL;
+    if (req->kind != HR_REQ_RUN) return req->conn;
     const struct hr_request *first = req->comm->pending, *r = first;
     int n = 0;
-    if (!first || !first->conn || first->conn->caps->flags & HR_CAP_MAP) return NULL;
+    if (!first || !first->conn || !(first->conn->caps->flags & HR_CAP_HINTS)) return NULL;
     do {
         if (r->conn != first->conn || r->len > HINT_BYTES || ++n > HINT_MOST) return NULL;
         r = r->next;

@@ -24,14 +24,16 @@ enum { HR_RELAY_BOTH = HR_RELAY_LENGTHS * HR_RELAY_MADE, HR_RELAYS = 2 * HR_RELA
 #define HR_RELAY_PERIODS 8                   /* of a trial: caches have to get used to it; but for what is long: */
 #define HR_RELAY_ENOUGH ((uint64_t)64 << 20) /* bytes, in two periods at least */
 #define HR_RELAY_TRIAL 64                    /* after a trial, so many times as long passes until the next one, */
-#define HR_RELAY_GAP ((int64_t)10000000)     /* and not less than this, in ns */
+#define HR_RELAY_AGAIN 8                 /* or so many, if another way was left: its last measurement may be wrong, */
+#define HR_RELAY_GAP ((int64_t)10000000) /* and not less than this, in ns */
 #define HR_RELAY_PERIOD ((uint64_t)64 << 20) /* bytes, after which a period ends at the latest */
 
 struct hr_relay {          /* what one connection receives, of one class */
     double cost[HR_WAYS];  /* ns for a byte; 0: not tried */
     int way, open, trial;  /* of this period; transfers that have begun and not ended; periods that a trial has left */
     int64_t since, busy;   /* when it began; ns of work in it */
-    int64_t began, next;   /* when the trial began; when there may be one again */
+    int best;              /* what was faster when it was last asked */
+    int64_t spent, next;   /* on the last trial, so far; when there may be one again */
     uint64_t bytes, tried; /* in this period, in the trial */
 };
 
@@ -53,13 +55,24 @@ static inline void hr_relay_learn(double *cost, double new) {
     *cost = !*cost || new < *cost ? new : (*cost + new) / 2;
 }
 
+/* Times between messages are nobody's cost: a trial that was under way as a program did something else for a second
+ * would keep the next one away for a minute. */
+static inline int64_t hr_relay_rest(const struct hr_relay *r, int times) {
+    return r->spent * times > HR_RELAY_GAP ? r->spent * times : HR_RELAY_GAP;
+}
+
 static inline void hr_relay_start(struct hr_relay *r, int64_t now) {
     if (!r->trial) {
         int untried = !r->cost[HR_RELAYED] || !r->cost[HR_READ];
         r->way = r->cost[HR_READ] < r->cost[HR_RELAYED] ? HR_READ : HR_RELAYED;
+        if (r->way != r->best && r->next > now + hr_relay_rest(r, HR_RELAY_AGAIN))
+            r->next = now + hr_relay_rest(r, HR_RELAY_AGAIN);
+        r->best = r->way;
         if (!untried && now >= r->next) r->way = !r->way;
-        if (untried || now >= r->next) r->trial = HR_RELAY_PERIODS;
-        r->began = now;
+        if (untried || now >= r->next) {
+            r->trial = HR_RELAY_PERIODS;
+            r->spent = 0;
+        }
         r->tried = 0;
     }
     r->since = now;
@@ -98,11 +111,11 @@ static inline void hr_relay_end(struct hr_relay *r, int way, uint64_t bytes, int
         double ns = (double)(copying < 0 ? now - r->since : r->busy) / (double)r->bytes;
         if (copying >= 0 && r->way == HR_RELAYED) ns = messages * (ns + (copying ? copying : ns));
         hr_relay_learn(&r->cost[r->way], ns);
-        int64_t rest = (now - r->began) * HR_RELAY_TRIAL;
+        r->spent += r->trial ? now - r->since : 0;
         r->tried += r->bytes;
         if (r->trial && --r->trial < HR_RELAY_PERIODS - 1 && (!r->trial || r->tried >= HR_RELAY_ENOUGH)) {
             r->trial = 0;
-            r->next = now + (rest > HR_RELAY_GAP ? rest : HR_RELAY_GAP);
+            r->next = now + hr_relay_rest(r, HR_RELAY_TRIAL);
         }
     }
     if (r->open) hr_relay_start(r, now);

@@ -364,7 +364,7 @@ class Client(Connection):
     def info(self, *, timeout: float | None = None) -> dict[str, Any]:
         """The node of this host: its store and who holds what, the nodes it knows, what it moved, by which ways, and measured.
 
-        Bytes count as `sent` once they are gone, when the other node may have them already.
+        Bytes count as `sent` once they are gone, by RDMA once the other was told where they are: it may have them already.
         """
         request = self._call("info", {}, self._seconds(timeout), lambda answer, _: answer["info"])
         return _ended(request)

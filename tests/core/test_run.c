@@ -420,3 +420,29 @@ static void *rootless(void *arg) {
     return NULL;
 }
 TEST(messages_that_nobody_expects) { world_of(3, rootless, NULL); }
+
+/* Another thread closes the communicator of a run while this one looks for what comes next. */
+static void *closes(void *comm) {
+    for (int64_t until = hr_now() + 10000; hr_now() < until;) {} /* it looks for so long before it sleeps */
+    hr_comm_close(comm);
+    return NULL;
+}
+static void *closed_meanwhile(void *arg) {
+    struct rank *r = arg;
+    uint64_t pair[2] = {0, 1};
+    float x[16] = {0};
+    for (uint64_t round = 0; r->rank == 0 && round < 200; round++) {
+        struct hr_program *p = direct(0, 2, 16, 0);
+        struct hr_request req = {.priority = HR_PRIORITY_DEFAULT};
+        struct hr_comm *comm = NULL;
+        pthread_t closer;
+        CHECK_EQ(hr_comm_open(r->engine, 100 + round, pair, 2, 0, &comm), HR_OK);
+        CHECK_EQ(hr_run(comm, p, x, x, HR_FLOAT32, HR_SUM, 99, &req), HR_OK);
+        CHECK_EQ(pthread_create(&closer, NULL, closes, comm), 0);
+        CHECK_EQ(finish(r, &req, 20), HR_ERR_BROKEN);
+        pthread_join(closer, NULL);
+        hr_program_put(p);
+    }
+    return NULL;
+}
+TEST(a_communicator_that_is_closed_under_its_run) { world_of(2, closed_meanwhile, NULL); }

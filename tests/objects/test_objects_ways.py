@@ -23,7 +23,7 @@ NBYTES = 1 << 20
 
 
 def moved(client, way: str = "verbs") -> int:
-    """Bytes that this node received and sent. What it sent is counted once it is gone: the other may have it before."""
+    """Bytes that this node received and sent. What it sent is counted afterwards: the other may have it before."""
     stats = client.info()["ways"].get(way, {"sent": 0, "received": 0})
     return stats["sent"] + stats["received"]
 

@@ -14,8 +14,8 @@
  *
  * One kernel walks a tile of a few vectors through all its sources, then the next tile; the accumulators stay in
  * registers. Where memory is far, the next tile may lie in the next of several pages (ways.c). Most of the
- * work has nothing to be streamed, claimed or kept for later: it goes in rows, tiles of twice as much in loops of few
- * instructions.
+ * work has nothing to be streamed, claimed or kept for later: it goes in rows, tiles of twice as much (16-bit types in
+ * avx2: of as much) in loops of few instructions.
  *
  *     src[0] |--tile--|........        acc = src[0]            (widened: bfloat16, float16 -> two vectors of float)
  *     src[1] |--tile--|........        acc = acc op src[1]
@@ -204,7 +204,7 @@ INLINE void do_row(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at,
 /* One row after the other, as many as there are; returns where they end. */
 INLINE size_t do_rows(const hr_reduce_job *job, hr_redop op, hr_dtype t, size_t at, const char *const *src, int nsrc,
                       char *const *also, int nalso, int far) {
-    const int n = is_half(t) && W < 64 ? TILE : ROW; /* as many as leave registers for the rest */
+    const int n = is_half(t) && W == 32 ? TILE : ROW; /* avx2: more would go to the stack */
     for (const size_t last = job->end - n * W; at <= last; at += n * W)
         do_row(job, op, t, at, src, nsrc, also, nalso, n, far);
     return at;

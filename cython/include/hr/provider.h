@@ -67,7 +67,8 @@ enum {
     HR_CAP_RELAYS = 1 << 9,   /* messages, which both sides copy at once, are faster than reads of what is not mapped */
     HR_CAP_MAP_WRITE = 1 << 10, /* mem_import of what was exported with HR_ACCESS_REMOTE_MAP may give where to write */
     HR_CAP_PUT = 1 << 11,       /* post_put may reach what was exported with HR_ACCESS_REMOTE_PUT, where hr_ep.puts */
-    HR_CAP_FILLS = 1 << 12      /* hr_msg.fill */
+    HR_CAP_FILLS = 1 << 12,     /* hr_msg.fill */
+    HR_CAP_HINTS = 1 << 13      /* progress with a hint makes fewer system calls than without */
 };
 
 struct hr_caps {

@@ -138,7 +138,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
     }
     d->base = (struct hr_domain){.ops = self, .sink = params->sink, .owner = params->owner};
     d->base.caps = (struct hr_caps){
-        .flags = HR_CAP_READ | HR_CAP_WRITE | HR_CAP_ATOMIC | HR_CAP_ANYMEM | HR_CAP_REVOKE,
+        .flags = HR_CAP_READ | HR_CAP_WRITE | HR_CAP_ATOMIC | HR_CAP_ANYMEM | HR_CAP_REVOKE | HR_CAP_HINTS,
         .max_send = HR_TCP_MAX_SEND,
         .eager_max = EAGER_MAX,
         .eager_loose = EAGER_LOOSE,
