@@ -32,7 +32,7 @@ struct hr_relay {          /* what one connection receives, of one class */
     double cost[HR_WAYS];  /* ns for a byte; 0: not tried */
     int way, open, trial;  /* of this period; transfers that have begun and not ended; periods that a trial has left */
     int64_t since, busy;   /* when it began; ns of work in it */
-    int best;              /* what was faster when it was last asked */
+    int best;              /* what was faster when it was last asked, of two that were tried */
     int64_t spent, next;   /* on the last trial, so far; when there may be one again */
     uint64_t bytes, tried; /* in this period, in the trial */
 };
@@ -65,9 +65,10 @@ static inline void hr_relay_start(struct hr_relay *r, int64_t now) {
     if (!r->trial) {
         int untried = !r->cost[HR_RELAYED] || !r->cost[HR_READ];
         r->way = r->cost[HR_READ] < r->cost[HR_RELAYED] ? HR_READ : HR_RELAYED;
-        if (r->way != r->best && r->next > now + hr_relay_rest(r, HR_RELAY_AGAIN))
-            r->next = now + hr_relay_rest(r, HR_RELAY_AGAIN);
-        r->best = r->way;
+        if (!untried && r->way != r->best) {
+            if (r->next > now + hr_relay_rest(r, HR_RELAY_AGAIN)) r->next = now + hr_relay_rest(r, HR_RELAY_AGAIN);
+            r->best = r->way;
+        }
         if (!untried && now >= r->next) r->way = !r->way;
         if (untried || now >= r->next) {
             r->trial = HR_RELAY_PERIODS;

@@ -258,11 +258,25 @@ TEST(somebody_who_was_interrupted_once_is_forgiven) {
     tried_both(&r, &now, MS, 2 * MS);
     CHECK_EQ(moved(&r, &now, 1000 * MS, 1000 * MS), HR_RELAYED);
     CHECK(read_ms(&r, &now, 20, MS, 2 * MS) <= 2); /* at once: it was not that bad */
-    struct hr_relay close = {0};
+    struct hr_relay close = {
+        0}; /* soon: a trial of what was left comes after eight times as long as the last one took */
     tried_both(&close, &now, MS, MS + MS / 4);
-    CHECK_EQ(moved(&close, &now, 1000 * MS, 1000 * MS), HR_RELAYED);
-    read_ms(&close, &now, 20 * HR_RELAY_TRIAL, MS, MS + MS / 4); /* at the next trial */
+    CHECK_EQ(moved(&close, &now, 100 * MS, 100 * MS), HR_RELAYED);
+    int64_t trial = HR_RELAY_PERIODS * 5 / 4, soon = HR_RELAY_AGAIN * trial;
+    int64_t read = read_ms(&close, &now, soon + 2 * trial, MS, MS + MS / 4);
+    CHECK(read >= soon - 2 && read <= soon + 2);
     CHECK_EQ(close.cost[HR_RELAYED], (double)MS / (1 << 20));
+}
+
+TEST(what_passes_between_messages_is_nobodys_time) {
+    struct hr_relay r = {0};
+    int64_t now = 1000;
+    for (int i = 0; i < 2 * HR_RELAY_PERIODS; i++) {
+        now += 1000 * MS;
+        moved(&r, &now, MS, 2 * MS);
+    }
+    CHECK(!r.trial);
+    CHECK_EQ(r.next - now, (int64_t)HR_RELAY_TRIAL * HR_RELAY_PERIODS * 2 * MS);
 }
 
 TEST(what_is_on_its_way_together_goes_one_way_and_is_measured_as_one) {
