@@ -32,7 +32,7 @@
 #define SPIN_LEAST_NS 20000
 #define STEP_BACK_NS 200000
 #define HINT_MOST 4 /* requests that are looked at for a hint */
-#define HINT_BYTES 65536
+#define HINT_BYTES (64u << 10)
 
 void hr_work_add(struct hr_engine *engine, struct hr_work *work, int priority) {
     work->priority = priority;

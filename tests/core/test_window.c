@@ -258,8 +258,8 @@ TEST(somebody_who_was_interrupted_once_is_forgiven) {
     tried_both(&r, &now, MS, 2 * MS);
     CHECK_EQ(moved(&r, &now, 1000 * MS, 1000 * MS), HR_RELAYED);
     CHECK(read_ms(&r, &now, 20, MS, 2 * MS) <= 2); /* at once: it was not that bad */
-    struct hr_relay close = {
-        0}; /* soon: a trial of what was left comes after eight times as long as the last one took */
+    /* soon: a trial of what was left comes after eight times as long as the last one took */
+    struct hr_relay close = {0};
     tried_both(&close, &now, MS, MS + MS / 4);
     CHECK_EQ(moved(&close, &now, 100 * MS, 100 * MS), HR_RELAYED);
     int64_t trial = HR_RELAY_PERIODS * 5 / 4, soon = HR_RELAY_AGAIN * trial;
