@@ -358,21 +358,25 @@ class _Lowering(Cells):
                 self.retired.append(slot)
 
     def combine(self, operands, home: list[int], length: int, flags: int) -> None:
-        """REDUCE into home; more operands than one instruction takes are continued from what is there."""
-        dst = self.address(home[0])
+        """REDUCE into home; more operands than one instruction takes are continued from what is there, or in scratch
+        while an operand that is still to come lies there."""
         while True:
             now, operands = operands[: isa.REDUCE_MAX_SRC], operands[isa.REDUCE_MAX_SRC :]
             cells = [cell for _, _, cells in now for cell in cells]
-            deps = self.to_read(cells) | self.to_write(home)
+            target = home
+            if any(cell in home for _, _, cells in operands for cell in cells):
+                target = [self.slot(length)]
+                self.retired += target
+            dst, deps = self.address(target[0]), self.to_read(cells) | self.to_write(target)
             ref = len(self.refs)
             self.refs.extend(place for _, place, _ in now)
             more = flags & ~(isa.SCALE | isa.NT) if operands else flags
             index = self.emit(isa.REDUCE, length, deps, dst=dst, flags=more, ref=ref, nref=len(now))
-            self.has_read(index, [cell for cell in cells if cell not in home])
-            self.has_written(index, home)
+            self.has_read(index, [cell for cell in cells if cell not in target])
+            self.has_written(index, target)
             if not operands:
                 return
-            operands = [(-1, dst, home), *operands]
+            operands = [(-1, dst, target), *operands]
 
     def run(self) -> ProgramSpec:
         if self.schedule.collective == "barrier":

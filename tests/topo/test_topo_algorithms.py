@@ -10,6 +10,7 @@ from hrdma.errors import ScheduleError
 from hrdma.topo.algorithms import ALGORITHMS, build
 from hrdma.topo.interpret import execute
 from hrdma.topo.lower import lower
+from hrdma.topo.program import REDUCE_MAX_SRC
 from hrdma.topo.schedule import Schedule
 
 CASES = [(name, collective) for name, algorithm in ALGORITHMS.items() for collective in algorithm.collectives]
@@ -38,6 +39,18 @@ def test_computes_what_numpy_does(name: str, collective: str, size: int) -> None
                     ]
                     run(programs, collective, counts, root, in_place, seed=case, **ways[case % len(ways)])
                     case += 1
+
+
+@pytest.mark.parametrize(("name", "collective"), [case for case in CASES if case[1] in REDUCING])
+@pytest.mark.parametrize("size", (REDUCE_MAX_SRC + 1, 2 * REDUCE_MAX_SRC + 2))
+def test_more_ranks_than_an_instruction_takes_operands(name: str, collective: str, size: int) -> None:
+    """In place the own operand lies where the result belongs, and may come last."""
+    schedule = build(name, collective, size, root=size - 1)
+    counts = [[1] * size if collective in PER_RANK else size] * size
+    for in_place in (False, True):
+        programs = [lower(schedule, rank, counts[rank], 8, in_place=in_place) for rank in range(size)]
+        op = mixed if collective in ALGORITHMS[name].ordered else np.add
+        run(programs, collective, counts, size - 1, in_place, op, prove=size < 100, mapped=in_place)
 
 
 @pytest.mark.parametrize(("name", "collective"), CASES)
