@@ -150,6 +150,7 @@ cdef extern from "hr/hr.h" nogil:
         HR_REQ_ASYNC
         HR_REQ_WOULD
         HR_REQ_HEARD
+        HR_REQ_PLAIN
 
     enum hr_phase:
         HR_PHASE_NONE

@@ -161,18 +161,9 @@ class Planned(Messenger):
     def _files(self) -> dict[str, int]: ...
     def _recent(self) -> list[tuple[int, int, str, str]]: ...
     def _plan(
-        self,
-        collective: str,
-        counts: Any,
-        itemsize: int,
-        dtype: str,
-        op: str | None,
-        root: int | None,
-        in_place: bool,
-        deterministic: bool,
-        schedule: int,
-        opened: bool = False,
-    ) -> Program: ...
+        self, collective: str, counts: Any, itemsize: int, dtype: str, op: str | None, root: int | None, in_place: bool,
+        deterministic: bool, schedule: int, opened: bool = False, sliced: bool = False,
+    ) -> Program: ...  # fmt: skip
     def _give(self, schedule: Any, timeout: float | None) -> int: ...
     def _told(self, mine: bytes, timeout: float | None) -> bytearray: ...
     def _forget_given(self, number: int) -> None: ...

@@ -319,6 +319,7 @@ class Communicator(_core.CommunicatorBase):
         deterministic: bool,
         schedule: int,
         opened: bool = False,
+        sliced: bool = False,
     ) -> _core.Program:
         from hrdma.planning import plan
 
@@ -342,6 +343,7 @@ class Communicator(_core.CommunicatorBase):
             cost=self._costs(),
             mapped=self._mapped(),
             opened=opened,
+            sliced=sliced,
             landing=self._landing(),
             algorithm=algorithm,
             parts=parts,

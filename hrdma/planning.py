@@ -26,9 +26,10 @@ from hrdma.topo.layout import block_counts
 from hrdma.topo.lower import SCRATCH, lower
 from hrdma.topo.planner import ROOTED, FabricPlan
 from hrdma.topo.planner import plan as plan_on_fabric
-from hrdma.topo.program import INSTR, REF, ProgramSpec, aside, stage
+from hrdma.topo.program import ASIDE_WITHIN, INSTR, MESSAGE, REF, ProgramSpec, aside, stage
 from hrdma.topo.routing import chunk_bytes
 from hrdma.topo.schedule import DST, ROUND, Schedule
+from hrdma.topo.slices import bounced, joined, lengths
 from hrdma.types import COLLECTIVES, DTYPES, OPS
 
 if TYPE_CHECKING:
@@ -47,13 +48,15 @@ class Plan(ProgramSpec):
     choice: Choice | None = None
     reason: str = ""  #: of a plan for a fabric; else why it is not one, where there is a fabric
     aside: int = 0  #: of `_core.Program`
+    slices: int = 1  #: of a vector, one after the other
 
     @property
     def explanation(self) -> str:
         """One line for people: algorithm, prediction, and what the alternatives would take."""
         chosen = "" if self.choice is None else self.choice.explain()
         copied = "plain arrays are copied to where peers can map them" if self.aside else ""
-        return "; ".join(filter(None, [chosen, copied, self.reason]))
+        sliced = f"in {self.slices} slices" if self.slices > 1 else ""
+        return "; ".join(filter(None, [chosen, sliced, copied, self.reason]))
 
 
 @dataclass(frozen=True)
@@ -200,6 +203,7 @@ def plan(
     cost: Cost | None = None,
     mapped: bool = False,
     opened: bool = False,
+    sliced: bool = False,
     landing: int = 0,
     algorithm: str | None = None,
     parts: int | None = None,
@@ -234,6 +238,9 @@ def plan(
         A short allreduce, in place, of two ranks whose buffers are registered: each sums a half of both, and writes the
         result to both (direct). A long reduce of two such ranks: each sums a half and writes it to the root
         (scatter_gather), which takes longer than direct where memory is not registered. The same on both ranks.
+    sliced : bool
+        A long vector is taken in slices, what is sent of it copied to where peers can map it, if ranks share cores. The same on
+        all ranks.
     landing : int
         As in `lower`. Ranks may differ in it.
     algorithm : str, optional
@@ -299,21 +306,26 @@ def plan(
     if opened and mapped and algorithm is None and collective == "allreduce":
         algorithm, parts = "direct", 1
     known = cost or DEFAULT_COST["shm" if mapped else "tcp"]
+    crowded = mapped and cost is not None and cost.crowd(size) > 1
+    each = lengths(counts, itemsize, size) if sliced and crowded else [counts]
     choice = choose(
         collective, size, nbytes, known, mapped=mapped,
-        deterministic=rounded, algorithm=algorithm, parts=parts,
+        deterministic=rounded, algorithm=algorithm, parts=parts if len(each) == 1 else 1,
         without=("scatter_gather",) if size == 2 and not opened else (),
     )  # fmt: skip
     schedule = ALGORITHMS[choice.algorithm].build(collective, size, parts=choice.parts, root=root, rank=rank)
-    spec = lower(schedule, rank, counts, itemsize, in_place=in_place, landing=landing, packet=known.packet)
-    if mapped:
-        answer(spec)
-    crowded = cost is not None and cost.crowd(size) > 1
-    if mapped and cost is not None and not crowded:
-        stage(spec, cost.staged)
-    what = aside(spec, collective, nbytes, root) if mapped and crowded else 0
+    made = []
+    for count in each:
+        spec = lower(schedule, rank, count, itemsize, in_place=in_place, landing=landing, packet=known.packet)
+        if mapped:
+            answer(spec)
+        if mapped and cost is not None and not crowded:
+            stage(spec, cost.staged)
+        made.append(bounced(spec, MESSAGE) if len(each) > 1 else spec)
+    spec = joined(made)
+    what = ASIDE_WITHIN if len(each) > 1 else aside(spec, collective, nbytes, root) if crowded else 0
     reason = why and f"not planned for {on.fabric.name}: {why}" if on else ""
-    return Plan(**vars(spec), choice=choice, aside=what, reason=reason)
+    return Plan(**vars(spec), choice=choice, aside=what, slices=len(each), reason=reason)
 
 
 def given(what: Schedule | str, size: int) -> Schedule:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 __all__ = [
-    "BORROW", "BUF_BORROWED", "BUF_IN", "BUF_OUT", "BUF_TMP", "CHANGED", "COPY", "INSTR", "NOP", "NT", "RECV", "RECV_REDUCE",
+    "ASIDE_WITHIN", "BORROW", "BUF_BORROWED", "BUF_IN", "BUF_OUT", "BUF_TMP", "CHANGED", "COPY", "INSTR", "MESSAGE", "NOP", "NT", "RECV", "RECV_REDUCE",
     "REDUCE", "REDUCE_MAX_SRC", "REF", "RETURNS", "SCALE", "SEND", "STAGED", "SWAP", "ProgramSpec", "accesses",
     "aside", "stage",
 ]  # fmt: skip
@@ -143,8 +143,9 @@ def stage(spec: ProgramSpec, most: int) -> None:
 # Of ranks that share cores, in bytes. Two copies of plain memory cost less than system calls for it from so many on, of a
 # message (32 KiB go unasked) or of a whole vector; below so many, from which on numpy's arrays are in huge pages; and
 # while a cache has most of what all ranks' buffers and copies are.
-_ASIDE_MESSAGE = (32 << 10) + 1
-_ASIDE_VECTOR = {"allreduce": 16 << 10, "reduce": _ASIDE_MESSAGE, "broadcast": _ASIDE_MESSAGE}
+MESSAGE = (32 << 10) + 1
+ASIDE_WITHIN = 4  # the program has instructions that copy
+_ASIDE_VECTOR = {"allreduce": 16 << 10, "reduce": MESSAGE, "broadcast": MESSAGE}
 _ASIDE_LONG = 4 << 20
 _ASIDE_TOGETHER = 48 << 20
 
@@ -168,7 +169,7 @@ def aside(spec: ProgramSpec, collective: str, nbytes: int, root: int) -> int:
     sends = spec.instrs[(spec.instrs["op"] == SEND) & (spec.instrs["src_buf"] != BUF_TMP)]
     back = collective != "allreduce" or spec.alias is not None  # results are written to copies
     whole = collective in _ASIDE_VECTOR and back and nbytes >= _ASIDE_VECTOR[collective]
-    if not len(sends) or not (whole or (sends["len"] >= _ASIDE_MESSAGE).any()):
+    if not len(sends) or not (whole or (sends["len"] >= MESSAGE).any()):
         return 0
     if spec.alias is None:
         what = (1 if (sends["src_buf"] == BUF_IN).any() else 0) | (2 if (sends["src_buf"] == BUF_OUT).any() else 0)

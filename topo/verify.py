@@ -182,7 +182,8 @@ def _hazards(spec: ProgramSpec, instrs: list[tuple]) -> list[int]:
                         " touch the same memory in no order",
                         rank=rank,
                     )
-                shared += [(*pair, wrote and writes) for pair in ((other, index), (index, other)) if pair[0] in folds]
+                shared += [(other, index, writes)] * (wrote and other in folds)
+                shared += [(index, other, wrote)] * (writes and index in folds)
             active.append(access)
     for receive, other, writes in shared:
         if writes or other in (receive, folds[receive]) or not before[other] >> receive & 1:

@@ -31,7 +31,7 @@ cdef class Program:
         Of an alltoall with counts: to whom something is sent and from whom it is taken (`hrdma.control.stalls`).
     aside : int
         Buffers that peers cannot map are replaced by room that they can, for the time of a run: 1, the input is copied
-        there; 2, the output is copied back; 3, both. 0: they are not.
+        there; 2, the output is copied back; 3, both. 0: they are not. 4: the program does so itself, and is counted.
 
     Raises
     ------
@@ -98,9 +98,12 @@ cdef enum:
     KEY_IN_PLACE = 1
     KEY_DETERMINISTIC = 2
     KEY_OPENED = 4  # as `opened` of hrdma.planning.plan
+    KEY_SLICED = 8  # as `sliced`
     OPENED_LEAST = 4096  # bytes: where each rank sums a half of it, below that two messages take longer than one
     OPENED_MOST = 65536  # longer ones are summed so whatever was said
     SHARED_LEAST = 131072  # bytes of a reduce that both ranks share, `pulls` of scatter_gather in topo/algorithms
+    SLICED_LEAST = 4194304  # bytes of a vector: copies of the whole would leave the caches,
+    SLICED_MOST = 16777216  # and it leaves them by itself
     SHARED_TRIAL = 64  # after so many of memory that could not be opened the next one asks again
     SLOTS = 64  # a power of two
     AGREEMENT = -1  # what ranks say of a given schedule: no program of users is like it

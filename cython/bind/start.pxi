@@ -32,6 +32,7 @@ cdef class Planned(Messenger):
     cdef uint32_t opened  # lengths of allreduces, by bits, whose last call both ranks could have opened: below
     cdef uint64_t shut  # lengths of reduces, by bits, whose last call one rank could not have opened
     cdef int shut_calls  # of such lengths, since all were forgotten
+    cdef uint32_t plain  # lengths of long vectors, by bits, whose last call all ranks made of memory that is not mapped
 
     def __cinit__(self):
         self.programs = {}
@@ -51,7 +52,7 @@ cdef class Planned(Messenger):
     def deterministic(self, value):
         self.rank_order = bool(value)
 
-    def _plan(self, collective, counts, itemsize, dtype, op, root, in_place, deterministic, schedule, opened):
+    def _plan(self, collective, counts, itemsize, dtype, op, root, in_place, deterministic, schedule, opened, sliced):
         """Makes the :class:`Program` for a call; a subclass in Python does."""
         raise NotImplementedError
 
@@ -160,7 +161,7 @@ cdef class Planned(Messenger):
                 text_of(hr_redop_name(<hr_redop> key.op)) if self.reduces(key) else None,
                 key.root if key.collective in (REDUCE, BROADCAST, GATHER, SCATTER) else None,
                 bool(key.flags & KEY_IN_PLACE), bool(key.flags & KEY_DETERMINISTIC), key.schedule,
-                bool(key.flags & KEY_OPENED))
+                bool(key.flags & KEY_OPENED), bool(key.flags & KEY_SLICED))
             program.key = key[0]
             if len(self.programs) >= 4096:
                 # Bounded for callers whose sizes never repeat. Programs that run are held by their calls.
@@ -181,6 +182,8 @@ cdef class Planned(Messenger):
     # A long reduce is the same the other way round: in the algorithm for open memory both say it, in others only those
     # who send something to the root. So it begins with the first, goes on with the others where one has said no, and
     # asks again now and then. (Where another one was planned all the same nobody says anything: `mutual` in the core.)
+    # Whether more than two ranks take a long vector in slices (hrdma.topo.slices) is known in the same way: all have
+    # said of the last call of such a length that peers cannot map their memory, and that they wait.
 
     cdef inline uint32_t openable(self, Key *key) noexcept:
         """The bit of a call whose algorithm depends on what was said; 0: it does not. The same on both ranks."""
@@ -198,6 +201,15 @@ cdef class Planned(Messenger):
             nbytes >>= 1
             bit <<= 1
         return bit
+
+    cdef inline uint32_t sliceable(self, Key *key) noexcept:
+        """The same of a vector that is taken in slices, or not."""
+        cdef uint64_t nbytes = key.count * key.itemsize
+        if self.size < 3 or key.schedule or nbytes < SLICED_LEAST or nbytes >= SLICED_MOST:
+            return 0
+        if key.collective != ALLREDUCE and key.collective != REDUCE:
+            return 0
+        return <uint32_t> 1 << ((nbytes >= 2 * SLICED_LEAST) + 2 * (key.collective == REDUCE))
 
     cdef inline void asked(self, uint64_t closable) noexcept:
         """A reduce has begun. Until it has ended well nobody has said yes."""
@@ -224,9 +236,12 @@ cdef class Planned(Messenger):
         cdef uint32_t openable = self.openable(key)
         cdef uint64_t closable = self.closable(key)
         cdef bint asks = closable and not self.shut & closable
+        cdef uint32_t sliceable = self.sliceable(key)
         cdef Program program
         if asks or self.opened & openable:
             key.flags |= KEY_OPENED
+        if self.plain & sliceable:
+            key.flags |= KEY_SLICED
         program = self.lookup(key, counts)
         self.check()  # another thread may have closed it while this call was planned
         if program.in_bytes > source.nbytes or program.out_bytes > target.nbytes:
@@ -250,10 +265,13 @@ cdef class Planned(Messenger):
                             &request.req)
             if status == HR_OK:
                 self.opened &= ~openable
+                self.plain &= ~sliceable
                 self.asked(closable)
             request.launched(status)
             return request
         req.flags = HR_REQ_WOULD if (openable or asks) and (key.flags & KEY_IN_PLACE or not program.out_bytes) else 0
+        if sliceable:
+            req.flags = HR_REQ_WOULD | HR_REQ_PLAIN
         req.user = NULL
         req.priority = urgency
         self.remember(program)
@@ -261,12 +279,14 @@ cdef class Planned(Messenger):
         if status != HR_OK:
             self.fail_post(status, &call)
         self.opened &= ~openable
+        self.plain &= ~sliceable
         self.asked(closable)
         try:
             self.finish(&req, &call)
         finally:  # whatever is raised: the peer goes by what it was told
             if req.flags & HR_REQ_WOULD and req.flags & HR_REQ_HEARD and req.done and req.status == HR_OK:
                 self.opened |= openable
+                self.plain |= sliceable
                 self.shut &= ~closable
         return value
 

@@ -27,7 +27,7 @@ void hr_aside_take(struct hr_run *run) {
     char *in = run->bufs[HR_BUF_IN], *out = run->bufs[HR_BUF_OUT];
     int goes_in = p->aside & HR_ASIDE_IN, comes_out = p->aside & HR_ASIDE_OUT;
     run->aside = run->back = NULL;
-    if (!p->aside) return;
+    if (!goes_in && !comes_out) return;
     if (p->in_bytes && p->out_bytes && in < out + p->out_bytes && out < in + p->in_bytes) { /* in place: one range */
         char *begin = in < out ? in : out, *ends[] = {in + p->in_bytes, out + p->out_bytes};
         uint64_t n = (uint64_t)((ends[0] > ends[1] ? ends[0] : ends[1]) - begin);

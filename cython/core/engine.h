@@ -490,7 +490,7 @@ void hr_runs_end(struct hr_comm *comm);       /* what they had started is aborte
 double hr_run_scale(struct hr_request *req);
 int hr_run_active(struct hr_comm *comm, uint64_t seq);
 uint64_t hr_run_sequence(const struct hr_request *req); /* of a run */
-void hr_run_heard(struct hr_request *req);              /* HR_REQ_HEARD; of a RECV */
+void hr_run_unheard(struct hr_request *req);            /* not HR_REQ_HEARD, after all; of a RECV */
 uint64_t hr_run_bytes(const struct hr_request *req);    /* of the whole result; of a RECV */
 int hr_run_waits(const struct hr_request *req);         /* whether the caller does; of a RECV */
 

@@ -94,7 +94,7 @@ static void match_start(struct hr_request *req, struct hr_conn *conn, const stru
     /* within a collective both sides know the length */
     uint64_t size = h->kind == HR_MSG_RTS ? m->size : len;
     if (h->flags & HR_HDR_SAYS) hr_read_told(conn, size, h->flags);
-    if (h->flags & HR_HDR_WOULD && req->then) hr_run_heard(req);
+    if (req->flags & HR_REQ_WOULD && !(h->flags & HR_HDR_WOULD)) hr_run_unheard(req);
     if (h->aux != req->sig || (req->then && size != req->len)) {
         if (h->kind == HR_MSG_RTS) {
             struct hr_hdr fin = {.kind = HR_MSG_FIN, .status = HR_ERR_MISMATCH, .comm = h->comm, .rreq = h->sreq};

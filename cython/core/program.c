@@ -160,14 +160,19 @@ static int waits_for_peer(const struct hr_instr *in) {
     return in->op == HR_OP_RECV || in->op == HR_OP_RECV_REDUCE || in->op == HR_OP_BORROW;
 }
 
-/* Both sides say something to the other, where there are two. */
+/* This rank says something to every other and hears from it, whatever is written back instead of sent. */
 static int is_mutual(const struct hr_program *p) {
-    int sends = 0, receives = 0;
-    for (uint32_t i = 0; i < p->ninstr; i++) {
-        sends |= p->instrs[i].op == HR_OP_SEND;
-        receives |= waits_for_peer(&p->instrs[i]);
+    char *met = calloc((size_t)p->size, 1);
+    int missing = 2 * (p->size - 1);
+    for (uint32_t i = 0; met && i < p->ninstr; i++) {
+        const struct hr_instr *in = &p->instrs[i];
+        char bit = in->op == HR_OP_SEND ? 1 : waits_for_peer(in) ? 2 : 0;
+        if (in->flags & HR_INSTR_RETURNS || !bit || met[in->peer] & bit) continue;
+        met[in->peer] |= bit;
+        missing--;
     }
-    return sends && receives;
+    free(met);
+    return !missing;
 }
 
 /* What is sent if nothing ever arrives goes to one peer. */

@@ -164,8 +164,8 @@ static uint32_t may_open(struct hr_run *run, uint32_t i, const struct hr_instr *
     return HR_REQ_OPEN | (alone ? HR_REQ_ALONE : 0);
 }
 
-/* A message of a program has come: its sender could open its memory. */
-void hr_run_heard(struct hr_request *req) { ((struct hr_run *)req->state)->req->flags |= HR_REQ_HEARD; }
+/* A message of a program has come whose sender does not say of itself what this rank does. */
+void hr_run_unheard(struct hr_request *req) { ((struct hr_run *)req->state)->req->flags &= ~(uint32_t)HR_REQ_HEARD; }
 
 struct hr_request *hr_run_request(struct hr_run *run, uint32_t i) {
     const struct hr_instr *in = &run->program->instrs[i];
@@ -249,9 +249,21 @@ static int could_open(struct hr_comm *comm, const struct hr_program *p, const vo
     uintptr_t begin = (uintptr_t)buf, end = begin + len;
     for (int r = 0; r < comm->size; r++)
         if (r != comm->rank && !(comm->conns[r]->caps->flags & HR_CAP_MAP_WRITE)) return 0;
-    return p->mutual && !comm->engine->yield && hr_arena_find(buf, len, &arena) &&
-           arena.flags & HR_ARENA_WRITABLE_BY_PEERS && hr_page_down(begin) == begin &&
-           (hr_page_up(end) == end || hr_arena_ends((void *)end)) && !hr_exposes(comm->engine, buf, len);
+    return !comm->engine->yield && hr_arena_find(buf, len, &arena) && arena.flags & HR_ARENA_WRITABLE_BY_PEERS &&
+           hr_page_down(begin) == begin && (hr_page_up(end) == end || hr_arena_ends((void *)end)) &&
+           !hr_exposes(comm->engine, buf, len);
+}
+
+static int is_plain(const struct hr_program *p, const void *in, const void *out) {
+    struct hr_arena_info arena;
+    return (p->in_bytes && !hr_arena_find(in, p->in_bytes, &arena)) ||
+           (p->out_bytes && !hr_arena_find(out, p->out_bytes, &arena));
+}
+
+/* What is said of a run, if it is true of it. Where not everyone says something to every other nobody says anything. */
+static uint32_t said(struct hr_comm *comm, const struct hr_program *p, const void *in, void *out, uint32_t flags) {
+    int true_here = flags & HR_REQ_PLAIN ? is_plain(p, in, out) : could_open(comm, p, in, out);
+    return p->mutual && true_here ? flags | HR_REQ_HEARD : flags & ~(uint32_t)HR_REQ_WOULD;
 }
 
 /* --- starting
@@ -290,9 +302,9 @@ hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *i
         run->st[i].offset = 0;
     }
     hr_lock(engine);
-    if (run->aside) HR_COUNT(engine, aside);
+    if (run->aside || program->aside & HR_ASIDE_WITHIN) HR_COUNT(engine, aside);
     hr_request_init(comm, req, HR_REQ_RUN);
-    if (req->flags & HR_REQ_WOULD && !could_open(comm, program, in, out)) req->flags &= ~(uint32_t)HR_REQ_WOULD;
+    if (req->flags & HR_REQ_WOULD) req->flags = said(comm, program, in, out, req->flags);
     run->priority = req->priority;
     run->seq = comm->run_seq++;
     hr_list_push(&comm->runs, &run->link);

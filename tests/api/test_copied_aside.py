@@ -96,3 +96,56 @@ def test_what_peers_map_or_cannot_map_is_not_copied(registered: bool, transport:
     how = {"nbytes": 393216, "asynchronous": False, "registered": registered}
     for found in harness.ranks(on_two_cores, 3, init=False, env={"HRDMA_TRANSPORT": transport}, **how):
         assert not any(found.values()), found
+
+
+def in_slices(rank: int, nbytes: int, asynchronous: bool, registered: tuple[bool, ...]) -> None:
+    """Long vectors: from the second call of such a length on, if all ranks had them in plain memory and waited."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    with hrdma.init() as comm:
+        size, count = comm.size, nbytes // 4
+        arrays = {memory: new((2, count), "float32") for memory, new in ((False, np.empty), (True, hrdma.empty))}
+        x, other = arrays[registered[rank]]
+        base = (np.arange(count) % 8191).astype("float32") * np.float32(0.1)
+        own, total = base + np.float32(rank), base.copy()
+        for another in range(1, size):
+            total += base + np.float32(another)
+
+        def counted(start) -> int:
+            before = count_of(comm)
+            result = start(async_op=asynchronous)
+            if asynchronous:
+                result.wait(60)
+            return count_of(comm) - before
+
+        comm._plan_override = ("direct", 1)  # here it would depend on what messages cost
+        sliced = not asynchronous and not any(registered)
+        for call in range(3):
+            x[:], other[:] = own, -1
+            assert counted(functools.partial(comm.allreduce, x, deterministic=True)) == (sliced and call > 0)
+            assert np.array_equal(x, total)
+            x[:] = own
+            assert counted(functools.partial(comm.allreduce, x, "max", out=other)) == sliced
+            assert np.array_equal(x, own) and np.array_equal(other, base + np.float32(size - 1))
+        if sliced:  # one rank has it elsewhere: what is under way goes on as all had said, and then they all know
+            x = arrays[rank == size - 1][0]
+            for slices in (1, 0, 0):
+                x[:] = own
+                assert counted(functools.partial(comm.allreduce, x, deterministic=True)) == slices
+                assert np.array_equal(x, total)
+            x = arrays[False][0]
+            x[:] = own
+        comm._plan_override = ("scatter_gather", 1)
+        for call in range(3):
+            assert counted(functools.partial(comm.reduce, x, 1, "min")) == (sliced and call > 0)
+            assert np.array_equal(x, base if rank == 1 else own)
+            x[:] = own
+
+
+@pytest.mark.parametrize("asynchronous", (False, True))
+@pytest.mark.parametrize("nbytes", (4 << 20, (13 << 20) + 12))
+@pytest.mark.parametrize("registered", ((False,) * 3, (False,) * 5, (True, False, True)))
+def test_long_vectors_go_in_slices_where_nobody_can_map_them(
+    registered: tuple[bool, ...], nbytes: int, asynchronous: bool
+) -> None:
+    how = {"nbytes": nbytes, "asynchronous": asynchronous, "registered": registered}
+    harness.ranks(in_slices, len(registered), init=False, env={"HRDMA_TRANSPORT": "shm"}, **how)

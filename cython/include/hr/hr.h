@@ -84,7 +84,8 @@ enum {
     HR_REQ_ALONE = 64,    /* nothing else is on its pages */
     HR_REQ_WOULD = 128, /* of a run: its caller waits, and it stays set if peers could write to `out`, or to `in` where
                            nothing comes out. They are told */
-    HR_REQ_HEARD = 256  /* a peer has said so of its own; when the run has ended */
+    HR_REQ_HEARD = 256, /* all others have said so of their own; when the run has ended well */
+    HR_REQ_PLAIN = 512  /* with HR_REQ_WOULD: stays set if peers can not map `in` or `out` */
 };
 
 struct hr_config {

@@ -96,12 +96,13 @@ struct hr_program;
 hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const uint32_t *unlocks, uint32_t nunlock,
                          const struct hr_ref *refs, uint32_t nref, uint64_t in_bytes, uint64_t out_bytes,
                          uint64_t tmp_bytes, int size, struct hr_program **program_p, char detail[256]);
-enum { HR_ASIDE_IN = 1, HR_ASIDE_OUT = 2 };
+enum { HR_ASIDE_IN = 1, HR_ASIDE_OUT = 2, HR_ASIDE_WITHIN = 4 };
 /* Buffers of its runs that are not in arenas (hr/memory.h) are replaced by room in one, where there is room: the input,
  * which is copied there before, and the output, which is copied back when all has ended well. In place one range takes
  * the place of both, whichever is said; then what is not said may not be needed: of HR_ASIDE_IN alone the program
  * writes nothing that anybody wants, of HR_ASIDE_OUT alone it reads nothing that it has not written, and it writes all
- * of its output. Before the first run. */
+ * of its output. HR_ASIDE_WITHIN: it has instructions that copy, and its runs are counted as such. Before the first
+ * run. */
 void hr_program_set_aside(struct hr_program *program, uint32_t what);
 /* Its owner runs it no more; what runs ends as it would have. */
 void hr_program_put(struct hr_program *program);

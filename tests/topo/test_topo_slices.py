@@ -1,0 +1,158 @@
+"""Slices and bounce buffers: results stay right whoever copies, scratch is used again, and nothing else is left in the callers' buffers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from topo_reference import mixed, run
+
+from hrdma.errors import ScheduleError
+from hrdma.planning import plan
+from hrdma.topo import program as isa
+from hrdma.topo.algorithms import ALGORITHMS, build
+from hrdma.topo.answers import answer
+from hrdma.topo.cost import DEFAULT_COST
+from hrdma.topo.lower import lower
+from hrdma.topo.program import ProgramSpec
+from hrdma.topo.slices import TOGETHER, bounced, joined, lengths
+from hrdma.topo.verify import check_programs
+
+VECTORS = ("allreduce", "reduce", "broadcast")
+EVERY = [(collective, name) for collective in VECTORS for name, a in ALGORITHMS.items() if collective in a.collectives]
+SLICES = (700, 700, 700, 401)
+
+
+def slices(collective: str, name: str, size: int, rank: int, in_place: bool, root: int, least: int | None = None):
+    found = []
+    for count in SLICES:
+        spec = lower(build(name, collective, size, root=root), rank, count, 8, in_place=in_place)
+        answer(spec)
+        found.append(spec if least is None else bounced(spec, least))
+    return found
+
+
+def programs(collective="allreduce", name="direct", size=3, in_place=True, root=0, copying=lambda rank: True):
+    return [
+        joined(slices(collective, name, size, rank, in_place, root, 1 if copying(rank) else None))
+        for rank in range(size)
+    ]
+
+
+def sends(spec: ProgramSpec) -> np.ndarray:
+    return spec.instrs[spec.instrs["op"] == isa.SEND]
+
+
+@pytest.mark.parametrize("in_place", (False, True))
+@pytest.mark.parametrize("size", (2, 3, 4))
+@pytest.mark.parametrize("collective, name", EVERY)
+def test_results_are_right_whoever_copies(collective: str, name: str, size: int, in_place: bool) -> None:
+    root = size - 1
+    for seed, copying in enumerate(
+        (lambda rank: False, lambda rank: True, lambda rank: rank % 2, lambda rank: rank == root)
+    ):
+        found = programs(collective, name, size, in_place or collective == "broadcast", root, copying)
+        for mapped in (False, True):
+            run(
+                found,
+                collective,
+                [sum(SLICES)] * size,
+                root,
+                in_place,
+                prove=not mapped,
+                mapped=mapped,
+                credits=seed,
+                seed=seed,
+            )
+
+
+def test_in_rank_order_it_is_still_one_association() -> None:
+    run(programs(), "allreduce", [sum(SLICES)] * 3, 0, True, op=mixed)
+
+
+def test_more_operands_than_an_instruction_takes() -> None:
+    size = isa.REDUCE_MAX_SRC + 2
+    schedule = build("direct", "allreduce", size)
+    found = [bounced(lower(schedule, rank, size, 8, in_place=True), 1) for rank in range(size)]
+    run(found, "allreduce", [size] * size, 0, True, op=mixed)
+
+
+@pytest.mark.parametrize("collective, name", EVERY)
+def test_what_is_sent_lies_in_scratch_which_later_slices_use_again(collective: str, name: str) -> None:
+    for rank in range(4):
+        own = slices(collective, name, 4, rank, True, 0)
+        for count, spec in zip(SLICES, slices(collective, name, 4, rank, True, 0, 1)):
+            assert (sends(spec)["src_buf"] == isa.BUF_TMP).all() and len(sends(spec)) == len(sends(own[0]))
+            assert spec.tmp_bytes <= own[0].tmp_bytes + 2 * 8 * count + 4096 * len(spec.instrs)
+        assert joined(own).tmp_bytes == max(spec.tmp_bytes for spec in own)
+
+
+def test_shorter_messages_leave_as_before() -> None:
+    spec = slices("allreduce", "direct", 3, 1, True, 0)[0]
+    assert bounced(spec, int(sends(spec)["len"].max()) + 1).instrs.tolist() == spec.instrs.tolist()
+    assert (sends(bounced(spec, int(sends(spec)["len"].max())))["src_buf"] == isa.BUF_TMP).any()
+
+
+def test_what_one_rank_sends_to_several_is_copied_once() -> None:
+    spec = bounced(lower(build("direct", "broadcast", 4), 0, 700, 8, in_place=True), 1)
+    assert np.bincount(spec.instrs["op"])[[isa.SEND, isa.COPY]].tolist() == [3, 1]
+
+
+def test_a_result_that_is_sent_is_made_where_it_is_sent_from() -> None:
+    spec = slices("allreduce", "direct", 3, 0, True, 0, 1)[0]
+    (reduce,) = spec.instrs[spec.instrs["op"] == isa.REDUCE]
+    assert reduce["dst_buf"] == isa.BUF_TMP and (sends(spec)["src_off"] == reduce["dst_off"]).sum() == 2
+    back = spec.instrs[(spec.instrs["op"] == isa.COPY) & (spec.instrs["src_off"] == reduce["dst_off"])]
+    assert back["src_buf"].tolist() == [isa.BUF_TMP] and back["dst_buf"].tolist() == [isa.BUF_OUT]
+    assert np.count_nonzero(sends(spec)["flags"] & isa.RETURNS) == 2  # to who has its memory open it may be put back
+
+
+def test_the_proof_misses_no_copy_that_comes_too_early() -> None:
+    found = programs()
+    check_programs(found)
+    spec = found[0]
+    for copy in np.flatnonzero(spec.instrs["op"] == isa.COPY).tolist():
+        instrs, unlocks = spec.instrs.copy(), spec.unlocks.copy()
+        begin, n = instrs["unlock"][copy], instrs["nunlock"][copy]
+        if (instrs["op"][unlocks[begin : begin + n]] == isa.NOP).all() and copy > len(instrs) // 2:
+            continue  # of the last slices: no later one is in that scratch
+        for other in unlocks[begin : begin + n]:
+            instrs["after"][other] -= 1
+        instrs["nunlock"][copy] = 0
+        with pytest.raises(ScheduleError, match="rank 0"):
+            check_programs([replace(spec, instrs=instrs), *found[1:]])
+
+
+@pytest.mark.parametrize("size", (2, 4, 7, 64))
+@pytest.mark.parametrize("itemsize", (1, 2, 8, 12))
+@pytest.mark.parametrize("nbytes", (1, 4 << 20, (4 << 20) + 24, 15_999_984))
+def test_slices_are_alike_and_make_up_the_vector(size: int, itemsize: int, nbytes: int) -> None:
+    count = -(-nbytes // itemsize)
+    found = lengths(count, itemsize, size)
+    assert sum(found) == count and len(set(found[:-1])) <= 1 and 0 < found[-1] <= found[0]
+    assert found[0] * itemsize * size <= 1.5 * TOGETHER + 4096 * size
+    assert len(found) == 1 or (found[0] * itemsize) % 4096 <= 4096 % itemsize + itemsize or itemsize == 12
+
+
+@pytest.mark.parametrize("collective", VECTORS)
+def test_long_vectors_are_cut_where_ranks_share_cores(collective: str) -> None:
+    crowded = replace(DEFAULT_COST["shm"], cores=2)
+
+    def planned(nbytes: int, cost=crowded, sliced: bool = True, **more):
+        shape = {"size": 4, "counts": nbytes // 4, "itemsize": 4, "dtype": "float32", "in_place": True, "mapped": True}
+        return [plan(collective, rank=rank, cost=cost, sliced=sliced, **shape | more) for rank in range(4)]
+
+    for nbytes, number in ((4 << 20, 2), ((4 << 20) + 4, 2), (5 << 20, 2), (12 << 20, 6), ((16 << 20) - 4, 8)):
+        found = planned(nbytes)
+        check_programs(found)
+        assert f"in {number} slices; plain arrays are copied" in found[0].explanation
+        for spec in found:
+            assert spec.slices == number and spec.aside == isa.ASIDE_WITHIN
+            assert (sends(spec)["src_buf"] == isa.BUF_TMP).all()
+    for found in (
+        planned(8 << 20, cost=replace(crowded, cores=4)),
+        planned(8 << 20, mapped=False),
+        planned(8 << 20, sliced=False),
+    ):
+        assert {spec.slices for spec in found} == {1} and not any(spec.aside for spec in found)
