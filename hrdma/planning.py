@@ -311,7 +311,7 @@ def plan(
     choice = choose(
         collective, size, nbytes, known, mapped=mapped,
         deterministic=rounded, algorithm=algorithm, parts=parts if len(each) == 1 else 1,
-        without=("scatter_gather",) if size == 2 and not opened else (),
+        without=_slower(size, nbytes, crowded, opened),
     )  # fmt: skip
     schedule = ALGORITHMS[choice.algorithm].build(collective, size, parts=choice.parts, root=root, rank=rank)
     made = []
@@ -326,6 +326,16 @@ def plan(
     what = ASIDE_WITHIN if len(each) > 1 else aside(spec, collective, nbytes, root) if crowded else 0
     reason = why and f"not planned for {on.fabric.name}: {why}" if on else ""
     return Plan(**vars(spec), choice=choice, aside=what, slices=len(each), reason=reason)
+
+
+_IN_PLACE = 4 << 10  # bytes of a message from which on ranks that share cores read what is mapped where it lies
+
+
+def _slower(size: int, nbytes: int, crowded: bool, opened: bool) -> tuple[str, ...]:
+    """Algorithms that take longer than their closed forms say."""
+    found = ("scatter_gather",) if size == 2 and not opened else ()
+    # each step overwrites what the last one's peer has to have read, and that one may have to wait for a core
+    return (*found, "doubling") if crowded and nbytes > _IN_PLACE else found
 
 
 def given(what: Schedule | str, size: int) -> Schedule:

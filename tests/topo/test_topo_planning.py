@@ -139,6 +139,23 @@ def test_packets_are_those_of_one_host() -> None:
     assert cost_of({"shm"}, [card, card], [card]).packet == 0
 
 
+@pytest.mark.parametrize("size", (2, 8))
+def test_ranks_that_share_cores_do_not_double_what_they_read_in_place(size: int) -> None:
+    cost = Cost(1e-3, 1e-12, 1e-12, eager=32 << 10, pull=True)
+
+    def planned(nbytes: int, cores: int, mapped: bool) -> tuple:
+        shape = {"size": size, "counts": nbytes // 4, "itemsize": 4, "dtype": "float32", "mapped": mapped}
+        return plan("allreduce", rank=0, cost=replace(cost, cores=cores), **shape).choice.table
+
+    for nbytes, cores, mapped, without in (
+        (8192, 1, True, True),
+        (8192, 8, True, False),
+        (4096, 1, True, False),
+        (8192, 1, False, False),
+    ):
+        assert ("doubling" not in {name for name, *_ in planned(nbytes, cores, mapped)}) == without
+
+
 def test_a_cost_decides() -> None:
     slow = Cost(1e-3, 1e-12, 1e-12)
     assert (
