@@ -98,6 +98,7 @@ class Program:
         explanation: str = "",
         pairs: str = "",
         aside: int = 0,
+        sliceable: bool = False,
     ) -> None: ...
     @property
     def nbytes(self) -> tuple[int, int]: ...

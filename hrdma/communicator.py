@@ -368,6 +368,7 @@ class Communicator(_core.CommunicatorBase):
             explanation=spec.explanation,
             pairs=_pairs(counts) if collective == "alltoall" and not isinstance(counts, int) else "",
             aside=spec.aside,
+            sliceable=spec.sliceable,
         )
 
     def _give(self, schedule: Any, timeout: float | None) -> int:

@@ -26,10 +26,10 @@ from hrdma.topo.layout import block_counts
 from hrdma.topo.lower import SCRATCH, lower
 from hrdma.topo.planner import ROOTED, FabricPlan
 from hrdma.topo.planner import plan as plan_on_fabric
-from hrdma.topo.program import ASIDE_WITHIN, INSTR, MESSAGE, REF, ProgramSpec, aside, stage
+from hrdma.topo.program import ASIDE_WITHIN, INSTR, REF, ProgramSpec, aside, stage
 from hrdma.topo.routing import chunk_bytes
 from hrdma.topo.schedule import DST, ROUND, Schedule
-from hrdma.topo.slices import bounced, joined, lengths
+from hrdma.topo.slices import bounced, joined, lengths, worth
 from hrdma.types import COLLECTIVES, DTYPES, OPS
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ class Plan(ProgramSpec):
     choice: Choice | None = None
     reason: str = ""  #: of a plan for a fabric; else why it is not one, where there is a fabric
     aside: int = 0  #: of `_core.Program`
-    slices: int = 1  #: of a vector, one after the other
+    slices: int = 1  #: of a vector, one after the other: the choice is that of one
+    sliceable: bool = False  #: in slices, or would be if that were asked for
 
     @property
     def explanation(self) -> str:
@@ -239,8 +240,8 @@ def plan(
         result to both (direct). A long reduce of two such ranks: each sums a half and writes it to the root
         (scatter_gather), which takes longer than direct where memory is not registered. The same on both ranks.
     sliced : bool
-        A long vector is taken in slices, what is sent of it copied to where peers can map it, if ranks share cores. The same on
-        all ranks.
+        A long vector is taken in slices, what is sent of it copied to where peers can map it, if a few ranks share cores. The
+        same on all ranks.
     landing : int
         As in `lower`. Ranks may differ in it.
     algorithm : str, optional
@@ -307,28 +308,35 @@ def plan(
         algorithm, parts = "direct", 1
     known = cost or DEFAULT_COST["shm" if mapped else "tcp"]
     crowded = mapped and cost is not None and cost.crowd(size) > 1
-    each = lengths(counts, itemsize, size) if sliced and crowded else [counts]
+    sliceable = crowded and worth(size)
+    each = lengths(counts, itemsize, size) if sliced and sliceable else [counts]
+    slices = len(each)
     choice = choose(
-        collective, size, nbytes, known, mapped=mapped,
-        deterministic=rounded, algorithm=algorithm, parts=parts if len(each) == 1 else 1,
+        collective, size, nbytes if slices == 1 else each[0] * itemsize, known, mapped=mapped,
+        deterministic=rounded, algorithm=algorithm, parts=parts,
         without=_slower(size, nbytes, crowded, opened),
     )  # fmt: skip
     schedule = ALGORITHMS[choice.algorithm].build(collective, size, parts=choice.parts, root=root, rank=rank)
-    made = []
-    for count in each:
+
+    def lowered(count) -> ProgramSpec:
         spec = lower(schedule, rank, count, itemsize, in_place=in_place, landing=landing, packet=known.packet)
         if mapped:
             answer(spec)
         if mapped and cost is not None and not crowded:
             stage(spec, cost.staged)
-        made.append(bounced(spec, MESSAGE) if len(each) > 1 else spec)
-    spec = joined(made)
-    what = ASIDE_WITHIN if len(each) > 1 else aside(spec, collective, nbytes, root) if crowded else 0
+        return spec
+
+    if slices > 1:
+        made = {count: bounced(lowered(count)) for count in set(each)}
+        spec, what = joined([made[count] for count in each]), ASIDE_WITHIN
+    else:
+        spec = lowered(counts)
+        what = aside(spec, collective, nbytes, root) if crowded else 0
     reason = why and f"not planned for {on.fabric.name}: {why}" if on else ""
-    return Plan(**vars(spec), choice=choice, aside=what, slices=len(each), reason=reason)
+    return Plan(**vars(spec), choice=choice, aside=what, slices=slices, sliceable=sliceable, reason=reason)
 
 
-_IN_PLACE = 4 << 10  # bytes of a message from which on ranks that share cores read what is mapped where it lies
+_IN_PLACE = 4 << 10  # bytes of a message above which ranks that share cores read what is mapped where it lies
 
 
 def _slower(size: int, nbytes: int, crowded: bool, opened: bool) -> tuple[str, ...]:

@@ -17,24 +17,42 @@ from typing import Any
 import numpy as np
 
 from hrdma.topo.cells import up
-from hrdma.topo.program import BUF_BORROWED, BUF_TMP, COPY, INSTR, NOP, NT, REDUCE, REF, RETURNS, SEND, ProgramSpec
+from hrdma.topo.program import (
+    BUF_BORROWED,
+    BUF_TMP,
+    COPY,
+    INSTR,
+    MESSAGE,
+    NOP,
+    NT,
+    REDUCE,
+    REF,
+    RETURNS,
+    SEND,
+    ProgramSpec,
+)
 
-__all__ = ["bounced", "joined", "lengths"]
+__all__ = ["bounced", "joined", "lengths", "worth"]
 
-TOGETHER = 8 << 20  # bytes of a slice of all ranks: a cache has room for them and their copies
+_TOGETHER = 8 << 20  # bytes of a slice of all ranks: a cache has room for them and their copies
 _TAGS = 1 << 16  # of a slice; the core takes 2^24
 _FIELDS = INSTR.names or ()
 
 
+def worth(size: int) -> bool:
+    """Whether what one of so many ranks sends to another of a slice is long enough to be copied."""
+    return _TOGETHER // size**2 >= MESSAGE
+
+
 def lengths(count: int, itemsize: int, size: int) -> list[int]:
     """Elements of each slice of a vector that `size` ranks have: all but the last alike, and whole pages."""
-    slices = max(1, round(size * count * itemsize / TOGETHER))
+    slices = max(1, round(size * count * itemsize / _TOGETHER))
     each = max(1, up(-(-count * itemsize // slices)) // itemsize)
     full, rest = divmod(count, each)
     return [each] * full + [rest] * (rest > 0)
 
 
-def bounced(spec: ProgramSpec, least: int) -> ProgramSpec:
+def bounced(spec: ProgramSpec, least: int = MESSAGE) -> ProgramSpec:
     """The same, but so many bytes or more of IN and OUT are copied to scratch, and sent from there: peers can map it.
 
     The result of a REDUCE that is sent is made there, and copied to its place. What was sent is not written back by peers: they
@@ -47,7 +65,7 @@ def bounced(spec: ProgramSpec, least: int) -> ProgramSpec:
     for k, i in enumerate(old):
         if i["op"] == SEND and i["src_buf"] != BUF_TMP and i["len"] >= least:
             result = made.get((i["src_buf"], i["src_off"], i["len"]))
-            leaving[k] = result if result in waits[k] else None
+            leaving[k] = result if waits[k] == {result} else None
     new: list[dict[str, Any]] = []
     after: list[set[int]] = []
     place: list[int] = []  # by instruction: where it is now

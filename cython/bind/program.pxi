@@ -32,6 +32,8 @@ cdef class Program:
     aside : int
         Buffers that peers cannot map are replaced by room that they can, for the time of a run: 1, the input is copied
         there; 2, the output is copied back; 3, both. 0: they are not. 4: the program does so itself, and is counted.
+    sliceable : bool
+        As in `hrdma.planning.Plan`.
 
     Raises
     ------
@@ -45,10 +47,12 @@ cdef class Program:
     cdef readonly str explanation
     cdef readonly str pairs
     cdef uint64_t in_bytes, out_bytes
+    cdef bint sliceable
     cdef Key key
 
     def __cinit__(self, instrs, unlocks, refs, uint64_t in_bytes, uint64_t out_bytes, uint64_t tmp_bytes, int size, *,
-                  str text="", uint64_t signature=0, str explanation="", str pairs="", uint32_t aside=0):
+                  str text="", uint64_t signature=0, str explanation="", str pairs="", uint32_t aside=0,
+                  bint sliceable=False):
         cdef Span i, u, r
         cdef char detail[256]
         cdef hr_status status
@@ -83,6 +87,7 @@ cdef class Program:
         self.signature = signature
         self.explanation = explanation
         self.pairs = pairs
+        self.sliceable = sliceable
 
     def __dealloc__(self):
         if self.handle != NULL:
@@ -103,7 +108,7 @@ cdef enum:
     OPENED_MOST = 65536  # longer ones are summed so whatever was said
     SHARED_LEAST = 131072  # bytes of a reduce that both ranks share, `pulls` of scatter_gather in topo/algorithms
     SLICED_LEAST = 4194304  # bytes of a vector: copies of the whole would leave the caches,
-    SLICED_MOST = 16777216  # and it leaves them by itself
+    SLICED_MOST = 25165824  # and so does it by itself
     SHARED_TRIAL = 64  # after so many of memory that could not be opened the next one asks again
     SLOTS = 64  # a power of two
     AGREEMENT = -1  # what ranks say of a given schedule: no program of users is like it

@@ -183,7 +183,8 @@ cdef class Planned(Messenger):
     # who send something to the root. So it begins with the first, goes on with the others where one has said no, and
     # asks again now and then. (Where another one was planned all the same nobody says anything: `mutual` in the core.)
     # Whether more than two ranks take a long vector in slices (hrdma.topo.slices) is known in the same way: all have
-    # said of the last call of such a length that peers cannot map their memory, and that they wait.
+    # said of the last call of such a length that peers cannot map their input, and that they wait. Where not everyone
+    # says something to every other, nobody finds that all have said it.
 
     cdef inline uint32_t openable(self, Key *key) noexcept:
         """The bit of a call whose algorithm depends on what was said; 0: it does not. The same on both ranks."""
@@ -205,11 +206,11 @@ cdef class Planned(Messenger):
     cdef inline uint32_t sliceable(self, Key *key) noexcept:
         """The same of a vector that is taken in slices, or not."""
         cdef uint64_t nbytes = key.count * key.itemsize
-        if self.size < 3 or key.schedule or nbytes < SLICED_LEAST or nbytes >= SLICED_MOST:
+        if self.size < 3 or key.schedule or nbytes < SLICED_LEAST or nbytes > SLICED_MOST:
             return 0
         if key.collective != ALLREDUCE and key.collective != REDUCE:
             return 0
-        return <uint32_t> 1 << ((nbytes >= 2 * SLICED_LEAST) + 2 * (key.collective == REDUCE))
+        return <uint32_t> 1 << (nbytes // (2 * SLICED_LEAST) + 4 * (key.collective == REDUCE))
 
     cdef inline void asked(self, uint64_t closable) noexcept:
         """A reduce has begun. Until it has ended well nobody has said yes."""
@@ -270,7 +271,7 @@ cdef class Planned(Messenger):
             request.launched(status)
             return request
         req.flags = HR_REQ_WOULD if (openable or asks) and (key.flags & KEY_IN_PLACE or not program.out_bytes) else 0
-        if sliceable:
+        if sliceable and program.sliceable:
             req.flags = HR_REQ_WOULD | HR_REQ_PLAIN
         req.user = NULL
         req.priority = urgency

@@ -254,15 +254,14 @@ static int could_open(struct hr_comm *comm, const struct hr_program *p, const vo
            !hr_exposes(comm->engine, buf, len);
 }
 
-static int is_plain(const struct hr_program *p, const void *in, const void *out) {
+static int is_plain(const struct hr_program *p, const void *in) {
     struct hr_arena_info arena;
-    return (p->in_bytes && !hr_arena_find(in, p->in_bytes, &arena)) ||
-           (p->out_bytes && !hr_arena_find(out, p->out_bytes, &arena));
+    return p->in_bytes && !hr_arena_find(in, p->in_bytes, &arena);
 }
 
-/* What is said of a run, if it is true of it. Where not everyone says something to every other nobody says anything. */
+/* What is said of a run, if it is true of it, and if this rank has something to say to and to hear from every other. */
 static uint32_t said(struct hr_comm *comm, const struct hr_program *p, const void *in, void *out, uint32_t flags) {
-    int true_here = flags & HR_REQ_PLAIN ? is_plain(p, in, out) : could_open(comm, p, in, out);
+    int true_here = flags & HR_REQ_PLAIN ? is_plain(p, in) : could_open(comm, p, in, out);
     return p->mutual && true_here ? flags | HR_REQ_HEARD : flags & ~(uint32_t)HR_REQ_WOULD;
 }
 

@@ -126,6 +126,26 @@ def in_slices(rank: int, nbytes: int, asynchronous: bool, registered: tuple[bool
             x[:] = own
             assert counted(functools.partial(comm.allreduce, x, "max", out=other)) == sliced
             assert np.array_equal(x, own) and np.array_equal(other, base + np.float32(size - 1))
+        if not any(registered):  # who has only the result in plain memory has nothing to copy
+            for call in range(2):
+                arrays[True][0][:] = own
+                runs = counted(functools.partial(comm.allreduce, arrays[True][0], "max", out=other))
+                assert runs == (sliced and call == 0)  # goes on as was said of the last one
+                assert np.array_equal(other, base + np.float32(size - 1))
+            x[:] = own
+            for _ in range(2):  # one rank does not wait: nobody knows of all the others that they do
+                if rank == 1:
+                    comm.allreduce(x, "max", async_op=True).wait(60)
+                else:
+                    assert not counted(functools.partial(comm.allreduce, x, "max"))
+            x[:] = own
+            assert counted(functools.partial(comm.allreduce, x, "max")) == 0
+            x[:] = own
+            assert counted(functools.partial(comm.allreduce, x.view("int32"), "max")) == sliced  # another type
+            x[:] = own
+            with comm.dup() as another:  # knows nothing yet
+                assert counted(functools.partial(another.allreduce, x, "max")) == 0
+            x[:] = own
         if sliced:  # one rank has it elsewhere: what is under way goes on as all had said, and then they all know
             x = arrays[rank == size - 1][0]
             for slices in (1, 0, 0):
@@ -136,8 +156,9 @@ def in_slices(rank: int, nbytes: int, asynchronous: bool, registered: tuple[bool
             x[:] = own
         comm._plan_override = ("scatter_gather", 1)
         for call in range(3):
-            assert counted(functools.partial(comm.reduce, x, 1, "min")) == (sliced and call > 0)
-            assert np.array_equal(x, base if rank == 1 else own)
+            root = call % size
+            assert counted(functools.partial(comm.reduce, x, root, "min")) == (sliced and call > 0)
+            assert np.array_equal(x, base if rank == root else own)
             x[:] = own
 
 

@@ -82,10 +82,10 @@ enum {
     HR_REQ_OPEN = 16,     /* of a SEND: the receiver may put there what it makes of it */
     HR_REQ_RETURNED = 32, /* and it has; on both sides */
     HR_REQ_ALONE = 64,    /* nothing else is on its pages */
-    HR_REQ_WOULD = 128, /* of a run: its caller waits, and it stays set if peers could write to `out`, or to `in` where
-                           nothing comes out. They are told */
-    HR_REQ_HEARD = 256, /* all others have said so of their own; when the run has ended well */
-    HR_REQ_PLAIN = 512  /* with HR_REQ_WOULD: stays set if peers can not map `in` or `out` */
+    HR_REQ_WOULD = 128,   /* of a run: its caller waits, and it stays set if all say something to all and peers could
+                             write to `out`, or to `in` where nothing comes out. They are told */
+    HR_REQ_HEARD = 256,   /* all others have said so of their own; when the run has ended well */
+    HR_REQ_PLAIN = 512    /* with HR_REQ_WOULD: which stays set, instead, if peers can not map `in` */
 };
 
 struct hr_config {
