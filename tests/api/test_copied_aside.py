@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 
 import numpy as np
 import pytest
@@ -170,3 +171,42 @@ def test_long_vectors_go_in_slices_where_nobody_can_map_them(
 ) -> None:
     how = {"nbytes": nbytes, "asynchronous": asynchronous, "registered": registered}
     harness.ranks(in_slices, len(registered), init=False, env={"HRDMA_TRANSPORT": "shm"}, **how)
+
+
+def at_random(rank: int, seed: int) -> int:
+    """What all ranks call in common is drawn alike, where each has its arrays and whether it waits is not. How many went in slices."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    together, alone = random.Random(seed), random.Random(1000 * seed + rank)
+    with hrdma.init() as comm, comm.dup() as other:
+        arrays = [(np.empty(9 << 20, "uint8"), hrdma.empty(9 << 20, "uint8")) for _ in range(2)]
+        strange, sliced = 0.0, 0
+        for call in range(48):
+            if call % 12 == 0:
+                strange = together.choice((0.0, 0.1, 0.5))
+            on, dtype = together.choice((comm, other)), together.choice(("float32", "int32", "float16", "int8"))
+            on._plan_override = ("direct", 1)
+            nbytes = together.choice((4 << 20, 8 << 20, together.randrange(4 << 20, 9 << 20) // 8 * 8))
+            x, out = (pair[alone.random() < strange][:nbytes].view(dtype) for pair in arrays)
+            base = (np.arange(len(x), dtype="int32") % 37 + call % 3).astype(dtype)
+            x[:] = base + np.dtype(dtype).type(rank)
+            start, result = together.choice(
+                (
+                    (functools.partial(on.allreduce, x, "max"), x),
+                    (functools.partial(on.allreduce, x, "max", out=out), out),
+                    (functools.partial(on.reduce, x, call % comm.size, "max"), x if rank == call % comm.size else None),
+                )
+            )
+            before = count_of(comm)
+            if alone.random() < strange:
+                start(async_op=True).wait(60)
+            else:
+                start()
+            sliced += count_of(comm) - before
+            assert result is None or np.array_equal(result, base + np.dtype(dtype).type(comm.size - 1)), call
+        return sliced
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_agree_whatever_each_of_them_has(seed: int) -> None:
+    found = harness.ranks(at_random, 3 + seed % 2, init=False, env={"HRDMA_TRANSPORT": "shm"}, seed=seed)
+    assert len(set(found)) == 1 and found[0] > 0
