@@ -58,14 +58,20 @@ class ProgramSpec:
     rank: int
     alias: int | None = None
 
+    def waits(self) -> list[list[int]]:
+        """By instruction: those that it waits for, in their order."""
+        found: list[list[int]] = [[] for _ in self.instrs]
+        unlocks = self.unlocks.tolist()
+        for index, (begin, n) in enumerate(zip(self.instrs["unlock"].tolist(), self.instrs["nunlock"].tolist())):
+            for other in unlocks[begin : begin + n]:
+                found[other].append(index)
+        return found
+
     def __str__(self) -> str:
         """The instructions, one a line: index, what, where, and which ones it waits for."""
-        waits: list[list[int]] = [[] for _ in self.instrs]
+        waits = self.waits()
         sizes = f"in {self.in_bytes} out {self.out_bytes} tmp {self.tmp_bytes} bytes"
         lines = [f"rank {self.rank} of {self.size}: {len(self.instrs)} instructions, {sizes}"]
-        for index, i in enumerate(self.instrs):
-            for unlocked in self.unlocks[i["unlock"] : i["unlock"] + i["nunlock"]].tolist():
-                waits[unlocked].append(index)
         for index, i in enumerate(self.instrs):
             op = int(i["op"])
             text = f"{index:5} {_NAMES[op]:11}"

@@ -59,13 +59,14 @@ def bounced(spec: ProgramSpec, least: int = MESSAGE) -> ProgramSpec:
     send it. Other ranks need not do the same.
     """
     old = [dict(zip(_FIELDS, row)) for row in spec.instrs.tolist()]
-    waits = _waits(spec)
+    waits = [frozenset(others) for others in spec.waits()]
     made = {(i["dst_buf"], i["dst_off"], i["len"]): k for k, i in enumerate(old) if i["op"] == REDUCE}
     leaving: dict[int, int | None] = {}  # what is sent -> the REDUCE that makes it, if one does
     for k, i in enumerate(old):
         if i["op"] == SEND and i["src_buf"] != BUF_TMP and i["len"] >= least:
             result = made.get((i["src_buf"], i["src_off"], i["len"]))
             leaving[k] = result if waits[k] == {result} else None
+    results = {*leaving.values()}
     new: list[dict[str, Any]] = []
     after: list[set[int]] = []
     place: list[int] = []  # by instruction: where it is now
@@ -88,7 +89,7 @@ def bounced(spec: ProgramSpec, least: int = MESSAGE) -> ProgramSpec:
         others = {copied.get(other, place[other]) for other in waits[k]}
         if k in leaving:
             result = leaving[k]
-            what = (i["src_buf"], i["src_off"], i["len"], frozenset(waits[k])) if result is None else result
+            what = (i["src_buf"], i["src_off"], i["len"], waits[k]) if result is None else result
             if what not in rooms:
                 rooms[what] = copy(i, others, dst_buf=BUF_TMP, dst_off=tmp), tmp
                 tmp = up(tmp + i["len"])
@@ -96,7 +97,7 @@ def bounced(spec: ProgramSpec, least: int = MESSAGE) -> ProgramSpec:
             copied[k] = ready if result is None else copied[result]
             flags = i["flags"] & ~RETURNS if result is None else i["flags"]
             place.append(add(i | {"src_buf": BUF_TMP, "src_off": offset, "flags": flags}, {ready}))
-        elif k in leaving.values():
+        elif k in results:
             here = {"dst_buf": BUF_TMP, "dst_off": tmp}
             place.append(add(i | here | {"flags": i["flags"] & ~NT}, others))
             rooms[k] = place[k], tmp
@@ -120,8 +121,6 @@ def bounced(spec: ProgramSpec, least: int = MESSAGE) -> ProgramSpec:
 
 def joined(slices: Sequence[ProgramSpec]) -> ProgramSpec:
     """Programs of consecutive slices of one vector as one: a slice begins when the one before it has ended, and uses its scratch."""
-    if len(slices) == 1:
-        return slices[0]
     whole = np.zeros(sum(len(spec.instrs) + 1 for spec in slices), INSTR)
     refs = np.zeros(sum(len(spec.refs) for spec in slices), REF)
     after: list[set[int]] = []
@@ -133,11 +132,10 @@ def joined(slices: Sequence[ProgramSpec]) -> ProgramSpec:
             rows[buf + "_off"] += np.where(rows[buf + "_buf"] == BUF_TMP, 0, offset).astype("u8")
         rows["tag"] += number * _TAGS
         rows["ref"] += np.where(rows["flags"] & RETURNS, base, operands).astype("u4")
-        own["off"] += np.where(own["buf"] == BUF_BORROWED, base, np.where(own["buf"] == BUF_TMP, 0, offset)).astype(
-            "u8"
-        )
+        elsewhere = np.where(own["buf"] == BUF_TMP, 0, offset)
+        own["off"] += np.where(own["buf"] == BUF_BORROWED, base, elsewhere).astype("u8")
         before = {base - 1} if number else set()
-        after += [{base + other for other in others} or before for others in _waits(spec)]
+        after += [{base + other for other in others} or before for others in spec.waits()]
         after.append(set((base + np.flatnonzero(rows["nunlock"] == 0)).tolist()))
         base, operands = base + len(rows) + 1, operands + len(own)
         whole["op"][base - 1], whole["peer"][base - 1] = NOP, -1
@@ -151,16 +149,6 @@ def joined(slices: Sequence[ProgramSpec]) -> ProgramSpec:
         out_bytes=sum(spec.out_bytes for spec in slices),
         tmp_bytes=max(spec.tmp_bytes for spec in slices),
     )
-
-
-def _waits(spec: ProgramSpec) -> list[set[int]]:
-    """By instruction: those that it waits for."""
-    found: list[set[int]] = [set() for _ in spec.instrs]
-    unlocks = spec.unlocks.tolist()
-    for index, (begin, n) in enumerate(zip(spec.instrs["unlock"].tolist(), spec.instrs["nunlock"].tolist())):
-        for other in unlocks[begin : begin + n]:
-            found[other].add(index)
-    return found
 
 
 def _order(instrs: np.ndarray, after: list[set[int]]) -> np.ndarray:
