@@ -32,7 +32,7 @@
 #define SPIN_LEAST_NS 20000
 #define STEP_BACK_NS 200000
 #define HINT_MOST 4 /* requests that are looked at for a hint */
-#define HINT_BYTES (64u << 10)
+#define HINT_BYTES (68u << 10) /* 64 KiB, and what blocks of whole packets leave to the last */
 
 void hr_work_add(struct hr_engine *engine, struct hr_work *work, int priority) {
     work->priority = priority;
@@ -244,14 +244,16 @@ static void spin_learn(struct hr_engine *engine, int64_t waited) {
         engine->spin_now = SPIN_LEAST_NS < engine->spin_ns ? SPIN_LEAST_NS : engine->spin_ns;
 }
 
-/* The connection that a wait is about. Of a collective: where all that its communicator waits for is short and comes
- * from one peer, and where it saves system calls. One that has ended may have lost its communicator. */
+/* The connection that a wait is about. Of a collective, where it saves system calls: of what its communicator waits for
+ * the first, if it is short, and nothing goes on before it is there (paced), or all else is short and from that peer.
+ * One that has ended may have lost its communicator. */
 static struct hr_conn *hint_of(const struct hr_request *req) {
     if (!req || req->done) return NULL;
     if (req->kind != HR_REQ_RUN) return req->conn;
     const struct hr_request *first = req->comm->pending, *r = first;
     int n = 0;
     if (!first || !first->conn || !(first->conn->caps->flags & HR_CAP_HINTS)) return NULL;
+    if (first->flags & HR_REQ_PACED) return first->len <= HINT_BYTES ? first->conn : NULL;
     do {
         if (r->conn != first->conn || r->len > HINT_BYTES || ++n > HINT_MOST) return NULL;
         r = r->next;
