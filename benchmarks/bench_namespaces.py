@@ -45,7 +45,7 @@ def measure(case: str, size: str, prefix: Sequence[str], iters: int) -> float:
     """Microseconds of one operation, as `hrdma bench` says; RuntimeError where it failed or a result was wrong."""
     command = [*prefix, *HRDMA, "bench", case, "--begin", size, "--end", size, "--rounds", "3", "--json"]
     command += ["--iters", str(iters)]
-    control = os.environ.get("HRDMA_TCP", "cc=cubic")
+    control = os.environ.get("HRDMA_TCP", "cc=reno")
     done = subprocess.run(
         command, env=os.environ | ENV | {"HRDMA_TCP": control}, capture_output=True, text=True, timeout=LIMIT
     )

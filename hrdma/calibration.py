@@ -41,7 +41,7 @@ from hrdma.topo.program import BUF_OUT, INSTR, RECV, REF, SEND, STAGED
 
 __all__ = ["cache_file", "costs", "describe", "load", "machine", "measure", "save"]
 
-FORMAT = 8  # of the file and of what is measured
+FORMAT = 9  # of the file and of what is measured
 SECONDS = 0.045  # for one provider
 PASSES = 3  # at least
 CALLS = 3  # of each program in a pass

@@ -280,7 +280,7 @@ int main(int argc, char **argv) {
     need(shared != MAP_FAILED, "mmap");
     hr_auth_init(&auth, "bench", 5, 0, 1);
     raw_pair("", system_pair);
-    raw_pair(geteuid() ? "reno" : "cubic", same_pair);
+    raw_pair("reno", same_pair);
     pid_t parent = getpid(), child = fork();
     need(child >= 0, "fork");
     int side = child == 0;

@@ -31,7 +31,7 @@
 #define POLITE_NS 10000 /* of spinning, before the processor is offered between polls */
 #define SPIN_LEAST_NS 20000
 #define STEP_BACK_NS 200000
-#define HINT_MOST 4 /* requests that are looked at for a hint */
+#define HINT_MOST 4            /* requests that are looked at for a hint */
 #define HINT_BYTES (68u << 10) /* 64 KiB, and what blocks of whole packets leave to the last */
 
 void hr_work_add(struct hr_engine *engine, struct hr_work *work, int priority) {

@@ -260,7 +260,7 @@ TEST(congestion_control) {
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     REQUIRE(!getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &len));
     close(fd);
-    cc_is(NULL, "cubic", "reno");
+    cc_is(NULL, "reno", "reno");
     cc_is("cc=reno", "reno", "reno");
     cc_is("cc=system", name, name);
 }

@@ -30,12 +30,13 @@ static int set_cc(int fd, const char *name) {
 }
 
 /*
- * Congestion control is for networks. Between two processes of one host there is none to control, and bbr, which paces,
- * halves the bandwidth there: "auto" takes cubic on such connections, or reno where an unprivileged process may not
- * have cubic, and leaves real links to the system's choice.
+ * Congestion control is for networks. Between two processes of one host there is none to control, and what looks for it
+ * finds some all the same: bbr paces, which halves the bandwidth; cubic takes a receiver that has no processor for a
+ * longer way, and bounds what is in flight at 1 MiB, so that messages lie with the sender and are sent by the core that
+ * acknowledges. Reno waits for a loss, and everybody may have it: "auto" takes it on such connections, and leaves real
+ * links to the system's choice.
  */
 hr_status hr_tcp_socket_resolve(struct hr_tcp_domain *d, char detail[256]) {
-    static const char *const quick[] = {"cubic", "reno"};
     int is_auto = strcmp(d->opt.cc, "auto") == 0;
     hr_status status = HR_OK;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -45,8 +46,7 @@ hr_status hr_tcp_socket_resolve(struct hr_tcp_domain *d, char detail[256]) {
         return HR_ERR_DEVICE;
     }
     d->may_narrow = !d->opt.rcvbuf && hr_tcp_one_way_able(fd);
-    for (int i = 0; is_auto && i < 2 && !*d->cc_local; i++)
-        if (set_cc(fd, quick[i]) == 0) strcpy(d->cc_local, quick[i]);
+    if (is_auto && set_cc(fd, "reno") == 0) strcpy(d->cc_local, "reno");
     if (!is_auto && strcmp(d->opt.cc, "system") != 0) {
         if (set_cc(fd, d->opt.cc)) {
             snprintf(detail, 256, "cc=%s: %s (sysctl net.ipv4.tcp_allowed_congestion_control lists what is allowed)",
