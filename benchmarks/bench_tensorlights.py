@@ -264,6 +264,7 @@ def run(lab: Lab, setup: Setup, name: str, directory: str, gloo: Path | None) ->
                     "RANK": str(rank), "WORLD_SIZE": str(len(hosts)), "MASTER_ADDR": lab.addresses(hosts[0])[0],
                     "MASTER_PORT": str(29600 + job), "HRDMA_TOKEN": "bench", "HRDMA_TIMEOUT": str(LIMIT),
                     "HRDMA_HEARTBEAT": "60", "HRDMA_JOB": f"job{job}", "HRDMA_QOS": path if registers else "off",
+                    "HRDMA_TCP": os.environ.get("HRDMA_TCP", "cc=system"),  # as for ranks of a lab
                     "GLOO_SOCKET_IFNAME": dev, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR",
                 }  # fmt: skip
                 run_in_band = f"-m hrdma qos run --dev={dev} --job=job{job} --state".split()

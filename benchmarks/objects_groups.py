@@ -38,6 +38,7 @@ LIMIT = 120.0  # seconds of one operation
 PLAIN = {
     "OMP_NUM_THREADS": "1",
     "HRDMA_SPIN_US": "0",
+    "HRDMA_TCP": "cc=system",  # as for ranks of a lab
     "PYTHONPATH": str(PROGRAMS),
     "RAY_AUTH_MODE": "disabled",
     "RAY_raylet_start_wait_time_s": str(int(START)),

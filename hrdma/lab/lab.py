@@ -29,7 +29,9 @@ __all__ = ["Lab", "down", "labs", "need_root"]
 
 STATES = "/run/hrdma/labs"
 LOCK_TIMEOUT = 60.0
-NEVER_SPIN = {"HRDMA_SPIN_US": "0"}  # hosts of a lab share the processors: who spins keeps others from their work
+# Hosts of a lab share the processors: who spins keeps others from their work. And they stand for machines with a network
+# in between, whose congestion control is the lab's.
+LIKE_MACHINES = {"HRDMA_SPIN_US": "0", "HRDMA_TCP": "cc=system"}
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NETWORKS = range(128, 256)  # second octet of 10.x; one for each lab
 VERSION = 2  # of the file
@@ -221,7 +223,11 @@ class Lab:
         files = [self.namespace(host) for host in range(self.hosts) for _ in range(each)]
 
         address = self.addresses(0)[0] if self.addresses(0) else "127.0.0.1"
-        given = {**NEVER_SPIN, **{name: os.environ[name] for name in NEVER_SPIN if name in os.environ}, **(env or {})}
+        given = {
+            **LIKE_MACHINES,
+            **{name: os.environ[name] for name in LIKE_MACHINES if name in os.environ},
+            **(env or {}),
+        }
         with namespaces.inside(files[0], lambda: places.reserve_port("")) as port:
             return launch.run(
                 command,

@@ -18,7 +18,7 @@ import harness
 from hrdma.bench import fabrics as measuring
 from hrdma.cli.measured import like_lab, verdict
 from hrdma.lab import namespaces
-from hrdma.lab.lab import NEVER_SPIN, Lab
+from hrdma.lab.lab import LIKE_MACHINES, Lab
 from hrdma.topo import fabric_file, plan_file
 from hrdma.topo.cost import Cost
 from hrdma.topo.fabric import Fabric
@@ -41,7 +41,7 @@ def on_host(rank: int, files: list[str], arguments: list[str]) -> dict:
 def job(lab: Lab, *arguments: str, timeout: float = 60, **settings: str) -> tuple[list[dict], str]:
     """What the ranks returned, in their order, and what they printed; one on each host, as `hrdma lab run` starts them."""
     files = [lab.namespace(host) for host in range(lab.hosts)]
-    settings = {**NEVER_SPIN, "HRDMA_TOKEN": "secret", "MASTER_ADDR": lab.addresses(0)[0], **settings}
+    settings = {**LIKE_MACHINES, "HRDMA_TOKEN": "secret", "MASTER_ADDR": lab.addresses(0)[0], **settings}
     alone = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     found = harness.outcomes(
         on_host, lab.hosts, init=False, timeout=timeout, env=alone | settings, files=files, arguments=list(arguments)

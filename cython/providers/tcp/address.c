@@ -3,8 +3,8 @@
 /*
  *   0 version  1 count  2 host id (8)  then per listener: family (4 or 6), port (2, network order), address (4 or 16)
  *
- * The host id says whether a loopback address in the list leads to the same network stack: same boot and same network
- * namespace. Two namespaces of one machine are two hosts here.
+ * The host id says whether a loopback address in the list leads to the same network stack: same boot (five bytes) and
+ * same network namespace (three). Two namespaces of one machine are two hosts, but no network need be between them.
  */
 
 #include <fcntl.h>
@@ -17,11 +17,18 @@
 
 #define VERSION 1
 #define FIXED 10
+#define MACHINE 5 /* bytes of the host id */
+
+static void hash(const char *text, size_t len, void *to, size_t n) {
+    uint8_t digest[32];
+    hr_sha256(text, len, digest);
+    memcpy(to, digest, n);
+}
 
 uint64_t hr_tcp_host_id(void) {
     struct stat ns;
     char text[128] = {0};
-    uint8_t digest[32];
+    uint8_t bytes[8];
     uint64_t id;
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? -1 : read(fd, text, 40);
@@ -29,10 +36,13 @@ uint64_t hr_tcp_host_id(void) {
     if (n <= 0 || stat("/proc/self/ns/net", &ns)) return 0;
     int len = (int)n + snprintf(text + n, sizeof text - (size_t)n, "%llu:%llu", (unsigned long long)ns.st_dev,
                                 (unsigned long long)ns.st_ino);
-    hr_sha256(text, (size_t)len, digest);
-    memcpy(&id, digest, sizeof id);
+    hash(text, (size_t)n, bytes, MACHINE);
+    hash(text, (size_t)len, bytes + MACHINE, sizeof bytes - MACHINE);
+    memcpy(&id, bytes, sizeof id);
     return id ? id : 1;
 }
+
+int hr_tcp_same_machine(uint64_t a, uint64_t b) { return a && b && memcmp(&a, &b, MACHINE) == 0; }
 
 size_t hr_tcp_address_write(const struct hr_tcp_domain *d, void *bytes) {
     uint8_t *p = bytes, *e = p + FIXED;

@@ -88,7 +88,7 @@ static int start(struct hr_tcp_ep *ep, const union hr_sockaddr *at, const char *
     if (fd < 0) return -1;
     ep->source.fd = fd;
     *what_p = "cannot set up the socket";
-    if (hr_tcp_socket_prepare(d, fd, hr_ifaces_own(d->ifaces, d->nifaces, at))) return -1;
+    if (hr_tcp_socket_prepare(d, fd)) return -1;
     *what_p = "cannot bind to the interface's address";
     if (!hr_sockaddr_loopback(at) && bind_source(d, fd, at)) return -1;
     *what_p = "cannot connect";
@@ -250,6 +250,7 @@ hr_status hr_tcp_ep_connect(struct hr_ep *base, const void *addr, size_t addr_le
     int n = hr_tcp_address_read(addr, addr_len, &host_id, list);
     if (n < 0) return HR_ERR_INVALID;
     ep->active = active;
+    ep->same_machine = hr_tcp_same_machine(host_id, d->host_id);
     ep->stream = free_stream(d, ep, active);
     if (!active) {
         ep->state = HR_TCP_WAITING;

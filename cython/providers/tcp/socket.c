@@ -25,13 +25,14 @@
 
 static int set(int fd, int level, int option, int value) { return setsockopt(fd, level, option, &value, sizeof value); }
 
-static int set_cc(int fd, const char *name) {
-    return setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name));
+hr_status hr_tcp_socket_control(int fd, const char *name) {
+    if (!*name || setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)) == 0) return HR_OK;
+    return HR_ERR_INVALID;
 }
 
 /*
- * Congestion control is for networks. Between two processes of one host there is none to control, and what looks for it
- * finds some all the same: bbr paces, which halves the bandwidth; cubic takes a receiver that has no processor for a
+ * Congestion control is for networks. Between two processes of one machine there is none to control, and what looks for
+ * it finds some all the same: bbr paces, which halves the bandwidth; cubic takes a receiver that has no processor for a
  * longer way, and bounds what is in flight at 1 MiB, so that messages lie with the sender and are sent by the core that
  * acknowledges. Reno waits for a loss, and everybody may have it: "auto" takes it on such connections, and leaves real
  * links to the system's choice.
@@ -46,9 +47,9 @@ hr_status hr_tcp_socket_resolve(struct hr_tcp_domain *d, char detail[256]) {
         return HR_ERR_DEVICE;
     }
     d->may_narrow = !d->opt.rcvbuf && hr_tcp_one_way_able(fd);
-    if (is_auto && set_cc(fd, "reno") == 0) strcpy(d->cc_local, "reno");
+    if (is_auto && hr_tcp_socket_control(fd, "reno") == 0) strcpy(d->cc_local, "reno");
     if (!is_auto && strcmp(d->opt.cc, "system") != 0) {
-        if (set_cc(fd, d->opt.cc)) {
+        if (hr_tcp_socket_control(fd, d->opt.cc)) {
             snprintf(detail, 256, "cc=%s: %s (sysctl net.ipv4.tcp_allowed_congestion_control lists what is allowed)",
                      d->opt.cc, strerror(errno));
             status = HR_ERR_INVALID;
@@ -64,9 +65,8 @@ int hr_tcp_socket_unsent(int fd, int most) {
     return set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, most ? most : NOTSENT_LOWAT);
 }
 
-int hr_tcp_socket_prepare(struct hr_tcp_domain *d, int fd, int local) {
-    const char *cc = local ? d->cc_local : d->cc_remote;
-    if (*cc && set_cc(fd, cc)) return -1;
+int hr_tcp_socket_prepare(struct hr_tcp_domain *d, int fd) {
+    if (hr_tcp_socket_control(fd, d->cc_remote)) return -1;
     if (d->opt.sndbuf && set(fd, SOL_SOCKET, SO_SNDBUF, d->opt.sndbuf)) return -1;
     if (d->opt.rcvbuf && set(fd, SOL_SOCKET, SO_RCVBUF, d->opt.rcvbuf)) return -1;
     if (set(fd, IPPROTO_TCP, TCP_NODELAY, 1) || hr_tcp_socket_unsent(fd, 0) ||

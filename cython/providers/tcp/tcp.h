@@ -9,6 +9,7 @@
  * socket.c  settings of a socket            endpoint.c  life of an endpoint; classes, unsent bytes
  * send.c    frames out, cancel              serve.c     answers to a peer's reads and atomics
  * recv.c    frames in                       regions.c   registered memory, keys
+ * near.c    whether a network is in between
  * progress.c  polling, fairness, timer, sleeping
  *
  * Callbacks run in progress() alone. What happens elsewhere and must be told (a connection that stands already when
@@ -141,8 +142,9 @@ struct hr_tcp_ep {
     enum hr_tcp_state state;
     struct hr_link link, ready;
     int active;
-    uint32_t stream;    /* which of the endpoints to that peer; see dial.c */
-    int dscp, priority; /* -1: as the kernel has it */
+    int same_machine, near; /* near: and no network in between */
+    uint32_t stream;        /* which of the endpoints to that peer; see dial.c */
+    int dscp, priority;     /* -1: as the kernel has it */
     struct hr_tcp_dial *dial;
     union hr_sockaddr peer;
 
@@ -190,6 +192,7 @@ size_t hr_tcp_address_write(const struct hr_tcp_domain *d, void *bytes);
 /* Number of addresses, or -1 when these bytes are no address of a tcp domain. */
 int hr_tcp_address_read(const void *bytes, size_t len, uint64_t *host_id_p, union hr_sockaddr *list);
 uint64_t hr_tcp_host_id(void);
+int hr_tcp_same_machine(uint64_t a, uint64_t b);
 
 /* dial.c */
 hr_status hr_tcp_ep_connect(struct hr_ep *base, const void *addr, size_t addr_len, int active);
@@ -198,7 +201,11 @@ void hr_tcp_dial_tick(struct hr_tcp_ep *ep, int64_t now);
 void hr_tcp_dial_end(struct hr_tcp_ep *ep);
 
 /* socket.c */
-int hr_tcp_socket_prepare(struct hr_tcp_domain *d, int fd, int local);
+int hr_tcp_socket_prepare(struct hr_tcp_domain *d, int fd);
+hr_status hr_tcp_socket_control(int fd, const char *name); /* congestion control; "": as it is */
+/* near.c. Connected: no network is between the two; if in different namespaces (same_machine), as far as can be seen.
+ */
+int hr_tcp_near(struct hr_tcp_ep *ep);
 /* Most that the kernel has and may not send yet; 0: as usual. */
 int hr_tcp_socket_unsent(int fd, int most);
 hr_status hr_tcp_socket_class(int fd, int family, int dscp, int priority);
