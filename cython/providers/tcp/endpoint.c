@@ -61,8 +61,7 @@ hr_status hr_tcp_ep_up(struct hr_tcp_ep *ep, int fd, const union hr_sockaddr *pe
         return HR_ERR_NOMEM;
     }
     if (ep->dscp >= 0) hr_tcp_socket_class(fd, peer->sa.sa_family, ep->dscp, ep->priority);
-    ep->near = hr_tcp_near(ep);
-    if (ep->near) hr_tcp_socket_control(fd, d->cc_local);
+    if (hr_tcp_near(ep)) hr_tcp_socket_control(fd, d->cc_local);
     hr_tcp_tx_ready(ep);
     hr_tcp_one_way_begin(ep);
     hr_tcp_dial_end(ep);

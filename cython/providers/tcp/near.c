@@ -3,8 +3,8 @@
 /*
  * Not on loopback, and not between two containers of one machine, unless somebody has put one there: a namespace may
  * stand for a host of a network that is only imagined, with its delay. So between namespaces it is looked at how long
- * the kernel took for a round trip, which is some 10 us over loopback, a veth pair or a bridge; a rate alone does no
- * harm to who takes the connection for a short one. Who wants such links to be taken for a network names a congestion
+ * the kernel took for a round trip, which is some 10 us over loopback, a veth pair or a bridge. A rate alone does no
+ * harm: reno keeps to it as others do. Who wants such links to be taken for a network names a congestion
  * control, or the system's.
  */
 

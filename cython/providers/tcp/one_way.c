@@ -1,4 +1,4 @@
-/* one_way.c - what goes one way for long between two processes of one machine: how much of it their sockets hold. */
+/* one_way.c - what goes one way for long between two processes of one host: how much of it their sockets hold. */
 
 /*
  * The kernel lets a receiver there have several MiB before it, and one who reads and one who writes meet in the same
@@ -50,9 +50,9 @@ static int paces(int fd) {
 
 void hr_tcp_one_way_begin(struct hr_tcp_ep *ep) {
     struct hr_tcp_domain *d = hr_tcp_domain_of(&ep->base);
+    int local = hr_ifaces_own(d->ifaces, d->nifaces, &ep->peer);
     ep->base.one_way = 0;
-    ep->one_way =
-        (struct hr_tcp_one_way){.may_send = ep->near && d->may_narrow && !d->crowded && !paces(ep->source.fd)};
+    ep->one_way = (struct hr_tcp_one_way){.may_send = local && d->may_narrow && !d->crowded && !paces(ep->source.fd)};
 }
 
 int hr_tcp_one_way_sends(struct hr_tcp_ep *ep, uint64_t nbytes, int one_way) {

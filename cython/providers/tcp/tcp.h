@@ -142,9 +142,9 @@ struct hr_tcp_ep {
     enum hr_tcp_state state;
     struct hr_link link, ready;
     int active;
-    int same_machine, near; /* near: and no network in between */
-    uint32_t stream;        /* which of the endpoints to that peer; see dial.c */
-    int dscp, priority;     /* -1: as the kernel has it */
+    int same_machine;   /* as the peer, whatever the network namespace */
+    uint32_t stream;    /* which of the endpoints to that peer; see dial.c */
+    int dscp, priority; /* -1: as the kernel has it */
     struct hr_tcp_dial *dial;
     union hr_sockaddr peer;
 
