@@ -19,27 +19,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 
+from beside.across import joined
 from beside.report import busy_cores
-from pyroute2 import IPRoute
 
 from hrdma.bench.sizes import parse_size, show_size
-from hrdma.lab import namespaces
-from hrdma.lab.lab import Lab
-from hrdma.topo.fabrics import parse
 
 CASES = ("pingpong", "bandwidth", "allreduce")
 LIMIT = 120.0  # seconds for one case at one size
 HRDMA = [sys.executable, "-m", "hrdma"]
 # as between containers of one machine, not as a lab has it for hosts
-ENV = {"HRDMA_TRANSPORT": "tcp", "HRDMA_REQUIRE": "tcp", "HRDMA_SPIN_US": "-1", "HRDMA_TCP": "cc=auto"}
-
-
-def unlimited() -> None:
-    """Takes the rates off the links of this namespace."""
-    with IPRoute() as ip:
-        for link in ip.get_links():
-            if link.get_attr("IFLA_IFNAME") != "lo":
-                ip.tc("del", index=link["index"], parent=0xFFFFFFFF)
+ENV = {"HRDMA_TRANSPORT": "tcp", "HRDMA_REQUIRE": "tcp", "HRDMA_SPIN_US": "-1"}
+ENV["HRDMA_TCP"] = os.environ.get("HRDMA_TCP") or "cc=auto"
 
 
 def measure(case: str, size: str, prefix: Sequence[str], iters: int) -> float:
@@ -64,9 +54,7 @@ def main() -> int:
     cells = [(case, size) for case in options.cases for size in options.sizes]
     found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     busy = busy_cores()
-    with Lab.up(parse("mesh:2", rate="10gbit", latency=0), name=options.name) as lab:
-        for host in range(lab.hosts):
-            namespaces.inside(lab.namespace(host), unlimited)
+    with joined(options.name):
         for number in range(options.rounds):
             print(f"# round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
             for case, size in cells:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
+from beside import across
 from beside import cells as asked
 from beside.cells import Cell, Selection
 from beside.environments import ROOT, Unavailable, environment, run
@@ -108,17 +109,43 @@ class Bench:
         for (transport, world), group in groupby(selected, key=lambda cell: (cell.transport, cell.world)):
             self._block = list(group)
             try:
+                place = self._enter(transport)
+            except (OSError, RuntimeError) as error:
+                self._left_out(transport, str(error))
+                continue
+            try:
                 for number in range(1, self._options.rounds + 1):
                     self._progress.say(f"{transport}, {world} ranks: round {number} of {self._options.rounds}")
-                    for place, cell in enumerate(self._block):
-                        first = (number - 1 + place) % len(self._options.rows)  # always the same one would gain or lose
+                    for nth, cell in enumerate(self._block):
+                        first = (number - 1 + nth) % len(self._options.rows)  # always the same one would gain or lose
                         for row in self._options.rows[first:] + self._options.rows[:first]:
                             self._measure(row, cell)
             finally:
                 with contextlib.ExitStack() as ends:  # all of them, also where the user has no patience with the first
+                    ends.callback(self._leave, place)
                     for job in self._jobs.values():
                         ends.callback(job.end)
                 self._jobs.clear()
+
+    def _enter(self, transport: str) -> contextlib.ExitStack:
+        """What has to be there while ranks of a transport run."""
+        with contextlib.ExitStack() as stack:
+            if transport == across.TRANSPORT:
+                stack.enter_context(across.joined())
+            return stack.pop_all()
+
+    def _leave(self, place: contextlib.ExitStack) -> None:
+        try:
+            place.close()
+        except (OSError, RuntimeError) as error:  # what was found stays
+            self._progress.say(f"not all was cleaned up: {error}")
+
+    def _left_out(self, transport: str, why: str) -> None:
+        self._progress.say(f"{transport} is left out: {why}")
+        for row in self._options.rows:
+            for cell in self._block:
+                if row.has(cell):
+                    self.table.failures[row.name, cell] = why
 
     def _measure(self, row: Row, cell: Cell) -> None:
         """One figure of one row; a failure is kept in the table, and the row is not asked for that cell again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from beside import across
 from hrdma.bench.sizes import parse_size, show_size
 
 __all__ = ["CASES", "FULL", "QUICK", "TRANSPORTS", "Cell", "Selection", "cells"]
@@ -50,6 +51,7 @@ class Carrier:
 
     worlds: tuple[int, ...]
     cases: tuple[str, ...]
+    others: bool = True  #: whether other numbers of ranks can be had
 
 
 MAIN = ("pingpong", "bandwidth", "allreduce")
@@ -57,6 +59,7 @@ TRANSPORTS = {
     "shm": Carrier((2, 4, 8), tuple(CASES)),
     "tcp": Carrier((2, 4), tuple(CASES)),
     "tcp-cubic": Carrier((2,), MAIN),  # after the dash: the congestion control, where it is not the system's
+    "namespaces": Carrier((2,), MAIN, others=False),  # tcp, a rank in each: `across`; as root
 }
 
 
@@ -102,13 +105,13 @@ class Selection:
                 raise ValueError(f"{world} ranks: choose 2 to 64")
         selected = list(cells(self))
         if not selected:
-            raise ValueError("nothing to measure: pingpong and bandwidth are between 2 ranks")
+            raise ValueError("nothing to measure: pingpong, bandwidth and namespaces are for 2 ranks")
         for cell in selected:
             if cell.nbytes < ELEMENT * cell.world:
                 raise ValueError(f"{cell}: choose a size with an element of {ELEMENT} bytes for each rank")
 
 
-FULL = Selection(tuple(TRANSPORTS))
+FULL = Selection(tuple(name for name in TRANSPORTS if name != across.TRANSPORT or across.possible()))
 QUICK = Selection(("shm",), (2, 4), MAIN)
 
 
@@ -117,6 +120,8 @@ def cells(selection: Selection) -> Iterator[Cell]:
     for transport in selection.transports:
         table = TRANSPORTS[transport]
         for world in selection.worlds or table.worlds:
+            if world not in table.worlds and not table.others:
+                continue
             for name in selection.cases or table.cases:
                 case = CASES[name]
                 if case.pair and world != 2:

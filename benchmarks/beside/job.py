@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ class Start:
     commands: Sequence[Sequence[str]]
     env: dict[str, str] = field(default_factory=dict)
     envs: Sequence[dict[str, str]] = ()
+    apart: bool = False  #: in other network namespaces, where only a socket that is a file can be reached
 
 
 @dataclass(frozen=True)
@@ -71,27 +73,32 @@ def combine(answers: Sequence[dict[str, Any]]) -> Found:
     return Found([max(of_one) for of_one in zip(*lists)], wrong, answers[0].get("operations", 0))
 
 
-def loopback_bytes() -> int:
-    """What this machine's loopback has carried."""
-    for line in Path("/proc/net/dev").read_text().splitlines():
-        name, _, counters = line.partition(":")
-        if name.strip() == "lo":
-            return int(counters.split()[0])
-    return 0
+RECEIVED, SENT = 0, 8  # places in a line of net/dev
 
 
-def refuse_shortcut(cell: Cell, operations: int, carried: int) -> None:
-    """Holds what loopback carried against what a TCP transport must have sent: a peer may have shared memory left somewhere.
+def carried(process: int, apart: bool) -> int:
+    """Bytes that loopback has carried; of a process that is apart: that have gone in and out of its network namespace."""
+    found = 0
+    with contextlib.suppress(OSError):  # it has ended, as will be found
+        for line in Path(f"/proc/{process}/net/dev").read_text().splitlines():
+            name, _, counters = line.partition(":")
+            if counters and (name.strip() == "lo") != apart:
+                found += sum(int(counters.split()[place]) for place in ((RECEIVED, SENT) if apart else (RECEIVED,)))
+    return found
+
+
+def refuse_shortcut(cell: Cell, operations: int, found: int) -> None:
+    """Holds what the network carried against what a TCP transport must have sent: a peer may have shared memory left somewhere.
 
     Raises
     ------
     Failure
         It carried less than the whole buffer for each operation, which every case sends at least.
     """
-    if cell.transport != "shm" and carried < 0.9 * operations * cell.nbytes:
+    if cell.transport != "shm" and found < 0.9 * operations * cell.nbytes:
         least = operations * cell.nbytes
         raise Failure(
-            f"not over TCP: loopback carried {carried} bytes for {operations} operations of {least} bytes in all"
+            f"not over TCP: the network carried {found} bytes for {operations} operations of {least} bytes in all"
         )
 
 
@@ -115,6 +122,7 @@ class Job:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lines: list[_Line] = []
         self.version = ""
+        self._apart = start.apart
         try:
             self._begin(start, size)
         except BaseException:
@@ -124,8 +132,15 @@ class Job:
     def _begin(self, start: Start, size: int) -> None:
         self._output = self._stack.enter_context(os.fdopen(os.memfd_create("output"), "w+b"))
         listener = self._stack.enter_context(socket.socket(socket.AF_UNIX))
-        listener.bind("")  # the kernel gives it a name that is in no folder, so that no file is left, whatever happens
-        name = "@" + listener.getsockname()[1:].decode()
+        if start.apart:
+            name = os.path.join(self._stack.enter_context(tempfile.TemporaryDirectory()), "socket")
+            try:
+                listener.bind(name)
+            except OSError as error:
+                raise Failure(f"{name}: {error}; set TMPDIR to a shorter path") from None
+        else:  # the kernel gives it a name that is in no folder, so that no file is left, whatever happens
+            listener.bind("")
+            name = "@" + listener.getsockname()[1:].decode()
         listener.listen(size)
         for command, own in zip(start.commands, start.envs or [{}] * len(start.commands)):
             words = [word.replace("{socket}", name) for word in command]
@@ -166,7 +181,8 @@ class Job:
             It failed or took longer than the limit, in seconds. The job is of no use afterwards.
         """
         deadline = time.monotonic() + limit
-        before = loopback_bytes()
+        process = self._lines[0].process
+        before = carried(process, self._apart)
         ask = {"case": cell.case, "nbytes": cell.nbytes, "seconds": seconds, "repetitions": repetitions}
         try:
             self._tell(ask)
@@ -175,7 +191,7 @@ class Job:
         except OSError as error:
             raise Failure(f"a rank hung up: {error.strerror}; {self._said()}") from None
         found = combine(answers)
-        refuse_shortcut(cell, found.operations, loopback_bytes() - before)
+        refuse_shortcut(cell, found.operations, carried(process, self._apart) - before)
         return found
 
     def ask(self, what: dict[str, Any], limit: float) -> list[dict[str, Any]]:
@@ -260,10 +276,11 @@ class Job:
 class _Line:
     """The socket to one rank, and a handle on its process."""
 
-    def __init__(self, connected: socket.socket, process: int) -> None:
+    def __init__(self, connected: socket.socket, process: int, handle: int) -> None:
         self.socket = connected
+        self.process = process
         self._text = b""
-        self._process = process
+        self._handle = handle
 
     @classmethod
     def of_own_user(cls, connected: socket.socket) -> _Line | None:
@@ -271,7 +288,7 @@ class _Line:
         pid, user, _ = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if user == os.getuid():
             with contextlib.suppress(ProcessLookupError):
-                return cls(connected, os.pidfd_open(pid))
+                return cls(connected, pid, os.pidfd_open(pid))
         connected.close()
         return None
 
@@ -288,12 +305,12 @@ class _Line:
 
     def wait(self, seconds: float) -> None:
         """Returns when the process has ended, or after so many seconds."""
-        select.select([self._process], [], [], seconds)
+        select.select([self._handle], [], [], seconds)
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._process, signal.SIGKILL)
-        os.close(self._process)
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        os.close(self._handle)
 
 
 class Program:

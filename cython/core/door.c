@@ -22,7 +22,7 @@ int hr_door_listen(struct hr_door *door, const union hr_sockaddr *at, const char
     snprintf(listener->name, sizeof listener->name, "%s", name);
     if (fd < 0) return -1;
     /* The window that a connection may offer is fixed when it is accepted: buffers are set on the listener. */
-    if (!door->prepare(door, fd) && !hr_socket_listen(fd, &listener->at) &&
+    if (!door->prepare(door, fd, hr_sockaddr_loopback(at)) && !hr_socket_listen(fd, &listener->at) &&
         !hr_poll_watch(door->poll, &listener->source, EPOLLIN)) {
         door->nlisteners++;
         return 0;
@@ -120,7 +120,7 @@ void hr_door_accept(struct hr_door *door, struct hr_listener *listener) {
         int remote = !local && !door->auth->have_token && !door->auth->insecure;
         struct hr_caller *caller = NULL;
         if (remote) tell(door, &from, HR_STRANGER_REMOTE);
-        if (remote || door->prepare(door, fd) || !(caller = calloc(1, sizeof *caller))) {
+        if (remote || door->prepare(door, fd, local) || !(caller = calloc(1, sizeof *caller))) {
             close(fd);
             continue;
         }

@@ -14,6 +14,7 @@ int hr_poll_watch(struct hr_poll *poll, struct hr_source *source, uint32_t inter
     struct epoll_event event = {.events = interest, .data.ptr = source};
     if (source->watched && source->interest == interest) return 0;
     if (epoll_ctl(poll->fd, source->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, source->fd, &event)) return -1;
+    poll->writers += !!(interest & EPOLLOUT) - !!(source->interest & EPOLLOUT);
     source->watched = 1;
     source->interest = interest;
     return 0;
@@ -22,6 +23,7 @@ int hr_poll_watch(struct hr_poll *poll, struct hr_source *source, uint32_t inter
 void hr_poll_forget(struct hr_poll *poll, struct hr_source *source) {
     if (!source->watched) return;
     epoll_ctl(poll->fd, EPOLL_CTL_DEL, source->fd, NULL);
+    poll->writers -= !!(source->interest & EPOLLOUT);
     source->watched = 0;
     source->interest = 0;
     for (int i = poll->next; i < poll->count; i++)

@@ -244,8 +244,9 @@ static void spin_learn(struct hr_engine *engine, int64_t waited) {
         engine->spin_now = SPIN_LEAST_NS < engine->spin_ns ? SPIN_LEAST_NS : engine->spin_ns;
 }
 
-/* The connection that a wait is about. Of a collective, where it saves system calls: of what its communicator waits for
- * the first, if it is short, and nothing goes on before it is there (paced), or all else is short and from that peer.
+/* The connection that a wait is about. Of a collective, where it saves system calls: that of the first that its
+ * communicator waits for, where all is short and comes from that peer; or, in a program that sends to one peer at most
+ * before something has come (doubling, halving, rings: it goes on with the first), where all comes by that provider.
  * One that has ended may have lost its communicator. */
 static struct hr_conn *hint_of(const struct hr_request *req) {
     if (!req || req->done) return NULL;
@@ -253,9 +254,10 @@ static struct hr_conn *hint_of(const struct hr_request *req) {
     const struct hr_request *first = req->comm->pending, *r = first;
     int n = 0;
     if (!first || !first->conn || !(first->conn->caps->flags & HR_CAP_HINTS)) return NULL;
-    if (first->flags & HR_REQ_PACED) return first->len <= HINT_BYTES ? first->conn : NULL;
+    int paced = first->flags & HR_REQ_PACED;
     do {
-        if (r->conn != first->conn || r->len > HINT_BYTES || ++n > HINT_MOST) return NULL;
+        if (!r->conn || r->conn->caps != first->conn->caps || ++n > HINT_MOST) return NULL;
+        if (paced ? first->len > HINT_BYTES : r->conn != first->conn || r->len > HINT_BYTES) return NULL;
         r = r->next;
     } while (r != first);
     return first->conn;
@@ -263,13 +265,14 @@ static struct hr_conn *hint_of(const struct hr_request *req) {
 
 static hr_status drive(struct hr_engine *engine, const struct drive *d) {
     hr_status status = HR_OK;
-    int idle = 0, polite = 0, passes = 0;
+    int idle = 0, polite = 0, passes = 0, woken = 0;
     int64_t since = 0;
     set_driving(engine, 1);
     disarm(engine);
     if (engine->bg_deep) hr_watch_driven(engine);
     for (;;) {
-        int n = hr_pass(engine, hint_of(d->req));
+        int n = hr_pass(engine, woken ? NULL : hint_of(d->req)); /* whoever woke this one */
+        woken = 0;
         if (d->done(engine, d->arg)) break;
         if (d->polls > 0 && ++passes >= d->polls) { /* of whatever kind: others may be kept waiting by the caller */
             status = HR_INTERRUPTED;
@@ -320,6 +323,7 @@ static hr_status drive(struct hr_engine *engine, const struct drive *d) {
             engine->sleeping = 1;
             status = nap(engine, ms_until(d->deadline, now), 1);
             engine->sleeping = 0;
+            woken = 1;
             if (status != HR_OK && !d->done(engine, d->arg)) break;
             status = HR_OK;
             spin_learn(engine, hr_now() - since);

@@ -30,12 +30,20 @@ __all__ = ["Lab", "down", "labs", "need_root"]
 STATES = "/run/hrdma/labs"
 LOCK_TIMEOUT = 60.0
 # Hosts of a lab share the processors: who spins keeps others from their work. And they stand for machines with a network
-# in between, whose congestion control is the lab's.
+# in between, whose congestion control is the system's (of a lab: the lab's).
 LIKE_MACHINES = {"HRDMA_SPIN_US": "0", "HRDMA_TCP": "cc=system"}
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NETWORKS = range(128, 256)  # second octet of 10.x; one for each lab
 VERSION = 2  # of the file
 _KEYS = {"version", "name", "fabric", "network", "hosts", "ranks_per_host", "nodes"}
+
+
+def _like_machines(asked: Mapping[str, str]) -> dict[str, str]:
+    """What ranks of a lab are given, where a variable or a congestion control is not asked for."""
+    given = {name: asked.get(name) or value for name, value in LIKE_MACHINES.items()}
+    if not any(option.strip().startswith("cc=") for option in given["HRDMA_TCP"].split(",")):
+        given["HRDMA_TCP"] += "," + LIKE_MACHINES["HRDMA_TCP"]
+    return given
 
 
 def need_root() -> None:
@@ -204,7 +212,8 @@ class Lab:
         ranks_per_host : int, optional
             Rank r is on host ``r // ranks_per_host``. The fabric's where it is not given: 1 but for clusters.
         timeout, prefix, keep_going, env
-            As for `hrdma.launch.run`. Ranks sleep at once while they wait, unless ``HRDMA_SPIN_US`` says otherwise.
+            As for `hrdma.launch.run`. Ranks sleep at once while they wait, unless ``HRDMA_SPIN_US`` says otherwise, and take
+            hosts for machines (``cc=system``), unless ``HRDMA_TCP`` names a congestion control.
 
         Returns
         -------
@@ -223,11 +232,6 @@ class Lab:
         files = [self.namespace(host) for host in range(self.hosts) for _ in range(each)]
 
         address = self.addresses(0)[0] if self.addresses(0) else "127.0.0.1"
-        given = {
-            **LIKE_MACHINES,
-            **{name: os.environ[name] for name in LIKE_MACHINES if name in os.environ},
-            **(env or {}),
-        }
         with namespaces.inside(files[0], lambda: places.reserve_port("")) as port:
             return launch.run(
                 command,
@@ -235,7 +239,7 @@ class Lab:
                 timeout=timeout,
                 prefix=prefix,
                 keep_going=keep_going,
-                env=given,
+                env={**(env or {}), **_like_machines({**os.environ, **(env or {})})},
                 namespaces=files,
                 meeting=(address, port),
             )

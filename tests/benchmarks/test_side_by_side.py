@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import side_by_side
@@ -12,7 +13,7 @@ from beside import report
 from beside.cells import CASES, FULL, QUICK, Cell, Selection, cells, parse_list, parse_sizes
 from beside.job import Failure, Found
 from beside.report import Table, document, markdown, scaled, short
-from beside.roster import QUICK_ROWS, ROWS, Row
+from beside.roster import EVERYWHERE, QUICK_ROWS, ROWS, Row
 
 # -- what is asked for --
 
@@ -228,6 +229,23 @@ def test_each_cell_of_a_round_begins_with_another_row(monkeypatch):
     run, asked, _ = bench(monkeypatch, sizes="4K,64K,1M", rounds=1)
     run.run()
     assert asked == ["hrdma", "openmpi", "openmpi", "hrdma", "hrdma", "openmpi"]
+
+
+def test_a_place_that_cannot_be_made_is_left_out(monkeypatch):
+    run, asked, jobs = bench(monkeypatch)
+    run._options.rows = [replace(row, transports=EVERYWHERE) for row in run._options.rows]
+
+    def refused(called: str = "") -> None:
+        raise PermissionError("not root")
+
+    monkeypatch.setattr(side_by_side.across, "joined", refused)
+    run._options.selection = Selection(("namespaces", "shm"), (2,), ("reduce",), (4096,))
+    run.run()
+    assert len(asked) == 6 and all(job.ended for job in jobs)
+    assert {cell.transport for _, cell in run.table.figures} == {"shm"}
+    assert {(name, cell.transport, why) for (name, cell), why in run.table.failures.items()} == {
+        (name, "namespaces", "not root") for name in ("hrdma", "openmpi")
+    }
 
 
 # -- the command line --

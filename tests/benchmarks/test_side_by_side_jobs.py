@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from beside import environments, job
+from beside import across, environments, job
 from beside.cells import Cell
 from beside.environments import ROOT, Unavailable
 from beside.job import Failure, Job, Program, Start, combine, refuse_shortcut
@@ -116,8 +117,32 @@ def test_shared_memory_that_was_left_on_is_found():
     cell = Cell("tcp", 2, "pingpong", 4096)
     refuse_shortcut(cell, 100, 100 * 4200)
     refuse_shortcut(Cell("shm", 2, "pingpong", 4096), 100, 0)
-    with pytest.raises(Failure, match="not over TCP: loopback carried 4096 bytes for 100 operations of 409600"):
+    with pytest.raises(Failure, match="not over TCP: the network carried 4096 bytes for 100 operations of 409600"):
         refuse_shortcut(cell, 100, 4096)
+
+
+def test_ranks_that_are_apart_are_given_a_file(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    env = {"PYTHONPATH": PATHS, "TOY_FAULT": ""}
+    with Job(Start([TOY], env, [{"RANK": "0"}], apart=True), 1) as started:
+        assert [file.is_socket() for file in tmp_path.rglob("socket")] == [True]
+        assert started.measure(CELL, 0.01, 2, 10.0).wrong == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_stands_in_place_of_ssh_finds_the_namespace():
+    agent = ROOT / "benchmarks" / "peers" / "into_namespace"
+
+    def called(places: str) -> subprocess.CompletedProcess[str]:
+        command = [str(agent), "-x", "-q", "10.0.0.2", "echo", "'a  b'", "$WORD"]
+        env = {**os.environ, "BENCH_NAMESPACES": places, "WORD": "c"}
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=20)
+
+    done = called("10.0.0.1=/nowhere")
+    assert done.returncode == 1 and done.stderr == "into_namespace: no namespace of 10.0.0.2\n"
+    if across.possible():  # the own one will do
+        done = called("10.0.0.1=/nowhere 10.0.0.2=/proc/self/ns/net")
+        assert (done.returncode, done.stdout) == (0, "a  b c\n"), done.stderr
 
 
 def test_a_job_on_tcp_that_sends_nothing_has_no_figure():
@@ -238,8 +263,10 @@ def test_a_preloaded_library_sets_the_congestion_control(home):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "namespaces"])
 def test_hrdma_alone_at_small_sizes(tmp_path, transport):
+    if transport == "namespaces" and not across.possible():
+        pytest.skip("needs root and CAP_NET_ADMIN, CAP_SYS_ADMIN")
     files = {name: tmp_path / name for name in ("json", "markdown")}
     words = (
         f"--transport {transport} --world 2 --cases pingpong,alltoall --sizes 4K --peers hrdma,hrdma-numpy --rounds 2"

@@ -233,7 +233,7 @@ TEST(options_are_checked) {
     CHECK(strstr(detail, "mlx5_0"));
 }
 
-static void cc_is(const char *options, const char *one, const char *other) {
+static void cc_is(const char *options, const char *one) {
     struct node a, b;
     struct conn ca, cb;
     char name[16] = "", text[512];
@@ -244,7 +244,7 @@ static void cc_is(const char *options, const char *one, const char *other) {
     for (int i = 0; i < 2; i++) {
         int fd = ((struct hr_tcp_ep *)(i ? ca.ep : cb.ep))->source.fd;
         CHECK(!getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &len));
-        CHECK(!strcmp(name, one) || !strcmp(name, other));
+        CHECK_STR(name, one);
     }
     tcp->domain_describe(a.domain, text, sizeof text);
     CHECK(strstr(text, "127.0.0.1:") && (strstr(text, name) || strstr(text, "system")));
@@ -260,7 +260,7 @@ TEST(congestion_control) {
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     REQUIRE(!getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &len));
     close(fd);
-    cc_is(NULL, "reno", "reno");
-    cc_is("cc=reno", "reno", "reno");
-    cc_is("cc=system", name, name);
+    cc_is(NULL, "reno");
+    cc_is("cc=reno", "reno");
+    cc_is("cc=system", name);
 }

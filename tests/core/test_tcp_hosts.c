@@ -122,6 +122,7 @@ static void host_b(void) {
     step_to(2);
     call(&n, &c, 1, 1, 0);
     RUN(&n, NULL, c.ups);
+    control_is(&c, 1); /* it dials the other's address */
     CHECK_EQ(rig_send(&c, 1, "x", 1), HR_OK);
     while (step() < 3) rig_pump(&n, NULL, 1);
     tcp->ep_destroy(c.ep);
@@ -138,6 +139,7 @@ static void host_b(void) {
     step_to(6);
     call(&n, &c, 1, 1, 1);
     RUN(&n, NULL, c.ups);
+    control_is(&c, 0);
     step_to(7);
     tcp->ep_destroy(c.ep);
     tcp->domain_close(n.domain);

@@ -104,10 +104,18 @@ def test_a_cluster_has_its_own_number_of_ranks_on_each_host(name, hrdma):
         assert [one[0] for one in found] == [inode(own, rank // 3) for rank in range(6)]
 
 
-@pytest.mark.parametrize(("said", "seen"), [({}, "0"), ({"HRDMA_SPIN_US": "50"}, "50")])
-def test_ranks_do_not_spin_unless_they_are_told_to(lab, hrdma, said, seen):
-    """The processors are those of all hosts."""
-    text = "import os; print(os.environ['HRDMA_SPIN_US'])"
+@pytest.mark.parametrize(
+    ("said", "seen"),
+    [
+        ({}, "0 cc=system"),
+        ({"HRDMA_SPIN_US": "50", "HRDMA_TCP": "cc=reno"}, "50 cc=reno"),
+        ({"HRDMA_TCP": "sndbuf=4M"}, "0 sndbuf=4M,cc=system"),
+        ({"HRDMA_TCP": ""}, "0 cc=system"),
+    ],
+)
+def test_ranks_are_as_on_machines_of_their_own_unless_they_are_told_to(lab, hrdma, said, seen):
+    """The processors are those of all hosts, so nobody spins; and a network is between them."""
+    text = "import os; print(os.environ['HRDMA_SPIN_US'], os.environ['HRDMA_TCP'])"
     done = hrdma("run", "--name", lab.name, "--", sys.executable, "-c", text, env=environment(**said))
     assert [line.partition("] ")[2] for line in done.stdout.splitlines()] == [seen] * 4
 

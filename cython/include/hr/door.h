@@ -41,7 +41,7 @@ struct hr_door {
     int listener_kind, caller_kind; /* of their sources */
     size_t open_len;
     /* Settings of a socket, the listeners' too. 0: all well. */
-    int (*prepare)(struct hr_door *door, int fd);
+    int (*prepare)(struct hr_door *door, int fd, int local);
     /* Whether an open makes sense; which stream it names. */
     int (*good)(const void *open, uint32_t *stream_p);
     /* This caller waits: an endpoint that is meant may take it now. */

@@ -23,6 +23,7 @@ struct hr_poll {
     int fd;
     struct epoll_event events[HR_POLL_EVENTS];
     int next, count; /* events [next, count) were fetched and not looked at */
+    int writers;     /* sources that are watched for EPOLLOUT */
 };
 
 /* Adds it to the epoll, or changes its bits. -1: errno. */

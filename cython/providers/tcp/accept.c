@@ -10,7 +10,9 @@
 
 static struct hr_tcp_domain *domain_of(struct hr_door *door) { return hr_container(door, struct hr_tcp_domain, door); }
 
-static int prepare(struct hr_door *door, int fd) { return hr_tcp_socket_prepare(domain_of(door), fd); }
+static int prepare(struct hr_door *door, int fd, int local) {
+    return hr_tcp_socket_prepare(domain_of(door), fd, local);
+}
 
 static int good(const void *bytes, uint32_t *stream_p) {
     const struct hr_tcp_open *open = bytes;

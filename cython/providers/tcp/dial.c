@@ -88,7 +88,7 @@ static int start(struct hr_tcp_ep *ep, const union hr_sockaddr *at, const char *
     if (fd < 0) return -1;
     ep->source.fd = fd;
     *what_p = "cannot set up the socket";
-    if (hr_tcp_socket_prepare(d, fd)) return -1;
+    if (hr_tcp_socket_prepare(d, fd, hr_ifaces_own(d->ifaces, d->nifaces, at))) return -1;
     *what_p = "cannot bind to the interface's address";
     if (!hr_sockaddr_loopback(at) && bind_source(d, fd, at)) return -1;
     *what_p = "cannot connect";

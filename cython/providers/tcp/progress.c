@@ -3,9 +3,10 @@
 /*
  * A waiter names the endpoint it waits for: its socket is read directly, which costs one system call where asking the
  * epoll first would cost two. The epoll is asked when that gave nothing (every POLL_EVERY-th time, so that a spinning
- * waiter spends its time on its own socket) and now and then when it gave something. Every ALL_EVERY-th call the others
- * go first, so a flood on the endpoint of the hint cannot starve them; events that did not fit into the budget are kept
- * and come first in the next call, so neither can one of the others. No cost grows with the number of endpoints.
+ * waiter spends its time on its own socket; each time while something waits to be sent) and now and then when it gave
+ * something. Every ALL_EVERY-th call the others go first, so a flood on the endpoint of the hint cannot starve them;
+ * events that did not fit into the budget are kept and come first in the next call, so neither can one of the others.
+ * No cost grows with the number of endpoints.
  *
  * Sleeping needs no arming, as epoll is level triggered: what is in the kernel keeps event_fd readable. What was
  * received and not delivered is known here only, and makes event_arm say so; what other calls note for progress to tell
@@ -126,7 +127,7 @@ int hr_tcp_progress(struct hr_domain *domain, int budget, struct hr_ep *hint) {
     if (others_first) n += run_events(d, budget);
     if (ep && n == 0) n += hr_tcp_receive(ep, budget);
     if (n < budget && !hr_list_empty(&d->ready)) n += run_ready(d, budget - n);
-    if (n == 0 && !others_first && (!ep || ep->source.interest & EPOLLOUT || d->misses++ % POLL_EVERY == 0))
+    if (n == 0 && !others_first && (!ep || d->poll.writers || d->misses++ % POLL_EVERY == 0))
         n += run_events(d, budget);
     d->in_progress = 0;
     return n;

@@ -65,8 +65,9 @@ int hr_tcp_socket_unsent(int fd, int most) {
     return set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, most ? most : NOTSENT_LOWAT);
 }
 
-int hr_tcp_socket_prepare(struct hr_tcp_domain *d, int fd) {
-    if (hr_tcp_socket_control(fd, d->cc_remote)) return -1;
+/* The control is there before the first packet, as one that paces leaves a socket paced. */
+int hr_tcp_socket_prepare(struct hr_tcp_domain *d, int fd, int local) {
+    if (hr_tcp_socket_control(fd, local ? d->cc_local : d->cc_remote)) return -1;
     if (d->opt.sndbuf && set(fd, SOL_SOCKET, SO_SNDBUF, d->opt.sndbuf)) return -1;
     if (d->opt.rcvbuf && set(fd, SOL_SOCKET, SO_RCVBUF, d->opt.rcvbuf)) return -1;
     if (set(fd, IPPROTO_TCP, TCP_NODELAY, 1) || hr_tcp_socket_unsent(fd, 0) ||

@@ -178,7 +178,7 @@ static void domain_describe(struct hr_domain *domain, char *text, size_t size) {
         used += (size_t)snprintf(text + used, size - used, "%s%s %s", i ? ", " : "", d->door.listeners[i].name,
                                  hr_sockaddr_text(&d->door.listeners[i].at, at));
     if (used < size)
-        snprintf(text + used, size - used, "; congestion control: %s on this host, %s to others",
+        snprintf(text + used, size - used, "; congestion control: %s on this machine, %s to others",
                  *d->cc_local ? d->cc_local : "system", *d->cc_remote ? d->cc_remote : "system");
 }
 

@@ -201,7 +201,7 @@ void hr_tcp_dial_tick(struct hr_tcp_ep *ep, int64_t now);
 void hr_tcp_dial_end(struct hr_tcp_ep *ep);
 
 /* socket.c */
-int hr_tcp_socket_prepare(struct hr_tcp_domain *d, int fd);
+int hr_tcp_socket_prepare(struct hr_tcp_domain *d, int fd, int local);
 hr_status hr_tcp_socket_control(int fd, const char *name); /* congestion control; "": as it is */
 /* near.c. Connected: no network is between the two; if in different namespaces (same_machine), as far as can be seen.
  */

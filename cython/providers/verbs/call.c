@@ -194,9 +194,9 @@ static struct hr_verbs_domain *domain_of(struct hr_door *door) {
     return hr_container(door, struct hr_verbs_domain, door);
 }
 
-static int prepare(struct hr_door *door, int fd) {
+static int prepare(struct hr_door *door, int fd, int local) {
     int one = 1;
-    (void)door;
+    (void)door, (void)local;
     return setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 }
 
