@@ -27,9 +27,12 @@ from hrdma.bench.sizes import parse_size, show_size
 CASES = ("pingpong", "bandwidth", "allreduce")
 LIMIT = 120.0  # seconds for one case at one size
 HRDMA = [sys.executable, "-m", "hrdma"]
-# as between containers of one machine, not as a lab has it for hosts
-ENV = {"HRDMA_TRANSPORT": "tcp", "HRDMA_REQUIRE": "tcp", "HRDMA_SPIN_US": "-1"}
-ENV["HRDMA_TCP"] = os.environ.get("HRDMA_TCP") or "cc=auto"
+ENV = {  # as between containers of one machine, not as a lab has it for hosts
+    "HRDMA_TRANSPORT": "tcp",
+    "HRDMA_REQUIRE": "tcp",
+    "HRDMA_SPIN_US": "-1",
+    "HRDMA_TCP": os.environ.get("HRDMA_TCP") or "cc=auto",
+}
 
 
 def measure(case: str, size: str, prefix: Sequence[str], iters: int) -> float:

@@ -1,7 +1,7 @@
-"""Two network namespaces of this machine, joined by a link that has no rate, with the machine's congestion control: where two ranks of a job stand that is not on one
-host. Needs root.
+"""Two network namespaces of this machine, for the two ranks of a job that is not on one host. Needs root.
 
-Launchers of MPIs reach the other host by a program in place of ssh, `peers/into_namespace`.
+They are joined by a link without a rate, and have the machine's congestion control. Launchers of MPIs reach the other by a
+program in place of ssh, `peers/into_namespace`.
 """
 
 from __future__ import annotations
