@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ __all__ = ["TRANSPORT", "in_first", "joined", "launched", "name", "possible"]
 TRANSPORT = "namespaces"
 _AGENT = str(ROOT / "benchmarks" / "peers" / "into_namespace")
 _RATE = "10gbit"  # taken off again
+_PATIENCE = 10  # seconds
 _NEEDED = (12, 21)  # CAP_NET_ADMIN, CAP_SYS_ADMIN
 _CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
@@ -41,12 +43,20 @@ def possible() -> bool:
 
 
 def _as_outside(control: str) -> None:
-    """Takes the rates off the links of this namespace, and gives it a congestion control."""
+    """Takes the rates off the links of this namespace, and gives it a congestion control.
+
+    Waits until they are up, which is up to a second after they were made: an MPI started before takes loopback.
+    """
     with IPRoute() as ip:
         for link in ip.get_links():
             if link.get_attr("IFLA_IFNAME") != "lo":
                 with contextlib.suppress(NetlinkError):  # not one of the lab's: tunnels that a kernel puts everywhere
                     ip.tc("del", index=link["index"], parent=0xFFFFFFFF)
+        end = time.monotonic() + _PATIENCE
+        while not all(link.get_attr("IFLA_OPERSTATE") == "UP" for link in ip.get_links(kind="veth")):
+            if time.monotonic() > end:
+                raise TimeoutError(f"a link between the namespaces is not up after {_PATIENCE} s")
+            time.sleep(0.01)
     _CONTROL.write_text(control)
 
 
