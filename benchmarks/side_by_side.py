@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -21,13 +22,15 @@ from pathlib import Path
 from beside import across
 from beside import cells as asked
 from beside.cells import Cell, Selection
-from beside.environments import ROOT, Unavailable, environment, run
+from beside.environments import ROOT, Unavailable, compiled, environment, run
 from beside.job import Failure, Job, Program
 from beside.report import Table, busy_cores, document, markdown
 from beside.roster import QUICK_ROWS, ROWS, Row
 
 REPETITIONS = 5
 PICTURE_SECONDS = 60
+LINE = Cell("shm", 2, "pingpong", 8)
+LINE_SECONDS = 0.01
 BUSY = 0.2  # cores; less is what a machine does on its own
 EXIT_WRONG = 1
 EXIT_USAGE = 2
@@ -117,6 +120,7 @@ class Bench:
                 for number in range(1, self._options.rounds + 1):
                     self._progress.say(f"{transport}, {world} ranks: round {number} of {self._options.rounds}")
                     for nth, cell in enumerate(self._block):
+                        self._look(cell)
                         first = (number - 1 + nth) % len(self._options.rows)  # always the same one would gain or lose
                         for row in self._options.rows[first:] + self._options.rows[:first]:
                             self._measure(row, cell)
@@ -146,6 +150,14 @@ class Bench:
             for cell in self._block:
                 if row.has(cell):
                     self.table.failures[row.name, cell] = why
+
+    def _look(self, cell: Cell) -> None:
+        """How far apart two cores are: those of a virtual machine share a cache at one time and none at another."""
+        if len(os.sched_getaffinity(0)) < LINE.world:
+            return
+        with contextlib.suppress(Unavailable, Failure):
+            found = Program(compiled("limit_shm")).measure(LINE, LINE_SECONDS, 1, self._options.limit)
+            self.table.lines.setdefault(cell, []).extend(found.seconds)
 
     def _measure(self, row: Row, cell: Cell) -> None:
         """One figure of one row; a failure is kept in the table, and the row is not asked for that cell again."""

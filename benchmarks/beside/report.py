@@ -54,12 +54,15 @@ class Table:
         Why a row could not be had at all.
     versions : dict
         What each row says that it is.
+    lines : dict
+        By cell, for each round: seconds that 8 bytes took from one core to another as it began.
     """
 
     figures: dict[tuple[str, Cell], Figure] = field(default_factory=dict)
     failures: dict[tuple[str, Cell], str] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    lines: dict[Cell, list[float]] = field(default_factory=dict)
 
     def add(self, row: str, cell: Cell, seconds: list[float], wrong: int) -> None:
         """One round's repetitions and wrong elements."""
@@ -122,11 +125,16 @@ def ratio(value: float | None) -> str:
 
 def shown(figure: Figure, cell: Cell) -> str:
     """Median, and the range of the rounds: "0.369 (0.360-0.412)"."""
-    each = sorted(scaled(seconds, cell) for seconds in figure.each)
-    text = short(scaled(figure.seconds, cell))
-    if len(each) > 1:
-        text += f" ({short(each[0])}-{short(each[-1])})"
+    text = spread([scaled(seconds, cell) for seconds in figure.each])
     return text + (f" **{figure.wrong} wrong**" if figure.wrong else "")
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median and range."""
+    if not values:
+        return ""
+    text = short(statistics.median(values))
+    return f"{text} ({short(min(values))}-{short(max(values))})" if len(values) > 1 else text
 
 
 def _table(table: Table, cells: Sequence[Cell]) -> Iterator[str]:
@@ -146,13 +154,17 @@ def _table(table: Table, cells: Sequence[Cell]) -> Iterator[str]:
             words = [ratio(of(row.name, cell)) for cell in cells]
             if row.kind == "own" and any(words):
                 yield f"| *{row.title}: {what}* | {' | '.join(words)} |"
+    if any(table.lines.get(cell) for cell in cells):
+        words = [spread([1e9 * seconds for seconds in table.lines.get(cell, [])]) for cell in cells]
+        yield f"| *8 bytes from core to core, ns* | {' | '.join(words)} |"
 
 
 def markdown(table: Table, how: str) -> str:
     """All tables, each case's on its own, under a sentence that says how it was measured."""
     lines = ["# Side by side", "", f"{machine()}. {how}", ""]
     lines += [
-        "Median (range of the rounds); every result was verified, what was wrong says so. Bold: the best peer. Ratios are of times.",
+        "Median (range of the rounds); every result was verified, what was wrong says so. Bold: the best peer. Ratios are of times. "
+        "Last in a table, where there are cores to look at: how far apart two of them were as a cell's rounds began.",
     ]
     blocks = groupby(table.cells(), key=lambda cell: (cell.transport, cell.world, cell.case))
     for (transport, world, case), group in blocks:
@@ -204,6 +216,7 @@ def document(table: Table, how: str) -> dict[str, Any]:
         "versions": table.versions,
         "absent": table.absent,
         "wrong": table.wrong,
+        "lines": [{**vars(cell), "rounds": seconds} for cell, seconds in table.lines.items()],
         "failures": [{"row": name, **vars(cell), "why": why} for (name, cell), why in table.failures.items()],
         "figures": [
             {

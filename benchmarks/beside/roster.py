@@ -168,7 +168,15 @@ _ROWS = (
     Row("gloo", "Gloo (always TCP)", "peer", _gloo),
     Row("ucx", "UCX (ucxx)", "peer", _ucx, cases=PAIRS),
     Row("pyzmq", "pyzmq", "peer", _zmq, cases=PAIRS),
-    Row("limit", "limit: C, spinning", "limit", partial(_limit, ""), ("shm",), (*PAIRS, "allreduce"), bound=True),
+    Row(
+        "limit",
+        "limit: C, spinning",
+        "limit",
+        partial(_limit, ""),
+        ("shm",),
+        (*PAIRS, "allreduce", "alltoall"),
+        bound=True,
+    ),
     Row("limit-tcp", "limit: C, spinning", "limit", partial(_limit, ""), ("tcp", "tcp-cubic"), PAIRS, bound=True),
     Row("limit-blocking", "limit: C, sleeping", "limit", partial(_limit, "sleep"), ("shm", "tcp"), ("pingpong",)),
 )

@@ -1,11 +1,12 @@
 /* limit_shm.c - what shared memory allows: the least work that gives the result, in C, the ranks on cores of their own.
  *
- *     limit_shm pingpong|bandwidth|allreduce BYTES RANKS SECONDS REPETITIONS [sleep]
+ *     limit_shm pingpong|bandwidth|allreduce|alltoall BYTES RANKS SECONDS REPETITIONS [sleep]
  *
  * pingpong: up to a page the payload travels in a slot, behind the flag; more of it the receiver copies straight out of
  * the sender's memory. Both spin on the flag, or, with `sleep`, wait in futex. bandwidth: the receiver copies once,
  * straight out of the sender's memory. allreduce: buffers lie in shared memory; each rank adds up its share of all of
- * them and writes the sum to all, past the caches where they would not hold it.
+ * them and writes the sum to all, past the caches where they would not hold it. alltoall: each rank copies its block of
+ * all of them, past the caches in the same way.
  */
 
 #define _GNU_SOURCE
@@ -19,6 +20,7 @@
 
 enum { SLOT = 4096 };                   /* bytes that travel with the flag */
 enum { BLOCK = 1 << 11 };               /* elements that a rank adds up at a time, in its first cache */
+enum { AHEAD = 1 << 9 };                /* elements that are asked for before they are copied */
 #define OUT_OF_CACHE ((size_t)16 << 20) /* bytes of all buffers from which the sum is written past the caches */
 
 struct slot {
@@ -109,22 +111,57 @@ static void allreduce(void) {
     limit_barrier();
 }
 
+/* ---- alltoall ---- */
+
+/* As write_past, of what lies in no cache either. */
+static void copy_past(float *restrict to, const float *restrict from, size_t n) {
+    size_t line = 64 / sizeof(float);
+    for (size_t i = 0; i < n; i += line) {
+        __builtin_prefetch(from + i + AHEAD);
+        write_past(to + i, from + i, n - i < line ? n - i : line);
+    }
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
+
+static void alltoall(void) {
+    size_t block = nbytes / sizeof(float) / (size_t)ranks;
+
+    limit_barrier();
+    for (int i = 0; i < ranks; i++) {
+        int r = (me + i) % ranks;
+        float *to = (float *)theirs + (size_t)r * block, *from = (float *)buffers[r] + (size_t)me * block;
+        if (nbytes * (size_t)ranks > OUT_OF_CACHE)
+            copy_past(to, from, block);
+        else
+            memcpy(to, from, block * sizeof *to);
+    }
+    limit_barrier();
+}
+
+/* What element `i` of this rank's result is. */
+static float expected(void (*call)(void), size_t i) {
+    size_t block = nbytes / sizeof(float) / (size_t)ranks;
+    float sum = 0;
+    if (call == alltoall) return value((size_t)me * block + i % block, (int)(i / block));
+    if (call != allreduce) return value(i, !me);
+    for (int r = 0; r < ranks; r++) sum += value(i, r);
+    return sum;
+}
+
 /* Once more on known values; wrong elements of this rank. */
 static uint64_t check(void (*call)(void)) {
     size_t count = nbytes / sizeof(float);
     float *in = (float *)mine, *out = (float *)(theirs ? theirs : mine);
-    int reduces = call == allreduce, holds = call != bandwidth || me == 1;
+    int holds = call != bandwidth || me == 1;
     uint64_t wrong = 0;
 
     for (size_t i = 0; i < count; i++) in[i] = value(i, me);
     limit_barrier();
     call();
     limit_barrier();
-    for (size_t i = 0; i < count && holds; i++) {
-        float expected = reduces ? 0 : value(i, !me);
-        for (int r = 0; r < ranks && reduces; r++) expected += value(i, r);
-        wrong += out[i] != expected;
-    }
+    for (size_t i = 0; i < count && holds; i++) wrong += out[i] != expected(call, i);
     return wrong;
 }
 
@@ -141,6 +178,8 @@ int main(int argc, char **argv) {
         call = bandwidth;
     } else if (!strcmp(what, "allreduce")) {
         call = allreduce;
+    } else if (!strcmp(what, "alltoall") && nbytes % (64 * (size_t)ranks) == 0) {
+        call = alltoall;
     } else {
         fprintf(stderr, "limit_shm: no case %s of %d ranks\n", what, ranks);
         return 2;
@@ -148,7 +187,7 @@ int main(int argc, char **argv) {
     for (int r = 0; r < ranks; r++) buffers[r] = limit_memory(nbytes);
     limit_fork();
     mine = buffers[me];
-    if (call == pingpong) theirs = limit_memory(nbytes);
+    if (call == pingpong || call == alltoall) theirs = limit_memory(nbytes);
     limit_measure(call, operations);
     return limit_end(check(call));
 }

@@ -98,6 +98,7 @@ def made() -> Table:
     table.add("limit", LARGE, [1.1e-3], 0)
     table.failures["gloo", LARGE] = "no figure within 60 s"
     table.absent["ucx"] = "ERROR: no matching distribution"
+    table.lines[LARGE] = [52e-9, 243e-9, 50e-9]
     table.versions |= {"hrdma": "hrdma 0.1.0", "openmpi": "Open MPI v5"}
     return table
 
@@ -136,6 +137,7 @@ def test_tables_show_median_range_ratios_and_what_went_wrong():
     assert "| Gloo (always TCP) | failed |" in lines
     assert "| *hrdma, registered: faster than the best peer* | 4.00x |" in lines
     assert "| *hrdma, registered: the limit's time* | 2.00x |" in lines
+    assert "| *8 bytes from core to core, ns* | 52.0 (50.0-243) |" in lines
     assert "- UCX (ucxx): left out: ERROR: no matching distribution" in lines
     assert "- Gloo (always TCP) failed at shm, 2 ranks, allreduce 64 MiB: no figure within 60 s" in lines
 
@@ -146,6 +148,7 @@ def test_the_document_can_be_read_again():
     assert mine["nbytes"] == 64 << 20 and mine["unit"] == "ms" and mine["shown"] == pytest.approx(2.2)
     assert mine["faster_than_best"] == pytest.approx(4.0) and mine["over_limit"] == pytest.approx(2.0)
     assert found["wrong"] == 3 and found["failures"][0]["why"] == "no figure within 60 s"
+    assert found["lines"] == [{**vars(LARGE), "rounds": [52e-9, 243e-9, 50e-9]}]
 
 
 def test_figures_are_in_the_unit_of_their_case():
@@ -215,6 +218,14 @@ def test_rows_take_turns_in_every_round(monkeypatch):
     assert asked == ["hrdma", "openmpi", "openmpi", "hrdma", "hrdma", "openmpi"]  # none is always the first
     assert len(jobs) == 2 and all(job.ended for job in jobs)
     assert all(len(figure.rounds) == 3 for figure in run.table.figures.values())
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is not far from itself")
+def test_how_far_apart_the_cores_are_is_told_for_each_round(monkeypatch):
+    run, _, _ = bench(monkeypatch)
+    run.run()
+    assert [len(rounds) for rounds in run.table.lines.values()] == [3]
+    assert all(5e-9 < seconds < 1e-4 for rounds in run.table.lines.values() for seconds in rounds)
 
 
 def test_a_row_that_fails_is_ended_named_and_not_asked_again(monkeypatch):

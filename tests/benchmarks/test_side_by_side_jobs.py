@@ -209,6 +209,8 @@ LIMITS = [
     ("limit_shm", "bandwidth", 1 << 20, 2),
     ("limit_shm", "allreduce", 1 << 16, 2),
     ("limit_shm", "allreduce", 12 << 20, 3),
+    ("limit_shm", "alltoall", 1 << 16, 2),
+    ("limit_shm", "alltoall", 12 << 20, 3),
     ("limit_tcp", "pingpong", 8, 2),
     ("limit_tcp", "bandwidth", 1 << 20, 2),
 ]
@@ -222,14 +224,15 @@ def test_the_limits_move_what_they_should(home):
     for name in ("limit_shm", "limit_tcp"):
         blocking = Program(environments.compiled(name), "sleep").measure(Cell("shm", 2, "pingpong", 8), 0.01, 2, 30)
         assert blocking.wrong == 0
-    with pytest.raises(Failure, match="no case alltoall"):
-        Program(environments.compiled("limit_shm")).measure(Cell("shm", 2, "alltoall", 64), 0.01, 2, 30)
+    with pytest.raises(Failure, match="no case allgather"):
+        Program(environments.compiled("limit_shm")).measure(Cell("shm", 2, "allgather", 64), 0.01, 2, 30)
 
 
 SPOILED = [
     ("limit_shm", "allreduce", "sum[i] += x[i];", "sum[i] += 2 * x[i];"),
     ("limit_shm", "pingpong", "memcpy(slot->payload, mine, nbytes)", "memcpy(slot->payload, mine, nbytes / 2)"),
     ("limit_shm", "bandwidth", "memcpy(mine, buffers[0], nbytes)", "memcpy(mine, buffers[0], nbytes / 2)"),
+    ("limit_shm", "alltoall", "r = (me + i) % ranks", "r = me"),
     ("limit_tcp", "bandwidth", "send(fd, x + done,", "send(fd, out + done,"),
 ]
 
