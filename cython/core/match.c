@@ -171,7 +171,7 @@ static struct hr_umsg *umsg_new(struct hr_conn *conn, const struct hr_hdr *h, co
     u->len = (uint32_t)len;
     hr_list_init(&u->stray);
     memcpy(&u->hdr, h, h->kind == HR_MSG_RTS ? sizeof u->hdr : sizeof *h);
-    if (len) memcpy(u->payload, payload, len);
+    if (len) hr_copy(u->payload, payload, len, HR_STORE_CACHED);
     return u;
 }
 

@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+#include "hr/reduce.h"
 #include "providers/tcp/tcp.h"
 
 #define ROUNDS 8         /* reads of one socket in a row */
@@ -162,7 +163,7 @@ static int take_frame(struct hr_tcp_ep *ep, const struct hr_tcp_frame *frame, co
 static int body_from_buffer(struct hr_tcp_ep *ep) {
     uint64_t n = buffered(ep) < ep->body.left ? buffered(ep) : ep->body.left;
     uint8_t *to = n ? target(ep) : NULL;
-    if (to) memcpy(to, ep->rx + ep->rx_off, n);
+    if (to) hr_copy(to, ep->rx + ep->rx_off, n, HR_STORE_CACHED);
     ep->rx_off += (uint32_t)n;
     advance(ep, n);
     return ep->body.left == 0;
