@@ -465,42 +465,6 @@ TEST(integers_are_divided_toward_zero) {
         }
 }
 
-TEST(copy) {
-    static const size_t lens[] = {0, 1, 63, 64, 4097, (1 << 20) - 1, 1 << 20, (2 << 20) + 77};
-    make_rooms((2 << 20) + 77);
-    FOR_EACH_ISA for (size_t i = 0; i < COUNT(lens); i++) {
-        char *src = room[1] + below(MARGIN), *dst = room[0] + below(MARGIN);
-        for (size_t k = 0; k < lens[i]; k++) src[k] = (char)(k * 7 + (k >> 8));
-        for (int how = 0; how < 2 * (HR_STORE_SHARED + 1); how++) {
-            hr_reduce_force_amd(how % 2);
-            memset(room[0], CANARY, room_size);
-            hr_copy(dst, src, lens[i], (hr_store)(how / 2));
-            CHECK_MEM(dst, src, lens[i]);
-            CHECK(canaries_live(room[0], dst, lens[i]));
-        }
-    }
-    hr_reduce_force_amd(-1);
-    hr_copy(room[0], room[0], 1 << 20, 1);
-    free_rooms();
-}
-
-/* Where a string move would be slow: see hr_copy. */
-TEST(copy_to_a_little_ahead_in_the_page) {
-    static const size_t lens[] = {2047, 2048, 4096, 8192, 70001};
-    static unsigned char from[70001 + 4096], to[sizeof from + 4096];
-    for (size_t k = 0; k < sizeof from; k++) from[k] = (unsigned char)(k * 7 + (k >> 8));
-    FOR_EACH_ISA for (size_t ahead = 0; ahead <= 33; ahead++) for (size_t i = 0; i < COUNT(lens); i++) {
-        const unsigned char *src = from + 1000 * i % 4096;
-        unsigned char *dst = to + 1 + ((uintptr_t)src + ahead - (uintptr_t)(to + 1)) % 4096;
-        hr_reduce_force_amd(ahead % 3 != 0);
-        memset(to, CANARY, sizeof to);
-        hr_copy(dst, src, lens[i], HR_STORE_CACHED);
-        CHECK_MEM(dst, src, lens[i]);
-        CHECK(dst[-1] == CANARY && dst[lens[i]] == CANARY);
-    }
-    hr_reduce_force_amd(-1);
-}
-
 /* The checks above are worth something only if they see one wrong bit, or one byte beside the result. */
 TEST(a_wrong_bit_is_seen) {
     make_rooms(1000);
