@@ -151,6 +151,21 @@ def test_mapped_overrides_pull() -> None:
     assert choose("broadcast", 8, 1 << 26, WIRE, mapped=False).algorithm == "ring"
 
 
+def test_of_equal_allreduces_the_one_with_fewest_messages_is_taken() -> None:
+    """Unless it sends more; what it reduces counts last."""
+    tcp = Cost(7.4e-6, 1.5e-10, 2e-11, 0.0, 1e-6, 516 << 10, packet=65408)
+
+    def seconds(algorithm: str, size: int, nbytes: int) -> float:
+        return choose("allreduce", size, nbytes, tcp, algorithm=algorithm).seconds
+
+    assert 1 < seconds("exchange", 2, 384 << 10) / seconds("halving", 2, 384 << 10) < 1.03
+    assert choose("allreduce", 2, 384 << 10, tcp).algorithm == "exchange"
+    near = next(
+        n for n in range(1 << 10, 1 << 20, 256) if 1 < seconds("halving", 4, n) / seconds("doubling", 4, n) < 1.03
+    )
+    assert choose("allreduce", 4, near, tcp).algorithm == "halving"  # it sends three quarters of that
+
+
 def test_ranks_that_share_cores_need_no_parts() -> None:
     tcp = Cost(7e-6, 3e-10, 2.5e-11, 5e-7, 1e-6, 516 << 10, cores=2)
 
