@@ -24,8 +24,17 @@ def wait_for_server(output: Callable[..., str]) -> None:
         time.sleep(0.1)
 
 
-def bandwidth(text: str) -> float:
-    """Average in bytes per second; perftest's MB are MiB."""
-    rows = re.findall(r"^\s*\d+\s+\d+\s+[\d.]+\s+([\d.]+)\s+[\d.]+\s*$", text, re.MULTILINE)
+def _row(text: str) -> tuple[int, float]:
+    rows = re.findall(r"^\s*\d+\s+(\d+)\s+[\d.]+\s+([\d.]+)\s+[\d.]+\s*$", text, re.MULTILINE)
     assert len(rows) == 1, f"no row of numbers in:\n{text}"
-    return float(rows[0]) * (1 << 20)
+    return int(rows[0][0]), float(rows[0][1])
+
+
+def messages(text: str) -> int:
+    """How many it moved."""
+    return _row(text)[0]
+
+
+def bandwidth(text: str) -> float:
+    """Average in bytes per second; perftest's MB are MiB. 0: it could not tell how fast the processor's clock is."""
+    return _row(text)[1] * (1 << 20)
