@@ -105,6 +105,7 @@ class Bench:
         self._progress = progress
         self._jobs: dict[str, Job | Program] = {}
         self._block: list[Cell] = []
+        self._blind = False
 
     def run(self) -> None:
         """Measures all that was selected; ends every job, also when it is interrupted."""
@@ -153,11 +154,14 @@ class Bench:
 
     def _look(self, cell: Cell) -> None:
         """How far apart two cores are: those of a virtual machine share a cache at one time and none at another."""
-        if len(os.sched_getaffinity(0)) < LINE.world:
+        if len(os.sched_getaffinity(0)) < LINE.world or self._blind:
             return
-        with contextlib.suppress(Unavailable, Failure):
+        try:
             found = Program(compiled("limit_shm")).measure(LINE, LINE_SECONDS, 1, self._options.limit)
             self.table.lines.setdefault(cell, []).extend(found.seconds)
+        except (Unavailable, Failure) as error:
+            self._blind = True
+            self._progress.say(f"how far apart the cores are is not told: {error}")
 
     def _measure(self, row: Row, cell: Cell) -> None:
         """One figure of one row; a failure is kept in the table, and the row is not asked for that cell again."""

@@ -53,7 +53,7 @@ def _as_outside(control: str) -> None:
                 with contextlib.suppress(NetlinkError):  # not one of the lab's: tunnels that a kernel puts everywhere
                     ip.tc("del", index=link["index"], parent=0xFFFFFFFF)
         end = time.monotonic() + _PATIENCE
-        while not all(link.get_attr("IFLA_OPERSTATE") == "UP" for link in ip.get_links(kind="veth")):
+        while {link.get_attr("IFLA_OPERSTATE") for link in ip.get_links(kind="veth")} != {"UP"}:
             if time.monotonic() > end:
                 raise TimeoutError(f"a link between the namespaces is not up after {_PATIENCE} s")
             time.sleep(0.01)

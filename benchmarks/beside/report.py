@@ -125,16 +125,19 @@ def ratio(value: float | None) -> str:
 
 def shown(figure: Figure, cell: Cell) -> str:
     """Median, and the range of the rounds: "0.369 (0.360-0.412)"."""
-    text = spread([scaled(seconds, cell) for seconds in figure.each])
+    text = short(scaled(figure.seconds, cell)) + extent([scaled(seconds, cell) for seconds in figure.each])
     return text + (f" **{figure.wrong} wrong**" if figure.wrong else "")
 
 
-def spread(values: Sequence[float]) -> str:
-    """Median and range."""
-    if not values:
-        return ""
-    text = short(statistics.median(values))
-    return f"{text} ({short(min(values))}-{short(max(values))})" if len(values) > 1 else text
+def extent(values: Sequence[float]) -> str:
+    """The range, behind a median."""
+    return f" ({short(min(values))}-{short(max(values))})" if len(values) > 1 else ""
+
+
+def apart(seconds: Sequence[float]) -> str:
+    """Median and range in ns."""
+    values = [1e9 * value for value in seconds]
+    return short(statistics.median(values)) + extent(values) if values else ""
 
 
 def _table(table: Table, cells: Sequence[Cell]) -> Iterator[str]:
@@ -155,7 +158,7 @@ def _table(table: Table, cells: Sequence[Cell]) -> Iterator[str]:
             if row.kind == "own" and any(words):
                 yield f"| *{row.title}: {what}* | {' | '.join(words)} |"
     if any(table.lines.get(cell) for cell in cells):
-        words = [spread([1e9 * seconds for seconds in table.lines.get(cell, [])]) for cell in cells]
+        words = [apart(table.lines.get(cell, [])) for cell in cells]
         yield f"| *8 bytes from core to core, ns* | {' | '.join(words)} |"
 
 

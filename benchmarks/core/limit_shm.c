@@ -132,7 +132,7 @@ static void alltoall(void) {
     for (int i = 0; i < ranks; i++) {
         int r = (me + i) % ranks;
         float *to = (float *)theirs + (size_t)r * block, *from = (float *)buffers[r] + (size_t)me * block;
-        if (nbytes * (size_t)ranks > OUT_OF_CACHE)
+        if (nbytes * (size_t)ranks > OUT_OF_CACHE && block * sizeof *to % 64 == 0)
             copy_past(to, from, block);
         else
             memcpy(to, from, block * sizeof *to);
@@ -178,7 +178,7 @@ int main(int argc, char **argv) {
         call = bandwidth;
     } else if (!strcmp(what, "allreduce")) {
         call = allreduce;
-    } else if (!strcmp(what, "alltoall") && nbytes % (64 * (size_t)ranks) == 0) {
+    } else if (!strcmp(what, "alltoall") && nbytes % (sizeof(float) * (size_t)ranks) == 0) {
         call = alltoall;
     } else {
         fprintf(stderr, "limit_shm: no case %s of %d ranks\n", what, ranks);

@@ -37,19 +37,22 @@ TEST(copy) {
         }
     }
     hr_reduce_force_amd(-1);
+    memcpy(to, from, 1 << 20);
     hr_copy(to, to, 1 << 20, HR_STORE_UNREAD);
+    CHECK_MEM(to, from, 1 << 20);
     hr_reduce_force_isa(NULL);
 }
 
 /* Where a string move would be slow: see hr_copy. */
 TEST(copy_to_a_little_ahead_in_the_page) {
-    static const size_t lens[] = {2047, 2048, 4096, 8192, 70001};
+    static const size_t lens[] = {2047, 2048, 5000, 8192, 70001};
     fill();
     FOR_EACH_ISA for (size_t ahead = 0; ahead <= 33; ahead++) for (size_t i = 0; i < COUNT(lens); i++) {
         const unsigned char *src = from + 1000 * i % 4096;
         unsigned char *first = to + MARGIN;
         hr_reduce_force_amd(ahead % 3 != 0);
-        check(first + ((uintptr_t)src + ahead - (uintptr_t)first) % 4096, src, lens[i], HR_STORE_CACHED);
+        for (int store = HR_STORE_CACHED; store <= HR_STORE_SHARED; store++)
+            check(first + ((uintptr_t)src + ahead - (uintptr_t)first) % 4096, src, lens[i], (hr_store)store);
     }
     hr_reduce_force_amd(-1);
     hr_reduce_force_isa(NULL);

@@ -39,6 +39,8 @@ def test_libibverbs_sees_the_largest_mtu(guest, device, output):
 
 def test_perftest_writes(guest, device, output):
     command = perftest.command("ib_write_bw", device, "-s 65536 -n 200")
+    counter = SYSFS / device / "ports/1/hw_counters/sent_pkts"
+    before = int(counter.read_text())
     with subprocess.Popen(shlex.split(command), stdout=subprocess.DEVNULL) as server:
         try:
             perftest.wait_for_server(output)
@@ -47,6 +49,7 @@ def test_perftest_writes(guest, device, output):
         finally:
             server.kill()
     assert perftest.messages(told) == 200
+    assert int(counter.read_text()) - before >= 200 * 65536 // 4096
 
 
 def test_a_device_that_is_not_there_fails(guest):

@@ -202,7 +202,7 @@ static void average_integers(hr_dtype t, char *dst, void *const *also, int nalso
         for (int s = 0; s < nsrc; s++) part[s] = (const char *)src[s] + at;
         hr_reduce(HR_SUM, t, dst + at, part, nsrc, n / size, 1.0, store);
         hr_reduce_divide(t, dst + at, n / size, divisor);
-        for (int k = 0; k < nalso; k++) memcpy((char *)also[k] + at, dst + at, n);
+        for (int k = 0; k < nalso; k++) hr_copy((char *)also[k] + at, dst + at, n, HR_STORE_CACHED);
     }
 }
 
@@ -239,20 +239,22 @@ void hr_reduce_to_all(hr_redop op, hr_dtype t, void *dst, void *const *also, int
     in_full(kernel, &job, t == HR_FLOAT16 || t == HR_BFLOAT16);
 }
 
-/* Whether memcpy stumbles. From 2 KiB on it is a string move (`rep movsb`), which takes an AMD EPYC of Zen 4 nine times
- * as long where in their pages the destination is 1 to 15 bytes ahead of the source, and twice as long where it is 16
- * to 31: as it is of two arrays of 4 KiB, 8 KiB, ... that malloc gave one after the other. */
-static int stumbles(const void *dst, const void *src, size_t len) {
-    const size_t ahead = ((uintptr_t)dst - (uintptr_t)src) % 4096;
-    return len >= STRING_MIN && ahead && ahead < 32 && __atomic_load_n(&amd, __ATOMIC_RELAXED);
+/* Whether memcpy stumbles. From 2 KiB to some length it is a string move (`rep movsb`), which takes an AMD EPYC of Zen
+ * 4 about ten times as long where in their pages the destination is 1 to 15 bytes ahead of the source, and twice as
+ * long where it is 16 to 31: as it is of two arrays of 4 KiB, 8 KiB, ... that malloc gave one after the other. Into
+ * lines that another core has a string move is still the faster of the two then, if that core is far. */
+static int stumbles(const void *dst, const void *src, size_t len, hr_store store) {
+    const size_t ahead = ((uintptr_t)dst - (uintptr_t)src) % 4096, slow = store == HR_STORE_SHARED ? 16 : 32;
+    return len >= STRING_MIN && ahead && ahead < slow && __atomic_load_n(&amd, __ATOMIC_RELAXED);
 }
 
 /* A reduction of one source is a copy. */
 void hr_copy(void *dst, const void *src, size_t len, hr_store store) {
     if (dst == src) return;
     hr_reduce_kernel kernel = kernel_of(HR_BOR, HR_UINT8); /* first, as above */
-    store = suitable(store, len);
-    if ((store == HR_STORE_CACHED || len < HR_SHARED_MIN) && !stumbles(dst, src, len)) {
+    const int slow = stumbles(dst, src, len, store);
+    store = len < HR_SHARED_MIN ? HR_STORE_CACHED : suitable(store, len);
+    if (store == HR_STORE_CACHED && !slow) {
         memcpy(dst, src, len);
         return;
     }

@@ -15,6 +15,7 @@
 
 #include <stdlib.h>
 
+#include "hr/reduce.h"
 #include "providers/shm/shm.h"
 
 struct write_hdr {
@@ -37,7 +38,7 @@ static void send_record(struct shm_ep *e, enum ring_kind kind, const void *hdr, 
                         size_t len) {
     uint8_t *at = ring_tx_at(&e->tx);
     memcpy(at, hdr, hdr_len);
-    if (len) memcpy(at + ring_payload(hdr_len, len), payload, len);
+    if (len) hr_copy(at + ring_payload(hdr_len, len), payload, len, HR_STORE_SHARED);
     if (ring_tx_publish(&e->tx, ring_word(kind, hdr_len, len), ring_record(hdr_len, len))) hr_shm_wake(e);
 }
 
@@ -170,7 +171,7 @@ static int on_write(struct shm_ep *e, const uint8_t *at, const uint8_t *payload,
     struct write_hdr hdr;
     memcpy(&hdr, at, sizeof hdr);
     if (!hr_shm_region_find(dom, hdr.key, HR_ACCESS_REMOTE_WRITE, hdr.addr, len)) return 1;
-    if (len) memcpy((void *)(uintptr_t)hdr.addr, payload, len);
+    if (len) hr_copy((void *)(uintptr_t)hdr.addr, payload, len, HR_STORE_CACHED);
     if (hdr.notify) dom->base.sink->notify(&e->base, hdr.value, hdr.total);
     return 1;
 }
