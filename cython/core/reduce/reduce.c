@@ -242,7 +242,7 @@ void hr_reduce_to_all(hr_redop op, hr_dtype t, void *dst, void *const *also, int
 /* Whether memcpy stumbles. From 2 KiB to some length it is a string move (`rep movsb`), which takes an AMD EPYC of Zen
  * 4 about ten times as long where in their pages the destination is 1 to 15 bytes ahead of the source, and twice as
  * long where it is 16 to 31: as it is of two arrays of 4 KiB, 8 KiB, ... that malloc gave one after the other. Into
- * lines that another core has a string move is still the faster of the two then, if that core is far. */
+ * lines that another core has the latter is a tenth at most, and there vectors can be far slower (Zen 5). */
 static int stumbles(const void *dst, const void *src, size_t len, hr_store store) {
     const size_t ahead = ((uintptr_t)dst - (uintptr_t)src) % 4096, slow = store == HR_STORE_SHARED ? 16 : 32;
     return len >= STRING_MIN && ahead && ahead < slow && __atomic_load_n(&amd, __ATOMIC_RELAXED);
