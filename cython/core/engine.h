@@ -86,13 +86,14 @@ enum hr_msg_kind {
 struct hr_hdr {
     uint8_t kind;
     uint8_t flags;  /* RTS, CTS: HR_HDR_*. BREAK: phase */
-    uint8_t bucket; /* EAGER, RTS, SKIP: of the order. BREAK: what it was to the rank to blame, a status */
+    uint8_t bucket; /* EAGER, RTS, SKIP: of the order. BREAK: what it was to the rank to blame, a status. FIN: 0, or
+                       1 + what was made of it (relay.h), while both sent */
     int8_t status;  /* FIN, CANCEL, BREAK */
     uint32_t order; /* EAGER, RTS, SKIP: place in its bucket */
     uint64_t comm;
     uint64_t tag; /* BREAK: rank to blame */
     uint64_t aux; /* EAGER, RTS: signature. SEG: offset. CTS: the length of the beginning that was taken. SKIP: length.
-                     PROBE, ECHO: bytes of bulk. BREAK: sequence */
+                     PROBE, ECHO: bytes of bulk. BREAK: sequence. FIN, with bucket: ns of work */
     uint32_t sreq;
     uint32_t rreq; /* EAGER, RTS, CREDIT: how much bulk is to be acknowledged at a time; 0: as before */
     /* Totals modulo 2^32, so that a header which is withdrawn with its message takes nothing with it. They count where

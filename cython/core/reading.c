@@ -28,13 +28,11 @@ static int lends(const struct hr_xfer *x, uint8_t flags) {
 
 static struct hr_relay *relay_of(struct hr_xfer *x) { return &x->conn->reading.relay[x->relay - 1]; }
 
-/* Where work counts: the clock, before and after it. */
-static int work_counts(const struct hr_xfer *x) { return x->relay > HR_RELAY_BOTH; }
-
-static int64_t begin(const struct hr_xfer *x) { return work_counts(x) ? hr_now() : 0; }
+/* Where work counts, for this side or the one that leads: the clock, before and after it. */
+static int64_t begin(const struct hr_xfer *x) { return x->both ? hr_now() : 0; }
 
 static void end(struct hr_xfer *x, int64_t since) {
-    if (work_counts(x)) relay_of(x)->busy += hr_now() - since;
+    if (x->both) x->busy += hr_now() - since;
 }
 
 /* One that the connection has, or another, which it keeps then: as many as transfers have been under way at once. */
@@ -119,7 +117,8 @@ void hr_read_unasked(struct hr_request *req, const void *data, size_t len) {
     put_relay(conn, len)->busy += now - since;
     /* the operand is copied and summed, the result copied twice: this side has had one of four; fused, one and a half
      * of three and a half */
-    hr_relay_end(put_relay(conn, len), HR_RELAYED, len, now, fused ? ns * 4 / 3 : 0, fused ? 1 : 2);
+    struct hr_relay_work work = {.copying = fused ? ns * 4 / 3 : 0, .messages = fused ? 1 : 2};
+    hr_relay_end(put_relay(conn, len), HR_RELAYED, len, now, &work);
 }
 
 /* Whether messages are not faster, and the transfer is one of those from which that is known: x->relay. */
@@ -128,7 +127,7 @@ static int is_faster(struct hr_xfer *x, uint8_t flags) {
         kind = hr_relay_class(x->len) + made * HR_RELAY_LENGTHS + (both ? HR_RELAY_BOTH : 0);
     struct hr_relay *relay = &x->conn->reading.relay[kind];
     int64_t now = hr_now();
-    x->both = both != 0;
+    x->both = (uint8_t)(both ? made + 1 : 0);
     if (reduces(x) && !back && (!both || x->len < LENT_MIN)) return 0;
     if (back && !chooses_puts(x->conn, x->len)) return hr_read_puts(x->conn, x->len);
     if (both && !back && !leads(x->conn)) return flags & HR_HDR_READ << made;
@@ -227,13 +226,32 @@ hr_status hr_read_send(struct hr_xfer *x, struct hr_hdr *h, size_t len) {
     return status;
 }
 
+static double *theirs(const struct hr_xfer *x, int made) {
+    return &x->conn->reading.theirs[made * HR_RELAY_LENGTHS + hr_relay_class(x->len)];
+}
+
+void hr_read_tells(const struct hr_xfer *x, struct hr_hdr *fin) {
+    fin->bucket = x->busy ? x->both : 0;
+    fin->aux = (uint64_t)x->busy;
+}
+
+void hr_read_heard(const struct hr_xfer *x, const struct hr_hdr *fin) {
+    if (fin->bucket && fin->bucket <= HR_RELAY_MADE) *theirs(x, fin->bucket - 1) = (double)fin->aux / (double)x->len;
+}
+
 void hr_read_end(struct hr_xfer *x) {
-    double copying = work_counts(x) ? x->conn->reading.copying[hr_relay_class(x->len)] : -1.0;
-    int messages = x->relay > HR_RELAYS - HR_RELAY_LENGTHS ? 2 : 1; /* the result is the other */
     int way = x->mode == HR_XFER_PULL || x->mode == HR_XFER_LENT ? HR_READ : HR_RELAYED;
     uint64_t bytes = x->shared ? hr_share_bytes(x) : x->completed;
-    if (copying < 0 && bytes > x->begun) bytes -= x->begun / 2; /* of two copies one was made before */
-    if (x->relay) hr_relay_end(relay_of(x), way, bytes, hr_now(), copying, messages);
+    if (x->relay && x->relay <= HR_RELAY_BOTH) {
+        if (bytes > x->begun) bytes -= x->begun / 2; /* of two copies one was made before */
+        hr_relay_end(relay_of(x), way, bytes, hr_now(), NULL);
+    } else if (x->relay) {
+        struct hr_relay_work work = {.copying = x->conn->reading.copying[hr_relay_class(x->len)],
+                                     .theirs = *theirs(x, x->both - 1),
+                                     .messages = x->both == HR_RELAY_MADE ? 2 : 1}; /* the result is the other */
+        relay_of(x)->busy += x->busy;
+        hr_relay_end(relay_of(x), way, bytes, hr_now(), &work);
+    }
     x->relay = 0;
     if (!x->scratch) return;
     void **kept = (void **)(void *)x->scratch;

@@ -7,7 +7,9 @@
  * cache has times of its own, and so has what is reduced.
  *
  * Where one side sends, what counts is the time that passes. Where both do, the time of each depends on the way of the
- * other, so one chooses for both; and no core is idle, so work counts, of both cores, which have as much of it.
+ * other, so one chooses for both; and no core is idle, so work counts. Both copy as much through messages, but what the
+ * kernel takes depends on the pages of the other side's memory, and the slower of the two lets the other wait: so each
+ * says what its work was (FIN).
  */
 #ifndef HR_CORE_RELAY_H
 #define HR_CORE_RELAY_H
@@ -40,6 +42,7 @@ struct hr_relay {          /* what one connection receives, of one class */
 struct hr_reading { /* of one connection */
     struct hr_relay relay[HR_RELAYS];
     double copying[HR_RELAY_LENGTHS]; /* ns for a byte of a segment that is sent; 0: not known, or short */
+    double theirs[HR_RELAY_BOTH];     /* ns for a byte that the peer has read last, while both send; 0: not known */
     uint8_t told[HR_RELAY_LENGTHS];   /* by who leads: HR_HDR_SAYS, and HR_HDR_PUT if results are to be put back */
     uint8_t called, heads; /* classes for whose last the peer has called for segments; transfers with a head */
     int unanswered;        /* long messages that came since one was sent */
@@ -94,11 +97,25 @@ static inline int hr_relay_begin(struct hr_relay *r, int64_t now) {
     return way;
 }
 
-/* One that went this way ends, after so many bytes. copying: ns for a byte that the sender copied, where work counts,
- * 0: as much as this side had with it; negative: time counts. messages: so many does it take, each of so many bytes.
- * What the way before has left only delays the period. */
-static inline void hr_relay_end(struct hr_relay *r, int way, uint64_t bytes, int64_t now, double copying,
-                                int messages) {
+struct hr_relay_work { /* where work counts; how much of it this side had is in busy */
+    double copying;    /* ns for a byte that the sender of a message copied; 0: as much as the receiver had with it */
+    double theirs;     /* ns for a byte that the peer had when it read last; 0: it has not yet said */
+    int messages;      /* so many does it take, each of so many bytes */
+};
+
+/* ns for a byte of this period; 0: not known, as the peer has not read before. */
+static inline double hr_relay_cost(const struct hr_relay *r, const struct hr_relay_work *work, int64_t now) {
+    double bytes = (double)r->bytes, mine = (double)r->busy / bytes;
+    if (!work) return (double)(now - r->since) / bytes;
+    if (r->way == HR_RELAYED) return work->messages * (mine + (work->copying ? work->copying : mine));
+    if (!work->theirs && r->trial == HR_RELAY_PERIODS) return 0;
+    return mine > work->theirs ? mine : work->theirs;
+}
+
+/* One that went this way ends, after so many bytes. work: NULL: time counts. What the way before has left only delays
+ * the period. */
+static inline void hr_relay_end(struct hr_relay *r, int way, uint64_t bytes, int64_t now,
+                                const struct hr_relay_work *work) {
     if (way != r->way) {
         r->open--;
         r->since = now;
@@ -109,9 +126,8 @@ static inline void hr_relay_end(struct hr_relay *r, int way, uint64_t bytes, int
     r->bytes += bytes;
     if (--r->open && r->bytes < HR_RELAY_PERIOD) return;
     if (r->bytes) {
-        double ns = (double)(copying < 0 ? now - r->since : r->busy) / (double)r->bytes;
-        if (copying >= 0 && r->way == HR_RELAYED) ns = messages * (ns + (copying ? copying : ns));
-        hr_relay_learn(&r->cost[r->way], ns);
+        double ns = hr_relay_cost(r, work, now);
+        if (ns > 0) hr_relay_learn(&r->cost[r->way], ns);
         r->spent += r->trial ? now - r->since : 0;
         r->tried += r->bytes;
         if (r->trial && --r->trial < HR_RELAY_PERIODS - 1 && (!r->trial || r->tried >= HR_RELAY_ENOUGH)) {
@@ -164,6 +180,9 @@ void hr_read_arrived(struct hr_xfer *x, const void *data, size_t len);
 hr_status hr_read_send(struct hr_xfer *x, struct hr_hdr *h, size_t len);
 /* The connection is over. */
 void hr_reading_close(struct hr_reading *reading);
+/* The end of a transfer that was read: for who leads, what work it was. Of one that the peer has read. */
+void hr_read_tells(const struct hr_xfer *x, struct hr_hdr *fin);
+void hr_read_heard(const struct hr_xfer *x, const struct hr_hdr *fin);
 /* The transfer is over. */
 void hr_read_end(struct hr_xfer *x);
 

@@ -198,6 +198,7 @@ void hr_xfer_on_fin(struct hr_conn *conn, const struct hr_hdr *h) {
     x->open = conn->stopped = 0; /* the peer is through with it */
     if (h->status == HR_OK) {
         if (x->mode == HR_XFER_SEND) {
+            hr_read_heard(x, h);
             conn->tx_bytes += x->len; /* the peer has read them */
             send_finished(conn, x);
         } else
@@ -222,15 +223,20 @@ static void put_back(struct hr_engine *engine, struct hr_request *req) {
     HR_COUNT(engine, returned);
 }
 
-static void recv_finished(struct hr_conn *conn, struct hr_xfer *x, int fin) {
+static struct hr_hdr fin_of(const struct hr_xfer *x) {
+    struct hr_hdr fin = {.kind = HR_MSG_FIN, .comm = x->req->comm->id, .rreq = x->remote};
+    if (x->open) fin.flags = HR_HDR_OPEN;
+    hr_read_tells(x, &fin);
+    return fin;
+}
+
+static void recv_finished(struct hr_conn *conn, struct hr_xfer *x, int tell) {
     struct hr_request *req = x->req;
-    uint64_t comm = req->comm->id;
-    uint32_t sreq = x->remote;
-    int returned = x->open;
+    struct hr_hdr fin = fin_of(x);
     req->nbytes = x->len;
-    if (returned) put_back(conn->engine, req);
+    if (x->open) put_back(conn->engine, req);
     hr_xfer_free(conn->engine, x);
-    if (fin) hr_xfer_send_fin(conn, comm, sreq, HR_OK, returned);
+    if (tell) hr_conn_send_ctl(conn, &fin, sizeof fin);
     hr_finish(conn->engine, req, HR_OK);
 }
 
@@ -254,7 +260,7 @@ static int consume_mapped(struct hr_xfer *x, uint64_t len) {
 void hr_xfer_pull_failed(struct hr_engine *engine, struct hr_xfer *x, hr_status status) {
     struct hr_conn *conn = x->conn;
     struct hr_request *req = x->req;
-    hr_xfer_send_fin(conn, req->comm->id, x->remote, status, 0);
+    hr_xfer_send_fin(conn, req->comm->id, x->remote, status);
     hr_xfer_abort(engine, x, 0);
     hr_fail(engine, req, status, req->peer, HR_PHASE_TRANSFER, conn);
 }
@@ -315,7 +321,7 @@ void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct h
     if (!x) {
         if (status == HR_OK) status = HR_ERR_NOMEM;
         req->nbytes = rts->size;
-        hr_xfer_send_fin(conn, rts->h.comm, rts->h.sreq, status, 0);
+        hr_xfer_send_fin(conn, rts->h.comm, rts->h.sreq, status);
         hr_fail(engine, req, status, req->peer, HR_PHASE_MATCH, conn);
         return;
     }
@@ -459,7 +465,7 @@ void hr_xfer_on_done(struct hr_xfer *x, hr_status status) {
             hr_conn_lost(conn, status, "a segment could not be sent");
             return;
         }
-        if (x->mode == HR_XFER_PULL) hr_xfer_send_fin(conn, req->comm->id, x->remote, status, 0);
+        if (x->mode == HR_XFER_PULL) hr_xfer_send_fin(conn, req->comm->id, x->remote, status);
         hr_xfer_abort(conn->engine, x, x->mode != HR_XFER_PULL);
         hr_fail(conn->engine, req, status, hr_comm_rank_of(req->comm, conn), HR_PHASE_TRANSFER, conn);
         return;
@@ -476,11 +482,9 @@ void hr_xfer_on_done(struct hr_xfer *x, hr_status status) {
 
 void hr_xfer_return(struct hr_engine *engine, struct hr_xfer *x) {
     struct hr_conn *conn = x->conn;
-    uint64_t comm = x->req->comm->id;
-    uint32_t sreq = x->remote;
-    int returned = x->open;
+    struct hr_hdr fin = fin_of(x);
     conn->rx_bytes += x->len;
-    if (returned) put_back(engine, x->req);
+    if (x->open) put_back(engine, x->req);
     hr_xfer_free(engine, x);
-    hr_xfer_send_fin(conn, comm, sreq, HR_OK, returned);
+    hr_conn_send_ctl(conn, &fin, sizeof fin);
 }

@@ -74,9 +74,8 @@ void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x) {
     engine->xfer_free = HR_ID_INDEX(x->id) + 1;
 }
 
-void hr_xfer_send_fin(struct hr_conn *conn, uint64_t comm, uint32_t sreq, hr_status status, int returned) {
+void hr_xfer_send_fin(struct hr_conn *conn, uint64_t comm, uint32_t sreq, hr_status status) {
     struct hr_hdr h = {.kind = HR_MSG_FIN, .status = (int8_t)status, .comm = comm, .rreq = sreq};
-    if (returned) h.flags = HR_HDR_OPEN;
     hr_conn_send_ctl(conn, &h, sizeof h);
 }
 
@@ -123,7 +122,7 @@ void hr_xfer_abort(struct hr_engine *engine, struct hr_xfer *x, int tell) {
                                .rreq = x->mode == HR_XFER_SEND ? 0 : x->remote};
             hr_conn_send_ctl(conn, &h, sizeof h);
         } else if (tell) {
-            hr_xfer_send_fin(conn, x->req->comm->id, x->remote, HR_ERR_CANCELED, 0);
+            hr_xfer_send_fin(conn, x->req->comm->id, x->remote, HR_ERR_CANCELED);
         }
         if (posted && !tell) { /* what the withdrawn headers said must be said again */
             struct hr_hdr h = {.kind = HR_MSG_CREDIT};

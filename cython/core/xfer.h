@@ -37,13 +37,14 @@ struct hr_xfer {         /* one rendezvous, on one side */
     uint32_t id, remote;
     uint8_t mode, has_mem, has_rmem, sure, relay; /* sure: writes are confirmed; relay: 1 + which of the reading */
     uint8_t open, both;   /* who receives it writes back what it makes of it; this side sends as well, where that counts
-                             (HR_CAP_RELAYS) */
+                             (HR_CAP_RELAYS): 1 + what is made of it (relay.h) */
     uint8_t beside;       /* share.c: the program copies the same memory meanwhile */
     uint32_t head, begun; /* bytes of the beginning that went with the RTS; that came with it and were taken */
     uint32_t outstanding; /* reads or writes in the provider */
     char *buf, *scratch;  /* scratch: pieces that are read to be reduced */
     uint64_t len, posted, completed, key; /* key: in the ledger of who sends; 0: it is not there */
     uint64_t from, shared, read;       /* share.c: the part that both ends copy, 0: none; bytes of it that were read */
+    int64_t busy;                      /* ns of work with what is read, where both send */
     uint64_t reached;                  /* where the last piece ends that the sender took */
     uint32_t helped, back;             /* pieces that the sender has copied; 1 + the one it could not */
     uint32_t writes[HR_WRITES], first; /* SEND_PUSH: bytes of those in the provider, where it confirms them; a ring */
@@ -57,7 +58,7 @@ struct hr_xfer *hr_xfer_find(struct hr_conn *conn, uint32_t id); /* NULL: it is 
 struct hr_xfer *hr_xfer_new(struct hr_engine *engine, struct hr_request *req, struct hr_conn *conn, int mode);
 void hr_xfer_free(struct hr_engine *engine, struct hr_xfer *x);
 int hr_xfer_confirms(const struct hr_conn *conn);
-void hr_xfer_send_fin(struct hr_conn *conn, uint64_t comm, uint32_t sreq, hr_status status, int returned);
+void hr_xfer_send_fin(struct hr_conn *conn, uint64_t comm, uint32_t sreq, hr_status status);
 void hr_xfer_accept(struct hr_request *req, struct hr_conn *conn, const struct hr_hdr_long *rts, const void *head,
                     size_t len);
 void hr_xfer_on_cts(struct hr_conn *conn, const struct hr_hdr_long *cts);
