@@ -29,7 +29,7 @@ from hrdma.topo.planner import plan as plan_on_fabric
 from hrdma.topo.program import ASIDE_WITHIN, INSTR, REF, ProgramSpec, aside, stage
 from hrdma.topo.routing import chunk_bytes
 from hrdma.topo.schedule import DST, ROUND, Schedule
-from hrdma.topo.slices import bounced, joined, lengths, worth
+from hrdma.topo.slices import bounced, joined, lengths, slicing
 from hrdma.types import COLLECTIVES, DTYPES, OPS
 
 if TYPE_CHECKING:
@@ -240,8 +240,8 @@ def plan(
         result to both (direct). A long reduce of two such ranks: each sums a half and writes it to the root
         (scatter_gather), which takes longer than direct where memory is not registered. The same on both ranks.
     sliced : bool
-        A long vector is taken in slices, what is sent of it copied to where peers can map it, if a few ranks share cores. The
-        same on all ranks.
+        No rank's memory can be mapped by its peers, so a long vector is taken in slices where that is faster (`topo.slices`).
+        The same on all ranks; ignored where nothing is mapped.
     landing : int
         As in `lower`. Ranks may differ in it.
     algorithm : str, optional
@@ -308,8 +308,8 @@ def plan(
         algorithm, parts = "direct", 1
     known = cost or DEFAULT_COST["shm" if mapped else "tcp"]
     crowded = mapped and cost is not None and cost.crowd(size) > 1
-    sliceable = crowded and worth(size)
-    each = lengths(counts, itemsize, size) if sliced and sliceable else [counts]
+    way = slicing(collective, size, nbytes, known, mapped) if cost is not None and isinstance(counts, int) else None
+    each = lengths(counts, itemsize, size, way.nbytes) if way and (sliced or not mapped) else [counts]
     slices = len(each)
     choice = choose(
         collective, size, nbytes if slices == 1 else each[0] * itemsize, known, mapped=mapped,
@@ -326,14 +326,16 @@ def plan(
             stage(spec, cost.staged)
         return spec
 
-    if slices > 1:
-        made = {count: bounced(lowered(count)) for count in set(each)}
-        spec, what = joined([made[count] for count in each]), ASIDE_WITHIN
+    if way and slices > 1:
+        made = {count: bounced(lowered(count)) if way.bounces else lowered(count) for count in set(each)}
+        spec, what = joined([made[count] for count in each], way.ahead), ASIDE_WITHIN if way.bounces else 0
     else:
         spec = lowered(counts)
         what = aside(spec, collective, nbytes, root) if crowded else 0
     reason = why and f"not planned for {on.fabric.name}: {why}" if on else ""
-    return Plan(**vars(spec), choice=choice, aside=what, slices=slices, sliceable=sliceable, reason=reason)
+    return Plan(
+        **vars(spec), choice=choice, aside=what, slices=slices, sliceable=mapped and way is not None, reason=reason
+    )
 
 
 _IN_PLACE = 4 << 10  # bytes of a message above which ranks that share cores read what is mapped where it lies

@@ -1,7 +1,9 @@
 """Long vectors in slices, one behind the other; and bounce buffers: what is sent leaves by way of scratch.
 
 Where ranks share cores the kernel's copies between processes cost more than copies within one. A vector that is too long to
-be copied as a whole and stay in the caches is cut: each slice is a vector of its own, and uses the scratch of the one before.
+be copied as a whole and stay in the caches is cut: each slice is a vector of its own, and uses the scratch of an earlier one.
+Two ranks with a core each copy nothing to scratch. But in an allreduce each sends what it has summed, and that its cache still
+has if it is short.
 
 Why the programs are right: a slice has the program of a shorter vector, which is proved. `bounced` adds copies within a rank,
 and lets nothing wait for a message that did not before. `joined` lets a slice wait for earlier ones of the same rank, so by
@@ -11,12 +13,13 @@ induction over slices none waits for ever. Who bounces meets who does not. `hrdm
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from hrdma.topo.cells import up
+from hrdma.topo.cost import Cost
 from hrdma.topo.program import (
     BUF_BORROWED,
     BUF_TMP,
@@ -32,21 +35,45 @@ from hrdma.topo.program import (
     ProgramSpec,
 )
 
-__all__ = ["bounced", "joined", "lengths", "worth"]
+__all__ = ["Slicing", "bounced", "joined", "lengths", "slicing"]
 
-_TOGETHER = 8 << 20  # bytes of a slice of all ranks: a cache has room for them and their copies
 _TAGS = 1 << 16  # of a slice; the core takes 2^24
 _FIELDS = INSTR.names or ()
 
 
-def worth(size: int) -> bool:
-    """Whether what one of so many ranks sends to another of a slice is long enough to be copied."""
-    return _TOGETHER // size**2 >= MESSAGE
+@dataclass(frozen=True)
+class Slicing:
+    """How a vector is cut."""
+
+    nbytes: int  #: of a slice, of all ranks together, about
+    bounces: bool = False  #: what is sent leaves by way of scratch
+    ahead: int = 1  #: slices that are under way at once
+    least: int = 0  #: bytes of a vector
+    most: int = 1 << 62
 
 
-def lengths(count: int, itemsize: int, size: int) -> list[int]:
-    """Elements of each slice of a vector that `size` ranks have: all but the last alike, and whole pages."""
-    slices = max(1, round(size * count * itemsize / _TOGETHER))
+_SHARED = Slicing(8 << 20, bounces=True)  # a cache has room for a slice of all ranks and their copies
+_APART = Slicing(1 << 20)  # a half is one message, and stays with who sums it
+_STREAMS = Slicing(2 << 20, ahead=2, least=(2 << 20) + 1, most=32 << 20)  # the kernel copies, while others wait
+
+
+def slicing(collective: str, size: int, nbytes: int, cost: Cost, mapped: bool) -> Slicing | None:
+    """How a vector of so many bytes is cut, for ranks of one host whose memory peers cannot map.
+
+    mapped: of others they could, so they have to know what all of them have. Such vectors have bounds of their own
+    (`SLICED_LEAST`, `APART_LEAST` in cython/bind).
+    """
+    if not cost.cores or cost.offload:
+        return None
+    if cost.crowd(size) > 1:
+        return _SHARED if mapped and size > 2 and _SHARED.nbytes // size**2 >= MESSAGE else None
+    way = _APART if mapped else _STREAMS
+    return way if size == 2 and collective == "allreduce" and way.least <= nbytes <= way.most else None
+
+
+def lengths(count: int, itemsize: int, size: int, nbytes: int) -> list[int]:
+    """Elements of each slice of a vector that `size` ranks have, of some `nbytes` of all: all but the last alike, whole pages."""
+    slices = max(1, round(size * count * itemsize / nbytes))
     each = max(1, up(-(-count * itemsize // slices)) // itemsize)
     full, rest = divmod(count, each)
     return [each] * full + [rest] * (rest > 0)
@@ -119,26 +146,30 @@ def bounced(spec: ProgramSpec, least: int = MESSAGE) -> ProgramSpec:
     return replace(spec, instrs=instrs, unlocks=_order(instrs, after), refs=refs, tmp_bytes=tmp)
 
 
-def joined(slices: Sequence[ProgramSpec]) -> ProgramSpec:
-    """Programs of consecutive slices of one vector as one: a slice begins when the one before it has ended, and uses its scratch."""
+def joined(slices: Sequence[ProgramSpec], ahead: int = 1) -> ProgramSpec:
+    """Programs of consecutive slices of one vector as one: so many are under way at once; each uses the scratch of one that has ended."""
     whole = np.zeros(sum(len(spec.instrs) + 1 for spec in slices), INSTR)
     refs = np.zeros(sum(len(spec.refs) for spec in slices), REF)
     after: list[set[int]] = []
     offset = base = operands = 0
+    ends: list[int] = []
+    tmp = up(max(spec.tmp_bytes for spec in slices))
     for number, spec in enumerate(slices):
+        scratch = number % ahead * tmp
         own, rows = refs[operands : operands + len(spec.refs)], whole[base : base + len(spec.instrs)]
         own[:], rows[:] = spec.refs, spec.instrs
         for buf in ("dst", "src"):
-            rows[buf + "_off"] += np.where(rows[buf + "_buf"] == BUF_TMP, 0, offset).astype("u8")
+            rows[buf + "_off"] += np.where(rows[buf + "_buf"] == BUF_TMP, scratch, offset).astype("u8")
         rows["tag"] += number * _TAGS
         rows["ref"] += np.where(rows["flags"] & RETURNS, base, operands).astype("u4")
-        elsewhere = np.where(own["buf"] == BUF_TMP, 0, offset)
+        elsewhere = np.where(own["buf"] == BUF_TMP, scratch, offset)
         own["off"] += np.where(own["buf"] == BUF_BORROWED, base, elsewhere).astype("u8")
-        before = {base - 1} if number else set()
+        before = {ends[number - ahead]} if number >= ahead else set()
         after += [{base + other for other in others} or before for others in spec.waits()]
         after.append(set((base + np.flatnonzero(rows["nunlock"] == 0)).tolist()))
         base, operands = base + len(rows) + 1, operands + len(own)
         whole["op"][base - 1], whole["peer"][base - 1] = NOP, -1
+        ends.append(base - 1)
         offset += max(spec.in_bytes, spec.out_bytes)
     return replace(
         slices[0],
@@ -147,7 +178,7 @@ def joined(slices: Sequence[ProgramSpec]) -> ProgramSpec:
         refs=refs,
         in_bytes=sum(spec.in_bytes for spec in slices),
         out_bytes=sum(spec.out_bytes for spec in slices),
-        tmp_bytes=max(spec.tmp_bytes for spec in slices),
+        tmp_bytes=ahead * tmp,
     )
 
 

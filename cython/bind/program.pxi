@@ -109,6 +109,8 @@ cdef enum:
     SHARED_LEAST = 131072  # bytes of a reduce that both ranks share, `pulls` of scatter_gather in topo/algorithms
     SLICED_LEAST = 4194304  # bytes of a vector: copies of the whole would leave the caches,
     SLICED_MOST = 25165824  # and so does it by itself
+    APART_LEAST = 786432  # the same of an allreduce of two ranks with a core each
+    APART_MOST = 50331648
     SHARED_TRIAL = 64  # after so many of memory that could not be opened the next one asks again
     SLOTS = 64  # a power of two
     AGREEMENT = -1  # what ranks say of a given schedule: no program of users is like it

@@ -182,7 +182,7 @@ cdef class Planned(Messenger):
     # A long reduce is the same the other way round: in the algorithm for open memory both say it, in others only those
     # who send something to the root. So it begins with the first, goes on with the others where one has said no, and
     # asks again now and then. (Where another one was planned all the same nobody says anything: `mutual` in the core.)
-    # Whether more than two ranks take a long vector in slices (hrdma.topo.slices) is known in the same way: all have
+    # Whether a long vector goes in slices where ranks map memory (hrdma.topo.slices) is known in the same way: all have
     # said of the last call of such a length that peers cannot map their input, and that they wait. Where not everyone
     # says something to every other, nobody finds that all have said it.
 
@@ -206,6 +206,8 @@ cdef class Planned(Messenger):
     cdef inline uint32_t sliceable(self, Key *key) noexcept:
         """The same of a vector that is taken in slices, or not."""
         cdef uint64_t nbytes = key.count * key.itemsize
+        if self.size == 2 and not key.schedule and key.collective == ALLREDUCE and APART_LEAST <= nbytes <= APART_MOST:
+            return <uint32_t> 1 << (nbytes >> 21)
         if self.size < 3 or key.schedule or nbytes < SLICED_LEAST or nbytes > SLICED_MOST:
             return 0
         if key.collective != ALLREDUCE and key.collective != REDUCE:

@@ -16,7 +16,7 @@ from hrdma.topo.answers import answer
 from hrdma.topo.cost import DEFAULT_COST
 from hrdma.topo.lower import lower
 from hrdma.topo.program import ProgramSpec
-from hrdma.topo.slices import bounced, joined, lengths, worth
+from hrdma.topo.slices import bounced, joined, lengths, slicing
 from hrdma.topo.verify import check_programs
 
 VECTORS = ("allreduce", "reduce", "broadcast")
@@ -33,9 +33,9 @@ def slices(collective: str, name: str, size: int, rank: int, in_place: bool, roo
     return found
 
 
-def programs(collective="allreduce", name="direct", size=3, in_place=True, root=0, copying=lambda rank: True):
+def programs(collective="allreduce", name="direct", size=3, in_place=True, root=0, copying=lambda rank: True, ahead=1):
     return [
-        joined(slices(collective, name, size, rank, in_place, root, 1 if copying(rank) else None))
+        joined(slices(collective, name, size, rank, in_place, root, 1 if copying(rank) else None), ahead)
         for rank in range(size)
     ]
 
@@ -49,10 +49,13 @@ def sends(spec: ProgramSpec) -> np.ndarray:
 @pytest.mark.parametrize("collective, name", EVERY)
 def test_results_are_right_whoever_copies(collective: str, name: str, size: int, in_place: bool) -> None:
     root = size - 1
-    for seed, copying in enumerate(
-        (lambda rank: False, lambda rank: True, lambda rank: rank % 2, lambda rank: rank == root)
-    ):
-        found = programs(collective, name, size, in_place or collective == "broadcast", root, copying)
+    for seed, (ahead, copying) in enumerate(
+        (
+            (1, lambda rank: False), (1, lambda rank: True), (1, lambda rank: rank % 2), (1, lambda rank: rank == root),
+            (2, lambda rank: False), (3, lambda rank: rank % 2),
+        )
+    ):  # fmt: skip
+        found = programs(collective, name, size, in_place or collective == "broadcast", root, copying, ahead)
         for mapped in (False, True):
             run(
                 found,
@@ -130,7 +133,7 @@ def test_the_proof_misses_no_copy_that_comes_too_early() -> None:
 @pytest.mark.parametrize("nbytes", (1, 4 << 20, (4 << 20) + 24, 15_999_984, 24 << 20))
 def test_slices_are_alike_and_make_up_the_vector(size: int, itemsize: int, nbytes: int) -> None:
     count = -(-nbytes // itemsize)
-    found = lengths(count, itemsize, size)
+    found = lengths(count, itemsize, size, 8 << 20)
     assert sum(found) == count and len(set(found[:-1])) <= 1 and 0 < found[-1] <= found[0]
     assert found[0] * itemsize * size <= 1.5 * (8 << 20) + 4096 * size
     assert len(found) == 1 or itemsize == 12 or found[0] * itemsize % 4096 == 0
@@ -178,9 +181,53 @@ def test_long_vectors_are_cut_where_ranks_share_cores(collective: str) -> None:
 @pytest.mark.parametrize("nbytes", (4 << 20, 24 << 20))
 @pytest.mark.parametrize("size", (3, 15))
 def test_slices_are_cut_for_as_few_ranks_as_have_long_messages_in_them(size: int, nbytes: int) -> None:
-    assert worth(size) and not worth(16)
     crowded = replace(DEFAULT_COST["shm"], cores=2)
+    assert slicing("allreduce", size, nbytes, crowded, True) and not slicing("allreduce", 16, nbytes, crowded, True)
     shape = {"size": size, "counts": nbytes // 4, "itemsize": 4, "dtype": "float32", "in_place": True, "mapped": True}
     found = plan("allreduce", rank=1, cost=crowded, sliced=True, algorithm="direct", parts=1, **shape)
     assert (sends(found)["src_buf"] == isa.BUF_TMP).mean() > 0.9  # of all but the last slice
     assert found.instrs["tag"].max() < 1 << 24 and found.tmp_bytes < 3 * found.choice.nbytes + 4096 * len(found.instrs)
+
+
+@pytest.mark.parametrize("in_place", (False, True))
+@pytest.mark.parametrize("transport", ("shm", "tcp"))
+def test_an_allreduce_of_two_ranks_is_cut_where_each_has_a_core(transport: str, in_place: bool) -> None:
+    cost = replace(DEFAULT_COST[transport], cores=2)
+    mapped = transport == "shm"
+
+    def planned(nbytes: int, collective: str = "allreduce", cost=cost, **more):
+        shape = {"counts": nbytes // 4, "itemsize": 4, "dtype": "float32", "mapped": mapped, "in_place": in_place}
+        shape |= {"size": 2, "sliced": True} | more
+        return [plan(collective, rank=rank, cost=cost, **shape) for rank in range(shape["size"])]
+
+    for nbytes, number in ((4 << 20, 8), ((5 << 20) + 4, 10), (24 << 20, 48)):
+        found = planned(nbytes)
+        check_programs(found)
+        number //= 1 if mapped else 2
+        assert found[0].explanation.endswith(f"in {number} slices")
+        for spec in found:
+            assert (spec.slices, spec.aside, spec.sliceable) == (number, 0, mapped)
+            assert (sends(spec)["src_buf"] != isa.BUF_TMP).all()
+            # what begins at once: the first slice, or two
+            begin = spec.instrs[(spec.instrs["after"] == 0) & (spec.instrs["op"] == isa.SEND)]
+            begun = {int(tag) >> 16 for tag in begin["tag"]}
+            assert begun == ({0} if mapped else {0, 1})
+    for found in (
+        planned(4 << 20, "reduce"), planned(4 << 20, size=3, cost=replace(cost, cores=4)), planned(4 << 20, cost=replace(cost, cores=1)),
+        planned(4 << 20, cost=replace(cost, cores=0)), planned(4 << 20, cost=replace(cost, offload=True)),
+        planned(4 << 20, cost=None), planned(2 << 20, sliced=False), *([] if mapped else [planned(33 << 20)]),
+    ):  # fmt: skip
+        assert {spec.slices for spec in found} == {1}
+
+
+def test_scratch_of_slices_under_way_at_once_is_their_own() -> None:
+    specs = slices("allreduce", "exchange", 2, 0, True, 0)
+    one, two = joined(specs), joined(specs, 2)
+    assert 0 < one.tmp_bytes < two.tmp_bytes == 2 * one.tmp_bytes
+
+    def rooms(spec: ProgramSpec) -> list[int]:
+        landing = spec.instrs[(spec.instrs["op"] == isa.RECV) & (spec.instrs["dst_buf"] == isa.BUF_TMP)]
+        return landing["dst_off"].tolist()
+
+    assert len(set(rooms(one))) == 1 and len(set(rooms(two))) == 2
+    assert all(a != b for a, b in zip(rooms(two), rooms(two)[1:]))
