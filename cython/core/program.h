@@ -3,6 +3,7 @@
 #define HR_CORE_PROGRAM_H
 
 #include "core/engine.h"
+#include "core/far.h"
 
 struct hr_run;
 
@@ -20,6 +21,7 @@ struct hr_program {
     uint64_t in_bytes, out_bytes, tmp_bytes;
     int size, paced, mutual;     /* paced: as HR_REQ_PACED */
     uint32_t aside;              /* HR_ASIDE_* */
+    struct hr_far far;           /* of what is made in scratch for peers */
     struct hr_run *_Atomic idle; /* one run kept for the next time; HR_NO_RUN: its owner has let it go */
 };
 
