@@ -231,7 +231,7 @@ static double *theirs(const struct hr_xfer *x, int made) {
 }
 
 void hr_read_tells(const struct hr_xfer *x, struct hr_hdr *fin) {
-    fin->bucket = x->busy ? x->both : 0;
+    fin->bucket = x->busy && x->both > 1 ? x->both : 0;
     fin->aux = (uint64_t)x->busy;
 }
 
@@ -247,7 +247,7 @@ void hr_read_end(struct hr_xfer *x) {
         hr_relay_end(relay_of(x), way, bytes, hr_now(), NULL);
     } else if (x->relay) {
         struct hr_relay_work work = {.copying = x->conn->reading.copying[hr_relay_class(x->len)],
-                                     .theirs = *theirs(x, x->both - 1),
+                                     .theirs = x->both > 1 ? *theirs(x, x->both - 1) : -1,
                                      .messages = x->both == HR_RELAY_MADE ? 2 : 1}; /* the result is the other */
         relay_of(x)->busy += x->busy;
         hr_relay_end(relay_of(x), way, bytes, hr_now(), &work);

@@ -8,8 +8,9 @@
  *
  * Where one side sends, what counts is the time that passes. Where both do, the time of each depends on the way of the
  * other, so one chooses for both; and no core is idle, so work counts. Both copy as much through messages, but what the
- * kernel takes depends on the pages of the other side's memory, and the slower of the two lets the other wait: so each
- * says what its work was (FIN).
+ * kernel takes depends on the pages of the other side's memory, and the slower of the two lets the other wait: so of
+ * what is reduced each says what its work was (FIN). (Of copies it does not: they take half as long again through
+ * messages as work says.)
  */
 #ifndef HR_CORE_RELAY_H
 #define HR_CORE_RELAY_H
@@ -99,8 +100,8 @@ static inline int hr_relay_begin(struct hr_relay *r, int64_t now) {
 
 struct hr_relay_work { /* where work counts; how much of it this side had is in busy */
     double copying;    /* ns for a byte that the sender of a message copied; 0: as much as the receiver had with it */
-    double theirs;     /* ns for a byte that the peer had when it read last; 0: it has not yet said */
-    int messages;      /* so many does it take, each of so many bytes */
+    double theirs; /* ns for a byte that the peer had when it read last; 0: it has not yet said; negative: no matter */
+    int messages;  /* so many does it take, each of so many bytes */
 };
 
 /* ns for a byte of this period; 0: not known, as the peer has not read before. */
@@ -108,7 +109,7 @@ static inline double hr_relay_cost(const struct hr_relay *r, const struct hr_rel
     double bytes = (double)r->bytes, mine = (double)r->busy / bytes;
     if (!work) return (double)(now - r->since) / bytes;
     if (r->way == HR_RELAYED) return work->messages * (mine + (work->copying ? work->copying : mine));
-    if (!work->theirs && r->trial == HR_RELAY_PERIODS) return 0;
+    if (work->theirs == 0 && r->trial == HR_RELAY_PERIODS) return 0;
     return mine > work->theirs ? mine : work->theirs;
 }
 
