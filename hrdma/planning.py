@@ -49,7 +49,7 @@ class Plan(ProgramSpec):
     reason: str = ""  #: of a plan for a fabric; else why it is not one, where there is a fabric
     aside: int = 0  #: of `_core.Program`
     slices: int = 1  #: of a vector, one after the other: the choice is that of one
-    sliceable: bool = False  #: in slices, or would be if that were asked for
+    sliceable: bool = False  #: in slices if ranks agree that they shall be
 
     @property
     def explanation(self) -> str:
@@ -308,7 +308,8 @@ def plan(
         algorithm, parts = "direct", 1
     known = cost or DEFAULT_COST["shm" if mapped else "tcp"]
     crowded = mapped and cost is not None and cost.crowd(size) > 1
-    way = slicing(collective, size, nbytes, known, mapped) if cost is not None and isinstance(counts, int) else None
+    sliceable = cost is not None and isinstance(counts, int) and (mapped or algorithm is None)
+    way = slicing(collective, size, nbytes, known, mapped) if sliceable else None
     each = lengths(counts, itemsize, size, way.nbytes) if way and (sliced or not mapped) else [counts]
     slices = len(each)
     choice = choose(

@@ -87,7 +87,7 @@ struct hr_hdr {
     uint8_t kind;
     uint8_t flags;  /* RTS, CTS: HR_HDR_*. BREAK: phase */
     uint8_t bucket; /* EAGER, RTS, SKIP: of the order. BREAK: what it was to the rank to blame, a status. FIN: 0, or
-                       1 + what was made of it (relay.h), while both sent */
+                       1 + what sum was made of it (relay.h), while both sent */
     int8_t status;  /* FIN, CANCEL, BREAK */
     uint32_t order; /* EAGER, RTS, SKIP: place in its bucket */
     uint64_t comm;

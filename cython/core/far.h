@@ -18,6 +18,7 @@
 
 struct hr_far {
     int slow;      /* the last copies that were, in a row */
+    int64_t last;  /* when the last one ended */
     int64_t until; /* until then stores go past the cache */
 };
 
@@ -25,7 +26,10 @@ struct hr_far {
 static inline void hr_far_copied(struct hr_far *far, int64_t start, int64_t end, uint64_t len) {
     double ns = (double)(end - start) / (double)len;
     if (len < HR_FAR_MIN || ns > HR_FAR_INTERRUPTED) return;
+    if (start - (far->last > far->until ? far->last : far->until) > HR_FAR_NS)
+        far->slow = 0; /* caches are others' now */
     far->slow = ns > HR_FAR_NS_BYTE ? far->slow + 1 : 0;
+    far->last = end;
     if (far->slow < HR_FAR_ROW) return;
     far->until = end + HR_FAR_NS;
     far->slow = HR_FAR_ROW - 1; /* the first that is tried again decides */

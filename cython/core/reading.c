@@ -28,7 +28,7 @@ static int lends(const struct hr_xfer *x, uint8_t flags) {
 
 static struct hr_relay *relay_of(struct hr_xfer *x) { return &x->conn->reading.relay[x->relay - 1]; }
 
-/* Where work counts, for this side or the one that leads: the clock, before and after it. */
+/* Where work counts, here or for the peer that leads: the clock, before and after it. */
 static int64_t begin(const struct hr_xfer *x) { return x->both ? hr_now() : 0; }
 
 static void end(struct hr_xfer *x, int64_t since) {
@@ -226,17 +226,16 @@ hr_status hr_read_send(struct hr_xfer *x, struct hr_hdr *h, size_t len) {
     return status;
 }
 
-static double *theirs(const struct hr_xfer *x, int made) {
-    return &x->conn->reading.theirs[made * HR_RELAY_LENGTHS + hr_relay_class(x->len)];
-}
-
 void hr_read_tells(const struct hr_xfer *x, struct hr_hdr *fin) {
-    fin->bucket = x->busy && x->both > 1 ? x->both : 0;
+    if (x->both < 2 || !x->busy) return;
+    fin->bucket = x->both;
     fin->aux = (uint64_t)x->busy;
 }
 
 void hr_read_heard(const struct hr_xfer *x, const struct hr_hdr *fin) {
-    if (fin->bucket && fin->bucket <= HR_RELAY_MADE) *theirs(x, fin->bucket - 1) = (double)fin->aux / (double)x->len;
+    if (fin->bucket < 2 || fin->bucket > HR_RELAY_MADE || !x->len) return;
+    int kind = HR_RELAY_BOTH + (fin->bucket - 1) * HR_RELAY_LENGTHS + hr_relay_class(x->len);
+    x->conn->reading.relay[kind].theirs = (double)fin->aux / (double)x->len;
 }
 
 void hr_read_end(struct hr_xfer *x) {
@@ -247,8 +246,8 @@ void hr_read_end(struct hr_xfer *x) {
         hr_relay_end(relay_of(x), way, bytes, hr_now(), NULL);
     } else if (x->relay) {
         struct hr_relay_work work = {.copying = x->conn->reading.copying[hr_relay_class(x->len)],
-                                     .theirs = x->both > 1 ? *theirs(x, x->both - 1) : -1,
-                                     .messages = x->both == HR_RELAY_MADE ? 2 : 1}; /* the result is the other */
+                                     .messages = x->both == HR_RELAY_MADE ? 2 : 1, /* the result is the other */
+                                     .both = x->both > 1};
         relay_of(x)->busy += x->busy;
         hr_relay_end(relay_of(x), way, bytes, hr_now(), &work);
     }

@@ -38,12 +38,12 @@ struct hr_relay {          /* what one connection receives, of one class */
     int best;              /* what was faster when it was last asked, of two that were tried */
     int64_t spent, next;   /* on the last trial, so far; when there may be one again */
     uint64_t bytes, tried; /* in this period, in the trial */
+    double theirs;         /* ns for a byte that the peer has read last; 0: not heard since a trial of it began */
 };
 
 struct hr_reading { /* of one connection */
     struct hr_relay relay[HR_RELAYS];
     double copying[HR_RELAY_LENGTHS]; /* ns for a byte of a segment that is sent; 0: not known, or short */
-    double theirs[HR_RELAY_BOTH];     /* ns for a byte that the peer has read last, while both send; 0: not known */
     uint8_t told[HR_RELAY_LENGTHS];   /* by who leads: HR_HDR_SAYS, and HR_HDR_PUT if results are to be put back */
     uint8_t called, heads; /* classes for whose last the peer has called for segments; transfers with a head */
     int unanswered;        /* long messages that came since one was sent */
@@ -77,6 +77,7 @@ static inline void hr_relay_start(struct hr_relay *r, int64_t now) {
         if (untried || now >= r->next) {
             r->trial = HR_RELAY_PERIODS;
             r->spent = 0;
+            if (r->way == HR_READ) r->theirs = 0;
         }
         r->tried = 0;
     }
@@ -100,8 +101,8 @@ static inline int hr_relay_begin(struct hr_relay *r, int64_t now) {
 
 struct hr_relay_work { /* where work counts; how much of it this side had is in busy */
     double copying;    /* ns for a byte that the sender of a message copied; 0: as much as the receiver had with it */
-    double theirs; /* ns for a byte that the peer had when it read last; 0: it has not yet said; negative: no matter */
-    int messages;  /* so many does it take, each of so many bytes */
+    int messages;      /* so many does it take, each of so many bytes */
+    int both;          /* the peer says what it had */
 };
 
 /* ns for a byte of this period; 0: not known, as the peer has not read before. */
@@ -109,8 +110,9 @@ static inline double hr_relay_cost(const struct hr_relay *r, const struct hr_rel
     double bytes = (double)r->bytes, mine = (double)r->busy / bytes;
     if (!work) return (double)(now - r->since) / bytes;
     if (r->way == HR_RELAYED) return work->messages * (mine + (work->copying ? work->copying : mine));
-    if (work->theirs == 0 && r->trial == HR_RELAY_PERIODS) return 0;
-    return mine > work->theirs ? mine : work->theirs;
+    if (!work->both) return mine;
+    if (r->theirs == 0 && r->trial == HR_RELAY_PERIODS) return 0;
+    return mine > r->theirs ? mine : r->theirs;
 }
 
 /* One that went this way ends, after so many bytes. work: NULL: time counts. What the way before has left only delays
@@ -181,7 +183,7 @@ void hr_read_arrived(struct hr_xfer *x, const void *data, size_t len);
 hr_status hr_read_send(struct hr_xfer *x, struct hr_hdr *h, size_t len);
 /* The connection is over. */
 void hr_reading_close(struct hr_reading *reading);
-/* The end of a transfer that was read: for who leads, what work it was. Of one that the peer has read. */
+/* The end of a transfer that was read and reduced, for who leads: what work it was. Of one that the peer has read. */
 void hr_read_tells(const struct hr_xfer *x, struct hr_hdr *fin);
 void hr_read_heard(const struct hr_xfer *x, const struct hr_hdr *fin);
 /* The transfer is over. */

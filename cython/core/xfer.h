@@ -44,7 +44,7 @@ struct hr_xfer {         /* one rendezvous, on one side */
     char *buf, *scratch;  /* scratch: pieces that are read to be reduced */
     uint64_t len, posted, completed, key; /* key: in the ledger of who sends; 0: it is not there */
     uint64_t from, shared, read;       /* share.c: the part that both ends copy, 0: none; bytes of it that were read */
-    int64_t busy;                      /* ns of work with what is read, where both send */
+    int64_t busy;                      /* ns of work with what comes, where both send */
     uint64_t reached;                  /* where the last piece ends that the sender took */
     uint32_t helped, back;             /* pieces that the sender has copied; 1 + the one it could not */
     uint32_t writes[HR_WRITES], first; /* SEND_PUSH: bytes of those in the provider, where it confirms them; a ring */

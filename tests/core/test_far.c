@@ -33,6 +33,9 @@ TEST(slow_copies_in_a_row_are_far) {
     CHECK_EQ(copies(&far, &now, 100, 220), 1); /* one that is tried again, and it is far as before */
     now = far.until;
     CHECK_EQ(copies(&far, &now, 100, 55), 100); /* or not any more */
+    copies(&far, &now, 3, 220);
+    now = far.until + 2 * HR_FAR_NS; /* after a pause all begins anew: copies may have to come from memory */
+    CHECK_EQ(copies(&far, &now, 100, 220), 3);
 }
 
 TEST(interrupted_and_short_copies_say_nothing) {

@@ -193,6 +193,34 @@ static void *unasked(void *arg) {
 }
 TEST(where_messages_are_faster_nobody_asks) { world_of(2, unasked, NULL); }
 
+/* It is as if reading had been faster: what work it was for the other, rank 0, which leads, hears each time. */
+static void *told(void *arg) {
+    struct rank *r = arg;
+    uint64_t elements = 1 << 20;
+    struct hr_program *p = halves(r->rank, elements, 1);
+    float *x = malloc(elements * 4);
+    struct hr_reading *reading = &r->comm->conns[1 - r->rank]->reading;
+    struct hr_relay *put = &reading->relay[HR_RELAYS - HR_RELAY_LENGTHS + hr_relay_class(elements * 2)];
+    for (int i = 0; i < HR_RELAYS; i++)
+        reading->relay[i] = (struct hr_relay){.cost = {[HR_RELAYED] = 9, [HR_READ] = 1}, .next = INT64_MAX};
+    for (int round = 0; round < ROUNDS; round++) {
+        struct hr_request req = {.priority = HR_PRIORITY_DEFAULT};
+        put->theirs = 0;
+        for (uint64_t i = 0; i < elements; i++) x[i] = (float)i;
+        CHECK_EQ(hr_run(r->comm, p, x, x, HR_FLOAT32, HR_SUM, 99, &req), HR_OK);
+        CHECK_EQ(finish(r, &req, WAIT), HR_OK);
+        if (world_caps(r) & HR_CAP_RELAYS && puts_unmapped(r)) CHECK(put->theirs > 0 && put->theirs < 1e3);
+        CHECK_EQ(x[elements - 1], 2 * (float)(elements - 1));
+    }
+    for (int i = 0; i < HR_RELAYS; i++)
+        if (&reading->relay[i] != put) CHECK_EQ(reading->relay[i].theirs, 0);
+    if (world_caps(r) & HR_CAP_RELAYS && puts_unmapped(r)) CHECK((put->cost[HR_READ] < 1) == (r->rank == 0));
+    free(x);
+    hr_program_put(p);
+    return NULL;
+}
+TEST(each_says_what_work_the_kernel_was) { world_of(2, told, NULL); }
+
 /* Were its pages left to somebody, those who read it where it is mapped would see the old ones for good. */
 TEST(what_is_exposed_gets_messages) {
     allreduce_world(2, (struct job){.elements = 1 << 20, .arriving = 1, .exposed = 100});
