@@ -16,7 +16,8 @@ _SEGMENTS = (2 << 20, 512 << 10, 128 << 10)  # bytes of a piece; the longest is 
 _OPERANDS = 8 << 20  # bytes of the operands of a reduction
 _IN_PLACE = 16 << 20  # the same where they are read in place, for which room is kept all the same
 _MAX_PARTS = 64
-_TIE = 1.03  # the forms are not better than that
+_TIE = 1.03  # the forms are not better than that,
+_TIE_WHOLE = 1.06  # nor than that where two ranks exchange a whole vector unasked: their messages pass each other
 _REDUCING = ("allreduce", "reduce", "reduce_scatter")
 
 
@@ -114,7 +115,8 @@ def choose(
     -----
     Of candidates within 3 % the first in the table is taken; where memory is not read in place, the one with fewest bytes
     to handle, then with fewest messages: it disturbs its peers less. Of an allreduce messages count before what is
-    reduced: who reduces half, and then waits for the other half, is the slower. Cost: some ten closed forms, about 30 us.
+    reduced: who reduces half, and then waits for the other half, is the slower (two ranks, as long as the whole goes
+    unasked: within 6 %). Cost: some ten closed forms, about 30 us.
     """
     pull = cost.pull if mapped is None else mapped
     if pull != cost.pull:
@@ -142,7 +144,9 @@ def choose(
         ordered = " in rank order" if deterministic else ""
         raise ValueError(f"algorithm {algorithm!r} cannot do {collective}{ordered}; known: {', '.join(ALGORITHMS)}")
     order = sorted(found, key=lambda candidate: candidate[2])
-    equal = [i for i, candidate in enumerate(found) if candidate[2] <= order[0][2] * _TIE]
+    whole = collective == "allreduce" and size == 2 and not pull and nbytes <= cost.eager
+    tie = order[0][2] * (_TIE_WHOLE if whole else _TIE)
+    equal = [i for i, candidate in enumerate(found) if candidate[2] <= tie]
     chosen = found[min(equal, key=burden.__getitem__)]
     found = [chosen, *(candidate for candidate in order if candidate is not chosen)]
     return Choice(collective, size, nbytes, deterministic, cost, tuple(found))

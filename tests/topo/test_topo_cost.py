@@ -160,6 +160,9 @@ def test_of_equal_allreduces_the_one_with_fewest_messages_is_taken() -> None:
 
     assert 1 < seconds("exchange", 2, 384 << 10) / seconds("halving", 2, 384 << 10) < 1.03
     assert choose("allreduce", 2, 384 << 10, tcp).algorithm == "exchange"
+    for nbytes, taken in ((512 << 10, "exchange"), (520 << 10, "direct")):  # the longer one is asked for
+        assert 1.03 < seconds("exchange", 2, 512 << 10) / seconds("direct", 2, 512 << 10) < 1.06
+        assert choose("allreduce", 2, nbytes, tcp).algorithm == taken
     near = next(
         n for n in range(1 << 10, 1 << 20, 256) if 1 < seconds("halving", 4, n) / seconds("doubling", 4, n) < 1.03
     )
