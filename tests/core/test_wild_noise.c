@@ -146,13 +146,14 @@ static void wild_deed(struct rig *r, int k) {
     if (m.h.tag & HR_COLL_TAG) m.size = ELEMENTS * 4;
     m.key = m.h.sreq;
     m.h.bucket = hr_match_bucket(m.h.comm, m.h.tag);
-    if (m.h.kind == HR_MSG_FIN)
-        m.h.bucket = (uint8_t)(chance(80) ? below(5) : below(256)); /* of which aux is the work */
-    if (m.h.kind == HR_MSG_FIN) m.h.aux = chance(50) ? below(1 << 20) : rnd();
     m.h.order = w->order[m.h.bucket];
     if (chance(3)) m.h.order += (uint32_t)below(5);
     if (m.h.kind == HR_MSG_EAGER || m.h.kind == HR_MSG_RTS || m.h.kind == HR_MSG_SKIP)
         if (m.h.order == w->order[m.h.bucket]) w->order[m.h.bucket]++;
+    if (m.h.kind == HR_MSG_FIN) { /* what work it was, and of what */
+        m.h.bucket = (uint8_t)(chance(80) ? below(5) : below(256));
+        m.h.aux = chance(50) ? below(1 << 20) : rnd();
+    }
     if (chance(2)) m.h.ack = (uint32_t)rnd();
     if (below(2000) == 0) m.h.credit = (uint32_t)rnd();
     if (below(1000) == 0) ((uint8_t *)&m)[below(sizeof m)] = (uint8_t)rnd();
