@@ -83,11 +83,11 @@ def test_silence(other, guest, output, tmp_path, rails):
             other.run(silent)  # nor does the other's goodbye get here
             took = here.event("lost", seconds=60)["time"] - start
             here.ended(30)
+            ended = there.wait(30)  # while it is silent still: else it may hear that this rank has ended
         finally:
             here.signal(signal.SIGKILL)
             output(mended)
             other.run(mended)
-        ended = there.wait(30)
     told = here.log.read_text()
     said = re.search(r"lost verbs \| (.*)", told)
     assert said and f"silent for {HEARTBEAT:g} s" in said[1], told
