@@ -18,8 +18,7 @@ static char *made_at(struct hr_run *run, const struct hr_instr *in, uint64_t off
     return offset + (x && x->open && x->rmem.out ? (char *)x->rmem.out : run->bufs[in->dst_buf] + in->dst_off);
 }
 
-/* What is made in scratch of slices (HR_ASIDE_WITHIN) peers read, and read again from the same place of the next one.
- */
+/* What is made in scratch of slices (HR_ASIDE_WITHIN) peers read, and of the next slice from the same place. */
 static int is_for_peers(const struct hr_run *run, const struct hr_instr *in) {
     return run->program->aside & HR_ASIDE_WITHIN && in->dst_buf == HR_BUF_TMP && in->len >= HR_FAR_MIN;
 }

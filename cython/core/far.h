@@ -3,7 +3,8 @@
  * Where cores share no cache a store to what a peer has read waits for it, and takes four times as long as else, one
  * past the cache half as long as that; where they do it is the other way round. A process is not told which it is, and
  * under a virtual machine it changes, so it is learned from copies. Zen 4, copies of 512 KiB and sums of four operands,
- * ns for a byte: 0.05 and 0.11 where they share one, 0.22 and 0.39 where they do not.
+ * ns for a byte: 0.05 and 0.11 where they share one, 0.22 and 0.39 where they do not. (Rings learn it likewise, from
+ * what is written to them: providers/shm/message.c. They hold it after pauses too, as messages come singly.)
  */
 #ifndef HR_CORE_FAR_H
 #define HR_CORE_FAR_H

@@ -9,8 +9,8 @@
  * Where one side sends, what counts is the time that passes. Where both do, the time of each depends on the way of the
  * other, so one chooses for both; and no core is idle, so work counts. Both copy as much through messages, but what the
  * kernel takes depends on the pages of the other side's memory, and the slower of the two lets the other wait: so of
- * what is reduced each says what its work was (FIN). (Of copies it does not: they take half as long again through
- * messages as work says.)
+ * sums in place each says what its work was (FIN). (Not of copies: through messages they take half as long again as
+ * work says.)
  */
 #ifndef HR_CORE_RELAY_H
 #define HR_CORE_RELAY_H
