@@ -29,7 +29,7 @@ from hrdma.topo.planner import plan as plan_on_fabric
 from hrdma.topo.program import ASIDE_WITHIN, INSTR, REF, ProgramSpec, aside, stage
 from hrdma.topo.routing import chunk_bytes
 from hrdma.topo.schedule import DST, ROUND, Schedule
-from hrdma.topo.slices import bounced, joined, lengths, slicing
+from hrdma.topo.slices import copied, joined, lengths, slicing
 from hrdma.types import COLLECTIVES, DTYPES, OPS
 
 if TYPE_CHECKING:
@@ -308,18 +308,20 @@ def plan(
         algorithm, parts = "direct", 1
     known = cost or DEFAULT_COST["shm" if mapped else "tcp"]
     crowded = mapped and cost is not None and cost.crowd(size) > 1
-    sliceable = cost is not None and isinstance(counts, int) and (mapped or algorithm is None)
+    free = algorithm is None or (mapped and collective == "allreduce")  # a reduce in slices has another's algorithms
+    sliceable = free and cost is not None and isinstance(counts, int)
     way = slicing(collective, size, nbytes, known, mapped) if sliceable else None
-    each = lengths(counts, itemsize, size, way.nbytes) if way and (sliced or not mapped) else [counts]
-    slices = len(each)
+    each = lengths(counts, itemsize, way.nbytes) if way and (sliced or not mapped) else [counts]
+    slices, copies = len(each), way is not None and way.copies and len(each) > 1
+    kind = "allreduce" if copies else collective  # a reduce as well: hrdma.topo.slices
     choice = choose(
-        collective, size, nbytes if slices == 1 else each[0] * itemsize, known, mapped=mapped,
+        kind, size, nbytes if slices == 1 else each[0] * itemsize, known, mapped=mapped,
         deterministic=rounded, algorithm=algorithm, parts=parts,
         without=_slower(size, nbytes, crowded, opened),
     )  # fmt: skip
-    schedule = ALGORITHMS[choice.algorithm].build(collective, size, parts=choice.parts, root=root, rank=rank)
+    schedule = ALGORITHMS[choice.algorithm].build(kind, size, parts=choice.parts, root=root, rank=rank)
 
-    def lowered(count) -> ProgramSpec:
+    def lowered(count, in_place: bool = in_place) -> ProgramSpec:
         spec = lower(schedule, rank, count, itemsize, in_place=in_place, landing=landing, packet=known.packet)
         if mapped:
             answer(spec)
@@ -328,8 +330,9 @@ def plan(
         return spec
 
     if way and slices > 1:
-        made = {count: bounced(lowered(count)) if way.bounces else lowered(count) for count in set(each)}
-        spec, what = joined([made[count] for count in each], way.ahead), ASIDE_WITHIN if way.bounces else 0
+        out = collective == "allreduce" or rank == root
+        made = {n: copied(lowered(n, True), in_place, out) if copies else lowered(n) for n in set(each)}
+        spec, what = joined([made[n] for n in each], way.ahead), ASIDE_WITHIN if copies else 0
     else:
         spec = lowered(counts)
         what = aside(spec, collective, nbytes, root) if crowded else 0

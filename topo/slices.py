@@ -1,20 +1,21 @@
-"""Long vectors in slices, one behind the other; and bounce buffers: what is sent leaves by way of scratch.
+"""Long vectors in slices, one behind the other; and on copies, where peers cannot map them.
 
 Where ranks share cores the kernel's copies between processes cost more than copies within one. A vector that is too long to
-be copied as a whole and stay in the caches is cut: each slice is a vector of its own, and uses the scratch of an earlier one.
+be copied as a whole and stay in the caches is cut: each slice is a short allreduce of a copy in scratch, of which the next one
+has the same. A store to a line that another core has read is slow, one to a line that it has written is not: so peers write
+the result back to each other's copies, also of a reduce, where only the root takes it from there.
 Two ranks with a core each copy nothing to scratch. But in an allreduce each sends what it has summed, and that its cache still
 has if it is short.
 
-Why the programs are right: a slice has the program of a shorter vector, which is proved. `bounced` adds copies within a rank,
-and lets nothing wait for a message that did not before. `joined` lets a slice wait for earlier ones of the same rank, so by
-induction over slices none waits for ever. Who bounces meets who does not. `hrdma.topo.verify` proves any set of them.
+Why the programs are right: a slice has the program of a shorter vector, which is proved. `copied` adds copies within a rank,
+before and after, so nothing waits for a message that did not before. `joined` lets a slice wait for earlier ones of the same
+rank, so by induction over slices none waits for ever. Who copies meets who does not. `hrdma.topo.verify` proves any set of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -22,39 +23,40 @@ from hrdma.topo.cells import up
 from hrdma.topo.cost import Cost
 from hrdma.topo.program import (
     BUF_BORROWED,
+    BUF_OUT,
     BUF_TMP,
     COPY,
     INSTR,
-    MESSAGE,
     NOP,
     NT,
+    RECV,
+    RECV_REDUCE,
     REDUCE,
     REF,
     RETURNS,
-    SEND,
     ProgramSpec,
 )
 
-__all__ = ["Slicing", "bounced", "joined", "lengths", "slicing"]
+__all__ = ["Slicing", "copied", "joined", "lengths", "slicing"]
 
 _TAGS = 1 << 16  # of a slice; the core takes 2^24
-_FIELDS = INSTR.names or ()
+_MOST = 15  # ranks whose slices a cache has room for
 
 
 @dataclass(frozen=True)
 class Slicing:
     """How a vector is cut."""
 
-    nbytes: int  #: of a slice, of all ranks together, about
-    bounces: bool = False  #: what is sent leaves by way of scratch
+    nbytes: int  #: of a slice, about
+    copies: bool = False  #: each is worked on in scratch
     ahead: int = 1  #: slices that are under way at once
     least: int = 0  #: bytes of a vector
     most: int = 1 << 62
 
 
-_SHARED = Slicing(8 << 20, bounces=True)  # a cache has room for a slice of all ranks and their copies
-_APART = Slicing(1 << 20)  # a half is one message, and stays with who sums it
-_STREAMS = Slicing(2 << 20, ahead=2, least=(2 << 20) + 1, most=32 << 20)  # the kernel copies, while others wait
+_SHARED = Slicing(1 << 20, copies=True)  # a cache has room for those of all ranks and their copies
+_APART = Slicing(512 << 10)  # a half is one message, and stays with who sums it
+_STREAMS = Slicing(1 << 20, ahead=2, least=(2 << 20) + 1, most=32 << 20)  # the kernel copies, while others wait
 
 
 def slicing(collective: str, size: int, nbytes: int, cost: Cost, mapped: bool) -> Slicing | None:
@@ -66,84 +68,54 @@ def slicing(collective: str, size: int, nbytes: int, cost: Cost, mapped: bool) -
     if not cost.cores or cost.offload:
         return None
     if cost.crowd(size) > 1:
-        return _SHARED if mapped and size > 2 and _SHARED.nbytes // size**2 >= MESSAGE else None
+        return _SHARED if mapped and 2 < size <= _MOST and collective in ("allreduce", "reduce") else None
     way = _APART if mapped else _STREAMS
     return way if size == 2 and collective == "allreduce" and way.least <= nbytes <= way.most else None
 
 
-def lengths(count: int, itemsize: int, size: int, nbytes: int) -> list[int]:
-    """Elements of each slice of a vector that `size` ranks have, of some `nbytes` of all: all but the last alike, whole pages."""
-    slices = max(1, round(size * count * itemsize / nbytes))
+def lengths(count: int, itemsize: int, nbytes: int) -> list[int]:
+    """Elements of each slice of a vector, of some `nbytes`: all but the last alike, whole pages."""
+    slices = max(1, round(count * itemsize / nbytes))
     each = max(1, up(-(-count * itemsize // slices)) // itemsize)
     full, rest = divmod(count, each)
     return [each] * full + [rest] * (rest > 0)
 
 
-def bounced(spec: ProgramSpec, least: int = MESSAGE) -> ProgramSpec:
-    """The same, but so many bytes or more of IN and OUT are copied to scratch, and sent from there: peers can map it.
+def copied(spec: ProgramSpec, in_place: bool, out: bool = True) -> ProgramSpec:
+    """The program of a vector, in place, on a copy in scratch, which peers can map and write to.
 
-    The result of a REDUCE that is sent is made there, and copied to its place. What was sent is not written back by peers: they
-    send it. Other ranks need not do the same.
+    All of it is copied there before anything is sent, and the result to the caller's output, which is the input as well if it
+    is `in_place`; not `out`: nothing is. Other ranks need not do the same.
     """
-    old = [dict(zip(_FIELDS, row)) for row in spec.instrs.tolist()]
-    waits = [frozenset(others) for others in spec.waits()]
-    made = {(i["dst_buf"], i["dst_off"], i["len"]): k for k, i in enumerate(old) if i["op"] == REDUCE}
-    leaving: dict[int, int | None] = {}  # what is sent -> the REDUCE that makes it, if one does
-    for k, i in enumerate(old):
-        if i["op"] == SEND and i["src_buf"] != BUF_TMP and i["len"] >= least:
-            result = made.get((i["src_buf"], i["src_off"], i["len"]))
-            leaving[k] = result if waits[k] == {result} else None
-    results = {*leaving.values()}
-    new: list[dict[str, Any]] = []
-    after: list[set[int]] = []
-    place: list[int] = []  # by instruction: where it is now
-    copied: dict[int, int] = {}  # instruction -> the copy of what it sends, or to where what it makes belongs
-    rooms: dict[Any, tuple[int, int]] = {}  # what is sent, and after what: who puts it in scratch, and where
-    tmp = up(spec.tmp_bytes)
-
-    def add(instr: dict[str, Any], others: set[int]) -> int:
-        new.append(instr)
-        after.append(others)
-        return len(new) - 1
-
-    def copy(i: dict[str, Any], others: set[int], **where: int) -> int:
-        row = dict.fromkeys(_FIELDS, 0) | {
-            name: i[name] for name in ("len", "dst_buf", "dst_off", "src_buf", "src_off")
-        }
-        return add(row | {"op": COPY, "peer": -1} | where, others)
-
-    for k, i in enumerate(old):
-        others = {copied.get(other, place[other]) for other in waits[k]}
-        if k in leaving:
-            result = leaving[k]
-            what = (i["src_buf"], i["src_off"], i["len"], waits[k]) if result is None else result
-            if what not in rooms:
-                rooms[what] = copy(i, others, dst_buf=BUF_TMP, dst_off=tmp), tmp
-                tmp = up(tmp + i["len"])
-            ready, offset = rooms[what]
-            copied[k] = ready if result is None else copied[result]
-            flags = i["flags"] & ~RETURNS if result is None else i["flags"]
-            place.append(add(i | {"src_buf": BUF_TMP, "src_off": offset, "flags": flags}, {ready}))
-        elif k in results:
-            here = {"dst_buf": BUF_TMP, "dst_off": tmp}
-            place.append(add(i | here | {"flags": i["flags"] & ~NT}, others))
-            rooms[k] = place[k], tmp
-            copied[k] = copy(i, {place[k]}, src_buf=BUF_TMP, src_off=tmp)
-            tmp = up(tmp + i["len"])
-        else:
-            place.append(add(i, others))
-    refs = spec.refs.copy()
+    at = up(spec.tmp_bytes)
+    whole, refs = np.zeros(len(spec.instrs) + 2, INSTR), spec.refs.copy()
+    whole["peer"] = -1
+    whole[["op", "len", "dst_buf", "dst_off"]][0] = COPY, spec.in_bytes, BUF_TMP, at
+    out_bytes = spec.out_bytes if out else 0
+    result = (COPY, out_bytes, BUF_TMP, at, BUF_OUT) if out_bytes else (NOP, 0, 0, 0, 0)
+    whole[["op", "len", "src_buf", "src_off", "dst_buf"]][-1] = result
+    rows = whole[1:-1]
+    rows[:] = spec.instrs
+    for buf in ("dst", "src"):
+        rows[buf + "_off"] += np.where(rows[buf + "_buf"] == BUF_TMP, 0, at).astype("u8")
+        rows[buf + "_buf"] = BUF_TMP
+    rows["ref"] += (rows["flags"] & RETURNS > 0).astype("u4")
+    rows["flags"] &= ~np.uint16(NT)  # it is copied at once
     borrowed = refs["buf"] == BUF_BORROWED
-    refs["off"][borrowed] = [place[k] for k in refs["off"][borrowed].tolist()]
-    for i in new:
-        if i["flags"] & RETURNS and leaving.get(i["ref"], i) is not i:
-            i["flags"] &= ~RETURNS
-        if i["flags"] & RETURNS:
-            i["ref"] = place[i["ref"]]
-        elif i["op"] != REDUCE:
-            i["ref"] = 0
-    instrs = np.array([tuple(i.values()) for i in new], INSTR)
-    return replace(spec, instrs=instrs, unlocks=_order(instrs, after), refs=refs, tmp_bytes=tmp)
+    refs["off"] += np.where(borrowed, 1, np.where(refs["buf"] == BUF_TMP, 0, at)).astype("u8")
+    refs["buf"][~borrowed] = BUF_TMP
+    written = np.isin(rows["op"], (RECV, RECV_REDUCE, REDUCE)) & (rows["dst_off"] >= at)
+    last = np.flatnonzero(written | (rows["nunlock"] == 0)) + 1  # what only an answer waits for need not be there
+    after = [set(), *({other + 1 for other in others} or {0} for others in spec.waits()), set(last.tolist())]
+    return replace(
+        spec,
+        instrs=whole,
+        unlocks=_order(whole, after),
+        refs=refs,
+        out_bytes=out_bytes,
+        tmp_bytes=up(at + spec.in_bytes),
+        alias=0 if in_place and out_bytes else None,
+    )
 
 
 def joined(slices: Sequence[ProgramSpec], ahead: int = 1) -> ProgramSpec:

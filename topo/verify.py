@@ -168,7 +168,7 @@ def _hazards(spec: ProgramSpec, instrs: list[tuple]) -> list[int]:
     touched = accesses(spec, instrs)
     for i in instrs:
         if i[0] == isa.RECV and i[2] & isa.RETURNS and i[8] < n:  # from when on the peer may write
-            touched[isa.BUF_OUT].append((i[13], i[13] + i[10], i[8], True))
+            touched[i[11]].append((i[13], i[13] + i[10], i[8], True))
     for memory in touched:
         memory.sort()
         active: list[tuple[int, int, int, bool]] = []
@@ -216,9 +216,9 @@ def _answers(spec: ProgramSpec, instrs: list[tuple], before: list[int]) -> dict[
         other = instrs[asks] if asks < len(instrs) else i
         result = reader.get(asks, asks)
         if i[0] == isa.RECV:
-            place = other[14] + (moved if other[12] == isa.BUF_IN else 0)
-            fits = other[0] == isa.SEND and other[12] != isa.BUF_TMP and (i[11], i[13]) == (isa.BUF_OUT, place)
-            fits = fits and spec.alias is not None
+            place = (isa.BUF_OUT, other[14] + moved) if other[12] == isa.BUF_IN else (other[12], other[14])
+            fits = other[0] == isa.SEND and (i[11], i[13]) == place
+            fits = fits and (spec.alias is not None or i[11] == isa.BUF_TMP)
         else:
             fits = i[0] == isa.SEND and other[0] in (isa.BORROW, isa.RECV_REDUCE)
             fits = fits and instrs[result][11] == i[12] != isa.BUF_IN and instrs[result][13] == i[14]

@@ -31,7 +31,7 @@ cdef class Program:
         Of an alltoall with counts: to whom something is sent and from whom it is taken (`hrdma.control.stalls`).
     aside : int
         Buffers that peers cannot map are replaced by room that they can, for the time of a run: 1, the input is copied
-        there; 2, the output is copied back; 3, both. 0: they are not. 4: the program does so itself, and is counted.
+        there; 2, the output is copied back; 3, both. 0: they are not. 4: the program does so itself, in scratch.
     sliceable : bool
         As in `hrdma.planning.Plan`.
 
@@ -107,8 +107,9 @@ cdef enum:
     OPENED_LEAST = 4096  # bytes: where each rank sums a half of it, below that two messages take longer than one
     OPENED_MOST = 65536  # longer ones are summed so whatever was said
     SHARED_LEAST = 131072  # bytes of a reduce that both ranks share, `pulls` of scatter_gather in topo/algorithms
-    SLICED_LEAST = 4194304  # bytes of a vector: copies of the whole would leave the caches,
-    SLICED_MOST = 25165824  # and so does it by itself
+    SLICED_LEAST = 3145728  # bytes of a vector whose copy would leave the caches as a whole
+    SLICED_MOST = 268435456  # planned in some 50 ms
+    SLICED_REDUCE_MOST = 25165824  # what goes to one rank is faster as it lies from there on
     APART_LEAST = 786432  # the same of an allreduce of two ranks with a core each
     APART_MOST = 50331648
     SHARED_TRIAL = 64  # after so many of memory that could not be opened the next one asks again

@@ -206,13 +206,21 @@ cdef class Planned(Messenger):
     cdef inline uint32_t sliceable(self, Key *key) noexcept:
         """The same of a vector that is taken in slices, or not."""
         cdef uint64_t nbytes = key.count * key.itemsize
-        if self.size == 2 and not key.schedule and key.collective == ALLREDUCE and APART_LEAST <= nbytes <= APART_MOST:
-            return <uint32_t> 1 << (nbytes >> 21)
-        if self.size < 3 or key.schedule or nbytes < SLICED_LEAST or nbytes > SLICED_MOST:
+        cdef uint64_t least = SLICED_LEAST, most = SLICED_MOST
+        cdef uint32_t bit = 1
+        if self.size == 2:
+            least, most = APART_LEAST, APART_MOST if key.collective == ALLREDUCE else 0
+        elif key.collective == REDUCE:
+            most = SLICED_REDUCE_MOST
+            bit <<= 16
+        elif key.collective != ALLREDUCE:
             return 0
-        if key.collective != ALLREDUCE and key.collective != REDUCE:
+        if key.schedule or nbytes < least or nbytes > most:
             return 0
-        return <uint32_t> 1 << (nbytes // (2 * SLICED_LEAST) + 4 * (key.collective == REDUCE))
+        while nbytes > APART_LEAST:
+            nbytes >>= 1
+            bit <<= 1
+        return bit
 
     cdef inline void asked(self, uint64_t closable) noexcept:
         """A reduce has begun. Until it has ended well nobody has said yes."""

@@ -17,11 +17,6 @@ static int is_mapped(const void *buf, uint64_t len) {
     return !len || hr_arena_find(buf, len, &arena);
 }
 
-/* Not beside what stays: a peer that was stopped may take the whole arena with it. */
-static char *room(uint64_t need) {
-    return hr_arena_alloc(need, HR_ARENA_SMALL_PAGES | HR_ARENA_WRITABLE_BY_PEERS | HR_ARENA_PASSING);
-}
-
 void hr_aside_take(struct hr_run *run) {
     const struct hr_program *p = run->program;
     char *in = run->bufs[HR_BUF_IN], *out = run->bufs[HR_BUF_OUT];
@@ -31,7 +26,7 @@ void hr_aside_take(struct hr_run *run) {
     if (p->in_bytes && p->out_bytes && in < out + p->out_bytes && out < in + p->in_bytes) { /* in place: one range */
         char *begin = in < out ? in : out, *ends[] = {in + p->in_bytes, out + p->out_bytes};
         uint64_t n = (uint64_t)((ends[0] > ends[1] ? ends[0] : ends[1]) - begin);
-        if (is_mapped(begin, n) || !(run->aside = room(n))) return;
+        if (is_mapped(begin, n) || !(run->aside = hr_arena_alloc(n, HR_ASIDE_ROOM))) return;
         run->bufs[HR_BUF_IN] = run->aside + (in - begin);
         run->bufs[HR_BUF_OUT] = run->aside + (out - begin);
     } else {
@@ -39,7 +34,7 @@ void hr_aside_take(struct hr_run *run) {
         comes_out = comes_out && !is_mapped(out, p->out_bytes);
         uint64_t before = goes_in ? hr_page_up(p->in_bytes) : 0;
         if (!goes_in && !comes_out) return;
-        if (!(run->aside = room(before + (comes_out ? p->out_bytes : 0)))) return;
+        if (!(run->aside = hr_arena_alloc(before + (comes_out ? p->out_bytes : 0), HR_ASIDE_ROOM))) return;
         if (goes_in) run->bufs[HR_BUF_IN] = run->aside;
         if (comes_out) run->bufs[HR_BUF_OUT] = run->aside + before;
     }

@@ -18,21 +18,14 @@ static char *made_at(struct hr_run *run, const struct hr_instr *in, uint64_t off
     return offset + (x && x->open && x->rmem.out ? (char *)x->rmem.out : run->bufs[in->dst_buf] + in->dst_off);
 }
 
-/* What is made in scratch of slices (HR_ASIDE_WITHIN) peers read, and of the next slice from the same place. */
-static int is_for_peers(const struct hr_run *run, const struct hr_instr *in) {
-    return run->program->aside & HR_ASIDE_WITHIN && in->dst_buf == HR_BUF_TMP && in->len >= HR_FAR_MIN;
-}
-
 /* shown: what belongs at `place` in scratch, and lies there; NULL: everything is where it belongs. on: where the result
  * goes as well, for a peer to read it; NULL: nowhere. */
 static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offset, uint64_t len, const void *shown,
                     uint64_t place, void *on) {
     char *dst = made_at(run, in, offset);
-    int64_t start = is_for_peers(run, in) ? hr_now() : 0;
-    int past = in->flags & HR_INSTR_NT || (start && start < run->program->far.until);
     if (in->op == HR_OP_COPY) {
-        hr_copy(dst, run->bufs[in->src_buf] + in->src_off + offset, len, hr_store_into(dst, len, past));
-        if (start && !past) hr_far_copied(&run->program->far, start, hr_now(), len);
+        hr_copy(dst, run->bufs[in->src_buf] + in->src_off + offset, len,
+                hr_store_into(dst, len, in->flags & HR_INSTR_NT));
         return;
     }
     const void *src[HR_REDUCE_MAX_SRC];
@@ -54,7 +47,7 @@ static void compute(struct hr_run *run, const struct hr_instr *in, uint64_t offs
     }
     double scale = in->flags & HR_INSTR_SCALE ? 1.0 / run->comm->size : 1.0;
     int away = dst != run->bufs[in->dst_buf] + in->dst_off + offset;
-    int unread = past || (away && in->len >= HR_READ_LONG);
+    int unread = in->flags & HR_INSTR_NT || (away && in->len >= HR_READ_LONG);
     hr_store store = nalso && !unread ? HR_STORE_CACHED : hr_store_into(dst, len, unread);
     if (on) {
         also[nalso++] = dst;

@@ -3,7 +3,6 @@
 #define HR_CORE_PROGRAM_H
 
 #include "core/engine.h"
-#include "core/far.h"
 
 struct hr_run;
 
@@ -21,7 +20,6 @@ struct hr_program {
     uint64_t in_bytes, out_bytes, tmp_bytes;
     int size, paced, mutual;     /* paced: as HR_REQ_PACED */
     uint32_t aside;              /* HR_ASIDE_* */
-    struct hr_far far;           /* of what is made in scratch for peers */
     struct hr_run *_Atomic idle; /* one run kept for the next time; HR_NO_RUN: its owner has let it go */
 };
 
@@ -63,7 +61,8 @@ struct hr_request *hr_run_request(struct hr_run *run, uint32_t i);
 void hr_run_ended(struct hr_run *run, uint32_t i);
 void hr_run_ready(struct hr_run *run);
 
-/* aside.c */
+/* aside.c: copies are not beside what stays, as a peer that was stopped may take the whole arena with it. */
+#define HR_ASIDE_ROOM (HR_ARENA_SMALL_PAGES | HR_ARENA_WRITABLE_BY_PEERS | HR_ARENA_PASSING)
 void hr_aside_take(struct hr_run *run);
 int hr_aside_bring(struct hr_run *run); /* 1: the result is where it belongs; 0: the run will be ready again */
 void hr_aside_fail(struct hr_run *run);

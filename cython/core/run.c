@@ -12,7 +12,7 @@
 #include "core/program.h"
 #include "hr/memory.h"
 
-#define TMP_KEEP (256u << 10) /* scratch up to this stays with the idle run; more goes back to the arenas */
+#define TMP_KEEP (256u << 10) /* scratch up to this stays with the idle run; more, or open, goes back to the arenas */
 #define TMP_HUGE (8u << 20)   /* scratch from here on is in huge pages: up to a twentieth of a call's time */
 #define OPEN_MIN 2048u        /* shorter chunks are faster in messages */
 
@@ -49,9 +49,11 @@ static struct hr_run *run_new(struct hr_program *p) {
 }
 
 static int run_tmp(struct hr_run *run, uint64_t need) {
+    uint32_t flags = need < TMP_HUGE ? HR_ARENA_SMALL_PAGES : 0;
     if (run->tmp_have >= need) return 1;
     hr_arena_free(run->bufs[HR_BUF_TMP]);
-    run->bufs[HR_BUF_TMP] = hr_arena_alloc(need, need < TMP_HUGE ? HR_ARENA_SMALL_PAGES : 0);
+    if (run->program->aside & HR_ASIDE_WITHIN) flags = HR_ASIDE_ROOM;
+    run->bufs[HR_BUF_TMP] = hr_arena_alloc(need, flags);
     run->tmp_have = run->bufs[HR_BUF_TMP] ? need : 0;
     return run->bufs[HR_BUF_TMP] != NULL;
 }
@@ -59,7 +61,7 @@ static int run_tmp(struct hr_run *run, uint64_t need) {
 static void run_put(struct hr_run *run) {
     struct hr_program *p = run->program;
     struct hr_run *none = NULL;
-    if (run->tmp_have > TMP_KEEP) {
+    if (run->tmp_have > TMP_KEEP || p->aside & HR_ASIDE_WITHIN) {
         hr_arena_free(run->bufs[HR_BUF_TMP]);
         run->bufs[HR_BUF_TMP] = NULL;
         run->tmp_have = 0;
@@ -156,9 +158,10 @@ static uint32_t recv_flags(const struct hr_instr *in) {
 
 /* Whether what is sent may be written back to where it lies, and whether nothing else is on these pages. */
 static uint32_t may_open(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
+    const struct hr_program *p = run->program;
+    const uint64_t sizes[] = {p->in_bytes, p->out_bytes, p->tmp_bytes}, size = sizes[in->src_buf];
     uintptr_t begin = (uintptr_t)run->bufs[in->src_buf], at = begin + in->src_off;
-    uint64_t size = in->src_buf == HR_BUF_IN ? run->program->in_bytes : run->program->out_bytes;
-    if (!run->program->returns[i] || in->src_buf == HR_BUF_TMP || in->len < OPEN_MIN) return 0;
+    if (!p->returns[i] || in->len < OPEN_MIN) return 0;
     int alone =
         hr_page_down(at) >= begin && (hr_page_up(at + in->len) <= begin + size || hr_arena_ends((char *)begin + size));
     return HR_REQ_OPEN | (alone ? HR_REQ_ALONE : 0);

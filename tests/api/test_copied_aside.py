@@ -155,7 +155,7 @@ def in_slices(rank: int, nbytes: int, asynchronous: bool, registered: tuple[bool
                 assert np.array_equal(x, total)
             x = arrays[False][0]
             x[:] = own
-        comm._plan_override = ("scatter_gather", 1)
+        comm._plan_override = None
         for call in range(3):
             root = call % size
             assert counted(functools.partial(comm.reduce, x, root, "min")) == (sliced and call > 0)
@@ -184,18 +184,17 @@ def at_random(rank: int, seed: int) -> int:
             if call % 12 == 0:
                 strange = together.choice((0.0, 0.1, 0.5))
             on, dtype = together.choice((comm, other)), together.choice(("float32", "int32", "float16", "int8"))
-            on._plan_override = ("direct", 1)
             nbytes = together.choice((4 << 20, 8 << 20, together.randrange(4 << 20, 9 << 20) // 8 * 8))
             x, out = (pair[alone.random() < strange][:nbytes].view(dtype) for pair in arrays)
             base = (np.arange(len(x), dtype="int32") % 37 + call % 3).astype(dtype)
             x[:] = base + np.dtype(dtype).type(rank)
-            start, result = together.choice(
-                (
-                    (functools.partial(on.allreduce, x, "max"), x),
-                    (functools.partial(on.allreduce, x, "max", out=out), out),
-                    (functools.partial(on.reduce, x, call % comm.size, "max"), x if rank == call % comm.size else None),
-                )
-            )
+            which, root = together.randrange(3), call % comm.size
+            on._plan_override = ("direct", 1) if which else None
+            start, result = (
+                (functools.partial(on.reduce, x, root, "max"), x if rank == root else None),
+                (functools.partial(on.allreduce, x, "max"), x),
+                (functools.partial(on.allreduce, x, "max", out=out), out),
+            )[which]
             before = count_of(comm)
             if alone.random() < strange:
                 start(async_op=True).wait(60)

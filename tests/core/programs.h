@@ -37,9 +37,29 @@ static inline struct hr_program *build(struct builder *b, uint64_t bytes, uint64
     return p;
 }
 
+/* The same on a copy in scratch, of which so many bytes are in use otherwise: all that is OUT. */
+static inline void on_copy(struct builder *b, uint64_t bytes, uint64_t tmp) {
+    struct hr_instr copy = {.op = HR_OP_COPY, .peer = -1, .src_buf = HR_BUF_OUT, .dst_buf = HR_BUF_TMP, .len = bytes};
+    struct hr_instr back = copy;
+    copy.dst_off = back.src_off = tmp;
+    back.src_buf = HR_BUF_TMP;
+    back.dst_buf = HR_BUF_OUT;
+    uint32_t n = b->n, first = add(b, copy), last = add(b, back);
+    for (uint32_t i = 0; i < n; i++) {
+        struct hr_instr *in = &b->instrs[i];
+        if (!in->after) after(b, first, i);
+        after(b, i, last);
+        if (in->src_buf == HR_BUF_OUT) in->src_off += tmp;
+        if (in->dst_buf == HR_BUF_OUT) in->dst_off += tmp;
+        in->src_buf = in->dst_buf = HR_BUF_TMP;
+    }
+    for (uint32_t k = 0; k < b->nref; k++)
+        if (b->refs[k].buf == HR_BUF_OUT) b->refs[k] = (struct hr_ref){HR_BUF_TMP, 0, b->refs[k].off + tmp};
+}
+
 /* Rank r borrows its chunk from everybody, reduces in rank order, and sends the result to all. In place. returns: or
- * puts it back where it may. */
-static inline struct hr_program *direct(int rank, int size, uint64_t elements, int returns) {
+ * puts it back where it may. within: on a copy in scratch. */
+static inline struct hr_program *direct_on(int rank, int size, uint64_t elements, int returns, int within) {
     struct builder *b = calloc(1, sizeof *b);
     uint64_t chunk = elements / (uint64_t)size * 4, mine = chunk * (uint64_t)rank;
     uint32_t lend[WORLD_MAX], borrow[WORLD_MAX];
@@ -75,9 +95,16 @@ static inline struct hr_program *direct(int rank, int size, uint64_t elements, i
         after(b, reduce, add(b, send));
         after(b, lend[p], add(b, come)); /* what is lent may not be overwritten */
     }
-    struct hr_program *program = build(b, elements * 4, chunk * (uint64_t)size, size);
+    uint64_t tmp = chunk * (uint64_t)size;
+    if (within) on_copy(b, elements * 4, tmp);
+    struct hr_program *program = build(b, elements * 4, within ? tmp + elements * 4 : tmp, size);
     free(b);
+    if (within) hr_program_set_aside(program, HR_ASIDE_WITHIN);
     return program;
+}
+
+static inline struct hr_program *direct(int rank, int size, uint64_t elements, int returns) {
+    return direct_on(rank, size, elements, returns, 0);
 }
 
 /* The same of two ranks, reduced as it arrives. */

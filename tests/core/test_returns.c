@@ -16,7 +16,7 @@ static int puts_unmapped(struct rank *r) { return r->comm->conns[!r->rank]->lane
 /* --- allreduces
  * ---------------------------------------------------------------------------------------------------------- */
 
-enum { REGISTERED, PLAIN, MIXED };
+enum { REGISTERED, PLAIN, MIXED, COPIED };
 struct job {
     uint64_t elements;
     int arriving, memory;
@@ -29,8 +29,9 @@ struct job {
 static void *allreduce(void *arg) {
     struct rank *r = arg;
     struct job *j = r->arg;
-    struct hr_program *p = j->arriving ? halves(r->rank, j->elements, 1) : direct(r->rank, r->size, j->elements, 1);
-    int plain = j->memory == PLAIN || (j->memory == MIXED && r->rank % 2);
+    struct hr_program *p = j->arriving ? halves(r->rank, j->elements, 1)
+                                       : direct_on(r->rank, r->size, j->elements, 1, j->memory == COPIED);
+    int plain = j->memory == PLAIN || j->memory == COPIED || (j->memory == MIXED && r->rank % 2);
     uint64_t all = j->elements + 2 * j->before, n = (uint64_t)r->size, wrong = 0, spoilt = 0, most = 0;
     float *block = plain ? malloc(all * 4) : hr_arena_alloc(all * 4, HR_ARENA_WRITABLE_BY_PEERS),
           *x = block + j->before;
@@ -51,7 +52,8 @@ static void *allreduce(void *arg) {
         put_back = counted(r->engine, "transfers_returned") - put_back;
         if (j->memory != PLAIN && j->keeps && maps_for_writing(r)) CHECK_EQ(put_back, n - 1);
         if (exposed) CHECK(!put_back || (r->rank == 1 && j->exposed < 1000)); /* one of the two is in the first half */
-        if (plain ? !puts_unmapped(r) : !maps_for_writing(r)) CHECK(!put_back || j->memory == MIXED);
+        int puts = plain && j->memory != COPIED ? puts_unmapped(r) : maps_for_writing(r);
+        if (!puts) CHECK(!put_back || j->memory == MIXED);
         most = put_back > most ? put_back : most;
         for (uint64_t i = 0; i < j->elements; i++)
             wrong += x[i] != (float)(i % 1000 * n * n + n * (n - 1) / 2 + n * (uint64_t)round);
@@ -85,6 +87,11 @@ TEST(short_results_are_put_back) {
 TEST(the_end_of_a_block_needs_no_whole_page) {
     allreduce_world(2, (struct job){.elements = 100002, .arriving = 1, .keeps = 1});
     allreduce_world(3, (struct job){.elements = 100002, .keeps = 1});
+}
+TEST(results_are_put_back_into_copies_in_scratch) {
+    static const uint64_t lengths[] = {8192, 100002, 1 << 18};
+    for (int n = 2; n <= 4; n++)
+        allreduce_world(n, (struct job){.elements = lengths[n - 2], .memory = COPIED, .before = 111, .keeps = 1});
 }
 TEST(short_plain_memory_gets_messages) {
     for (int memory = PLAIN; memory <= MIXED; memory++) {
@@ -255,17 +262,18 @@ static _Atomic int held, over;
 /* Rank 1 has rank 0's chunk, and its hands on it, as rank 0 gives up: it is stopped there, or lets go in time. Rank 0
  * sends to both others, and rank 2 never comes, so that nothing is reduced. */
 struct given_up {
-    int stopped, aside; /* aside: it is a copy of plain memory */
+    int stopped, copy; /* it is a copy of plain memory: made for the run, or by the program */
 };
+enum { NO_COPY, ASIDE, WITHIN };
 static void *gives_up(void *arg) {
     struct rank *r = arg;
     struct given_up *g = r->arg;
     uint64_t elements = 3 * (1 << 16);
-    struct hr_program *p = direct(r->rank, r->size, elements, 1);
-    uint8_t *x = g->aside ? malloc(elements * 4) : hr_arena_alloc(elements * 4, HR_ARENA_WRITABLE_BY_PEERS);
+    struct hr_program *p = direct_on(r->rank, r->size, elements, 1, g->copy == WITHIN);
+    uint8_t *x = g->copy ? malloc(elements * 4) : hr_arena_alloc(elements * 4, HR_ARENA_WRITABLE_BY_PEERS);
     struct hr_request req = {.priority = HR_PRIORITY_DEFAULT};
     struct hr_arena_info arena;
-    if (g->aside) hr_program_set_aside(p, HR_ASIDE_IN | HR_ASIDE_OUT);
+    if (g->copy == ASIDE) hr_program_set_aside(p, HR_ASIDE_IN | HR_ASIDE_OUT);
     memset(x, 1, elements * 4);
     if (r->rank < 2) CHECK_EQ(hr_run(r->comm, p, x, x, HR_UINT8, HR_SUM, 99, &req), HR_OK);
     if (r->rank == 1) {
@@ -295,20 +303,20 @@ static void *gives_up(void *arg) {
         CHECK_EQ(req.status, HR_ERR_TIMEOUT);
         if (g->stopped) CHECK(!hr_arena_find(x, elements * 4, &arena)); /* nobody is shown those pages any more */
         /* where the next copy would be */
-        uint32_t kind = HR_ARENA_SMALL_PAGES | HR_ARENA_WRITABLE_BY_PEERS | HR_ARENA_PASSING;
-        uint8_t *next = hr_arena_alloc(elements * 4, kind);
-        memset(next, 5, elements * 4);
+        uint64_t room = elements * 4 * (g->copy == WITHIN ? 2 : 1);
+        uint8_t *next = hr_arena_alloc(room, HR_ASIDE_ROOM);
+        memset(next, 5, room);
         memset(x, 5, elements * 4);
         over = 1;
         world_await(&over, 2);
         uint64_t changed = 0;
-        for (uint64_t i = 0; i < elements * 4; i++) changed += x[i] != 5 || next[i] != 5;
+        for (uint64_t i = 0; i < room; i++) changed += x[i % (elements * 4)] != 5 || next[i] != 5;
         CHECK_EQ(changed, 0);
         hr_arena_free(next);
     } else {
         world_await(&over, 2);
     }
-    g->aside ? free(x) : hr_arena_free(x);
+    g->copy ? free(x) : hr_arena_free(x);
     hr_program_put(p);
     return NULL;
 }
@@ -322,12 +330,12 @@ static void where_mapped(int n, void *(*body)(void *), void *arg) {
     if (!maps) SKIP("the provider does not have HR_CAP_MAP_WRITE");
 }
 TEST(who_was_stopped_with_a_chunk_in_its_hands_changes_nothing) {
-    where_mapped(3, gives_up, &(struct given_up){.stopped = 1});
-    where_mapped(3, gives_up, &(struct given_up){.stopped = 1, .aside = 1});
+    for (int copy = NO_COPY; copy <= WITHIN; copy++)
+        where_mapped(3, gives_up, &(struct given_up){.stopped = 1, .copy = copy});
 }
 TEST(who_lets_go_changes_nothing) {
-    where_mapped(3, gives_up, &(struct given_up){.stopped = 0});
-    where_mapped(3, gives_up, &(struct given_up){.stopped = 0, .aside = 1});
+    for (int copy = NO_COPY; copy <= WITHIN; copy++)
+        where_mapped(3, gives_up, &(struct given_up){.stopped = 0, .copy = copy});
 }
 
 /* Rank 1 has put its result back and has said so, which ends its hold; rank 0 gives up before it hears that. */

@@ -101,8 +101,8 @@ enum { HR_ASIDE_IN = 1, HR_ASIDE_OUT = 2, HR_ASIDE_WITHIN = 4 };
  * which is copied there before, and the output, which is copied back when all has ended well. In place one range takes
  * the place of both, whichever is said; then what is not said may not be needed: of HR_ASIDE_IN alone the program
  * writes nothing that anybody wants, of HR_ASIDE_OUT alone it reads nothing that it has not written, and it writes all
- * of its output. HR_ASIDE_WITHIN: it has instructions that copy to scratch, for peers: its runs are counted as such,
- * and what is made there goes past the cache where that is faster. Before the first run. */
+ * of its output. HR_ASIDE_WITHIN: the program does it, in scratch, which peers may map and write to then; its runs are
+ * counted as such. Before the first run. */
 void hr_program_set_aside(struct hr_program *program, uint32_t what);
 /* Its owner runs it no more; what runs ends as it would have. */
 void hr_program_put(struct hr_program *program);
