@@ -5,7 +5,7 @@ from __future__ import annotations
 from hrdma.topo import program as isa
 from hrdma.topo.program import ProgramSpec, accesses
 
-__all__ = ["answer"]
+__all__ = ["answer", "apart"]
 
 
 def answer(spec: ProgramSpec) -> None:
@@ -24,7 +24,7 @@ def answer(spec: ProgramSpec) -> None:
     _from_scratch(spec, instrs)
     if spec.alias is None:
         return
-    for group in _apart(accesses(spec, instrs)[isa.BUF_OUT]):
+    for group in apart(accesses(spec, instrs)[isa.BUF_OUT]):
         writers = {index for index, writes in group if writes}
         if len(writers) != 1:
             continue
@@ -55,7 +55,7 @@ def _from_scratch(spec: ProgramSpec, instrs: list[tuple]) -> None:
                 _mark(spec, send, sources.pop(s[3]))
 
 
-def _apart(memory: list[tuple[int, int, int, bool]]) -> list[list[tuple[int, bool]]]:
+def apart(memory: list[tuple[int, int, int, bool]]) -> list[list[tuple[int, bool]]]:
     """(instruction, writes) of every range that is always touched as a whole."""
     groups: list[list[tuple[int, bool]]] = []
     bounds, whole = (0, 0), False

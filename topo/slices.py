@@ -19,26 +19,30 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hrdma.topo.answers import apart
 from hrdma.topo.cells import up
 from hrdma.topo.cost import Cost
 from hrdma.topo.program import (
+    BORROW,
     BUF_BORROWED,
+    BUF_IN,
     BUF_OUT,
     BUF_TMP,
     COPY,
     INSTR,
     NOP,
     NT,
-    RECV,
-    RECV_REDUCE,
     REDUCE,
     REF,
     RETURNS,
+    SEND,
     ProgramSpec,
+    accesses,
 )
 
 __all__ = ["Slicing", "copied", "joined", "lengths", "slicing"]
 
+_FIELDS = INSTR.names or ()
 _TAGS = 1 << 16  # of a slice; the core takes 2^24
 _MOST = 15  # ranks whose slices a cache has room for
 
@@ -82,40 +86,74 @@ def lengths(count: int, itemsize: int, nbytes: int) -> list[int]:
 
 
 def copied(spec: ProgramSpec, in_place: bool, out: bool = True) -> ProgramSpec:
-    """The program of a vector, in place, on a copy in scratch, which peers can map and write to.
+    """The program of an allreduce, in place, on a copy in scratch, which peers can map and write to.
 
-    All of it is copied there before anything is sent, and the result to the caller's output, which is the input as well if it
-    is `in_place`; not `out`: nothing is. Other ranks need not do the same.
+    All is copied there before anything is sent, and the result to the caller's output, which is the input as well if it is
+    `in_place`; not `out`: nothing is. But what only this rank sums stays where it is: peers write to it as little as they read it.
+    Other ranks need not do the same.
     """
-    at = up(spec.tmp_bytes)
-    whole, refs = np.zeros(len(spec.instrs) + 2, INSTR), spec.refs.copy()
-    whole["peer"] = -1
-    whole[["op", "len", "dst_buf", "dst_off"]][0] = COPY, spec.in_bytes, BUF_TMP, at
-    out_bytes = spec.out_bytes if out else 0
-    result = (COPY, out_bytes, BUF_TMP, at, BUF_OUT) if out_bytes else (NOP, 0, 0, 0, 0)
-    whole[["op", "len", "src_buf", "src_off", "dst_buf"]][-1] = result
-    rows = whole[1:-1]
-    rows[:] = spec.instrs
-    for buf in ("dst", "src"):
-        rows[buf + "_off"] += np.where(rows[buf + "_buf"] == BUF_TMP, 0, at).astype("u8")
-        rows[buf + "_buf"] = BUF_TMP
-    rows["ref"] += (rows["flags"] & RETURNS > 0).astype("u4")
-    rows["flags"] &= ~np.uint16(NT)  # it is copied at once
-    borrowed = refs["buf"] == BUF_BORROWED
-    refs["off"] += np.where(borrowed, 1, np.where(refs["buf"] == BUF_TMP, 0, at)).astype("u8")
-    refs["buf"][~borrowed] = BUF_TMP
-    written = np.isin(rows["op"], (RECV, RECV_REDUCE, REDUCE)) & (rows["dst_off"] >= at)
-    last = np.flatnonzero(written | (rows["nunlock"] == 0)) + 1  # what only an answer waits for need not be there
-    after = [set(), *({other + 1 for other in others} or {0} for others in spec.waits()), set(last.tolist())]
+    own = _summed_here(spec)
+    edges = [0, *(edge for place in own.values() for edge in place), spec.in_bytes]
+    gaps = [(begin, end) for begin, end in zip(edges[::2], edges[1::2]) if begin < end]
+    at, n = up(spec.tmp_bytes), len(gaps)
+    waits, refs = spec.waits(), [tuple(ref) for ref in spec.refs.tolist()]
+    copies = range(n)
+    new: list[dict[str, int]] = []
+    after: list[set[int]] = []
+
+    def copy(begin: int, end: int, **where: int) -> dict[str, int]:
+        return dict.fromkeys(_FIELDS, 0) | {"op": COPY, "peer": -1, "len": end - begin} | where
+
+    for begin, end in gaps:
+        new.append(copy(begin, end, src_buf=BUF_IN, src_off=begin, dst_buf=BUF_TMP, dst_off=at + begin))
+        after.append(set())
+    for k, row in enumerate(spec.instrs.tolist()):
+        i = dict(zip(_FIELDS, row))
+        stays = out and (k in own or (i["op"] == SEND and not own.keys().isdisjoint(waits[k])))
+        for buf, off in (("dst_buf", "dst_off"), ("src_buf", "src_off")):
+            if i[buf] != BUF_TMP:
+                i[off] += 0 if stays else at
+                i[buf] = BUF_OUT if stays else BUF_TMP
+        for ref in range(i["ref"], i["ref"] + i["nref"]):
+            buf, off = refs[ref]
+            if buf == BUF_BORROWED:
+                refs[ref] = buf, off + n
+            elif buf != BUF_TMP:
+                refs[ref] = (BUF_IN, off) if k in own and off == own[k][0] else (BUF_TMP, off + at)
+        i["ref"] += n if i["flags"] & RETURNS else 0
+        i["flags"] &= ~NT  # it is copied at once
+        new.append(i)
+        first = i["op"] != BORROW and k not in own and all(spec.instrs["op"][other] == BORROW for other in waits[k])
+        after.append({other + n for other in waits[k]} | set(copies if first else ()))
+    # what only an answer waits for need not be there: so what is written is waited for, not only what comes last
+    ends = {
+        k for k, i in enumerate(new) if i["dst_buf"] == BUF_TMP and i["dst_off"] >= at and i["op"] not in (SEND, COPY)
+    }
+    for begin, end in gaps if out else ():
+        new.append(copy(begin, end, src_buf=BUF_TMP, src_off=at + begin, dst_buf=BUF_OUT, dst_off=begin))
+        after.append(ends | {n + k for k, i in enumerate(spec.instrs) if not i["nunlock"]})
+    instrs = np.array([tuple(i.values()) for i in new], INSTR)
     return replace(
         spec,
-        instrs=whole,
-        unlocks=_order(whole, after),
-        refs=refs,
-        out_bytes=out_bytes,
+        instrs=instrs,
+        unlocks=_order(instrs, after),
+        refs=np.array(refs, REF),
+        out_bytes=spec.out_bytes if out else 0,
         tmp_bytes=up(at + spec.in_bytes),
-        alias=0 if in_place and out_bytes else None,
+        alias=0 if in_place and out else None,
     )
+
+
+def _summed_here(spec: ProgramSpec) -> dict[int, tuple[int, int]]:
+    """REDUCE -> from where to where its result is, of those that nobody else reads or writes but who sends them back."""
+    instrs, found = spec.instrs.tolist(), {}
+    for group in apart(accesses(spec, instrs)[BUF_OUT]):
+        writers = {index for index, writes in group if writes}
+        answers = (instrs[i][0] == SEND and instrs[i][2] & RETURNS for i, _ in group if i not in writers)
+        for k in writers if len(writers) == 1 and all(answers) else ():
+            if instrs[k][0] == REDUCE:
+                found[k] = instrs[k][13], instrs[k][13] + instrs[k][10]
+    return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
 def joined(slices: Sequence[ProgramSpec], ahead: int = 1) -> ProgramSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -21,15 +22,23 @@ from hrdma.topo.verify import check_programs
 
 VECTORS = ("allreduce", "reduce", "broadcast")
 EVERY = [(collective, name) for collective in VECTORS for name, a in ALGORITHMS.items() if collective in a.collectives]
+COPIED = [name for collective, name in EVERY if collective == "allreduce"]
 SLICES = (700, 700, 700, 401)
 
 
 def slices(collective: str, name: str, size: int, rank: int, in_place: bool, root: int, copying: bool = False):
+    """`copying`: on a copy, as allreduces."""
     found = []
     for count in SLICES:
-        spec = lower(build(name, collective, size, root=root), rank, count, 8, in_place=in_place or copying)
+        spec = lower(
+            build(name, "allreduce" if copying else collective, size, root=root),
+            rank,
+            count,
+            8,
+            in_place=in_place or copying,
+        )
         answer(spec)
-        found.append(copied(spec, in_place) if copying else spec)
+        found.append(copied(spec, in_place, collective == "allreduce" or rank == root) if copying else spec)
     return found
 
 
@@ -41,30 +50,42 @@ def sends(spec: ProgramSpec) -> np.ndarray:
     return spec.instrs[spec.instrs["op"] == isa.SEND]
 
 
+def check(found: list[ProgramSpec], collective: str, root: int, in_place: bool, seed: int) -> None:
+    for mapped in (False, True):
+        counts = [sum(SLICES)] * len(found)
+        run(found, collective, counts, root, in_place, prove=not mapped, mapped=mapped, credits=seed, seed=seed)
+
+
 @pytest.mark.parametrize("in_place", (False, True))
 @pytest.mark.parametrize("size", (2, 3, 4))
 @pytest.mark.parametrize("collective, name", EVERY)
-def test_results_are_right_whoever_copies(collective: str, name: str, size: int, in_place: bool) -> None:
-    root = size - 1
-    for seed, (ahead, copying) in enumerate(
-        (
-            (1, lambda rank: False), (1, lambda rank: True), (1, lambda rank: rank % 2 > 0), (1, lambda rank: rank == root),
-            (2, lambda rank: False), (3, lambda rank: rank % 2 > 0),
+def test_results_are_right_however_many_are_under_way(collective: str, name: str, size: int, in_place: bool) -> None:
+    for ahead in (1, 2, 3):
+        there = in_place or collective == "broadcast"
+        check(
+            programs(collective, name, size, there, size - 1, lambda rank: False, ahead),
+            collective,
+            size - 1,
+            in_place,
+            ahead,
         )
-    ):  # fmt: skip
-        found = programs(collective, name, size, in_place or collective == "broadcast", root, copying, ahead)
-        for mapped in (False, True):
-            run(
-                found,
-                collective,
-                [sum(SLICES)] * size,
-                root,
-                in_place,
-                prove=not mapped,
-                mapped=mapped,
-                credits=seed,
-                seed=seed,
-            )
+
+
+@pytest.mark.parametrize("in_place", (False, True))
+@pytest.mark.parametrize("size", (2, 3, 4))
+@pytest.mark.parametrize("name", COPIED)
+def test_results_are_right_whoever_copies(name: str, size: int, in_place: bool) -> None:
+    ways = (lambda rank: True, lambda rank: rank % 2 > 0, lambda rank: rank == size - 1)
+    for seed, (ahead, copying) in enumerate(itertools.product((1, 3), ways)):
+        check(programs("allreduce", name, size, in_place, 0, copying, ahead), "allreduce", 0, in_place, seed)
+
+
+@pytest.mark.parametrize("in_place", (False, True))
+@pytest.mark.parametrize("size", (2, 3, 4))
+@pytest.mark.parametrize("name", COPIED)
+def test_of_a_reduce_the_root_takes_the_result_of_an_allreduce(name: str, size: int, in_place: bool) -> None:
+    for root in range(size):
+        check(programs("reduce", name, size, in_place, root), "reduce", root, in_place, root)
 
 
 def test_in_rank_order_it_is_still_one_association() -> None:
@@ -78,24 +99,24 @@ def test_more_operands_than_an_instruction_takes() -> None:
     run(found, "allreduce", [size] * size, 0, True, op=mixed)
 
 
-@pytest.mark.parametrize("collective, name", EVERY)
-def test_only_copies_touch_the_callers_buffers_and_later_slices_use_their_scratch_again(
-    collective: str, name: str
-) -> None:
+@pytest.mark.parametrize("out", (False, True))
+@pytest.mark.parametrize("name", COPIED)
+def test_peers_see_scratch_alone_which_later_slices_use_again(name: str, out: bool) -> None:
     for rank in range(4):
-        own = slices(collective, name, 4, rank, True, 0)
-        found = slices(collective, name, 4, rank, False, 0, True)
+        own = slices("allreduce", name, 4, rank, True, 0)
+        found = slices("allreduce" if out else "reduce", name, 4, rank, False, (rank + 1) % 4, True)
         for count, spec, bare in zip(SLICES, found, own):
-            inner = spec.instrs[1:-1]
-            assert (inner["dst_buf"] == isa.BUF_TMP).all() and (inner["src_buf"] == isa.BUF_TMP).all()
-            assert (inner["op"] == bare.instrs["op"]).all() and (spec.in_bytes, spec.out_bytes) == (
-                bare.in_bytes, bare.out_bytes,
-            )  # fmt: skip
-            first, last = spec.instrs[[0, -1]]
-            assert (first["op"], first["src_buf"], first["len"]) == (isa.COPY, isa.BUF_IN, 8 * count)
-            assert last["op"] == (isa.COPY if bare.out_bytes else isa.NOP) and last["len"] == bare.out_bytes
-            assert not bare.out_bytes or (last["dst_buf"], last["src_off"]) == (isa.BUF_OUT, first["dst_off"])
-            assert bare.tmp_bytes + 8 * count <= spec.tmp_bytes <= bare.tmp_bytes + 8 * count + 8192
+            ops, seen = spec.instrs["op"], np.isin(spec.instrs["op"], (isa.SEND, isa.RECV, isa.RECV_REDUCE, isa.BORROW))
+            assert (ops[ops != isa.COPY] == bare.instrs["op"]).all()
+            lies = np.where(ops == isa.SEND, spec.instrs["src_buf"], spec.instrs["dst_buf"])
+            answers = spec.instrs["flags"] & isa.RETURNS > 0
+            assert (lies[seen & ~answers] == isa.BUF_TMP).all()
+            assert (spec.in_bytes, spec.out_bytes) == (8 * count, 8 * count * out)
+            assert 8 * count <= spec.tmp_bytes - bare.tmp_bytes <= 8 * count + 8192
+            for into in (True, False):  # all but what is summed here and not sent away
+                copies = spec.instrs[(ops == isa.COPY) & ((spec.instrs["dst_buf"] == isa.BUF_TMP) == into)]
+                stays = bare.instrs["len"][bare.instrs["op"] == isa.REDUCE].sum() if name == "direct" else 0
+                assert copies["len"].sum() == (8 * count - stays if into or out else 0)
         assert joined(found).tmp_bytes == found[0].tmp_bytes == max(spec.tmp_bytes for spec in found)
 
 
@@ -162,7 +183,9 @@ def test_long_vectors_are_cut_where_ranks_share_cores(collective: str) -> None:
         assert found[0].choice.nbytes == -(-nbytes // number // 4096) * 4096
         for spec in found:
             assert spec.slices == number and spec.aside == isa.ASIDE_WITHIN
-            assert (sends(spec)["src_buf"] == isa.BUF_TMP).all() and spec.instrs["tag"].max() < 1 << 24
+            sent = sends(spec)
+            assert (sent["src_buf"][sent["flags"] & isa.RETURNS == 0] == isa.BUF_TMP).all()
+            assert spec.instrs["tag"].max() < 1 << 24
             assert spec.tmp_bytes < 3 * found[0].choice.nbytes
     whole = (
         planned(8 << 20, cost=replace(crowded, cores=4)), planned(8 << 20, mapped=False), planned(8 << 20, sliced=False),
