@@ -312,7 +312,7 @@ def plan(
     sliceable = free and cost is not None and isinstance(counts, int)
     way = slicing(collective, size, nbytes, known, mapped) if sliceable else None
     each = lengths(counts, itemsize, way.nbytes) if way and (sliced or not mapped) else [counts]
-    slices, copies = len(each), way is not None and way.copies and len(each) > 1
+    slices, copies = len(each), way is not None and way.copies and sliced
     kind = "allreduce" if copies else collective  # a reduce as well: hrdma.topo.slices
     choice = choose(
         kind, size, nbytes if slices == 1 else each[0] * itemsize, known, mapped=mapped,
@@ -329,7 +329,7 @@ def plan(
             stage(spec, cost.staged)
         return spec
 
-    if way and slices > 1:
+    if way and (slices > 1 or copies):
         out = collective == "allreduce" or rank == root
         made = {n: copied(lowered(n, True), in_place, out) if copies else lowered(n) for n in set(each)}
         spec, what = joined([made[n] for n in each], way.ahead), ASIDE_WITHIN if copies else 0

@@ -57,7 +57,7 @@ cdef class CommunicatorBase(Planned):
         2 (n - 1) / n of the bytes leave each rank for large x. On one host with x from :func:`hrdma.empty` peers'
         memory is reduced in place, and without `out` the result is written back to it; of 4 to 64 KiB on two ranks from
         the second call on of such a length that waits on both. Other memory, from 16 KiB to below 4 MiB, is copied to
-        where that can be done if ranks share cores, and the result back; that of 3 to 256 MiB is, slice by slice, from
+        where that can be done if ranks share cores, and the result back; that of 32 KiB to 256 MiB is, in slices, from
         the second call on of such a length that waits on all of 3 to 15 ranks: ``runs_aside`` of :meth:`stats`.
 
         A schedule is proved and compared with that of the other ranks (an allgather of 256 bytes, which blocks and has

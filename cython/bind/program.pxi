@@ -107,10 +107,11 @@ cdef enum:
     OPENED_LEAST = 4096  # bytes: where each rank sums a half of it, below that two messages take longer than one
     OPENED_MOST = 65536  # longer ones are summed so whatever was said
     SHARED_LEAST = 131072  # bytes of a reduce that both ranks share, `pulls` of scatter_gather in topo/algorithms
-    SLICED_LEAST = 3145728  # bytes of a vector whose copy would leave the caches as a whole
+    SLICED_LEAST = 32768  # bytes of an allreduce that ranks which share cores make of copies, in slices
     SLICED_MOST = 268435456  # planned in some 50 ms
-    SLICED_REDUCE_MOST = 25165824  # what goes to one rank is faster as it lies from there on
-    APART_LEAST = 786432  # the same of an allreduce of two ranks with a core each
+    TAKEN_LEAST = 131072  # the same of a reduce
+    TAKEN_MOST = 25165824  # what goes to one rank is as fast where it lies from there on
+    APART_LEAST = 786432  # bytes of an allreduce that two ranks with a core each take in slices
     APART_MOST = 50331648
     SHARED_TRIAL = 64  # after so many of memory that could not be opened the next one asks again
     SLOTS = 64  # a power of two

@@ -211,13 +211,13 @@ cdef class Planned(Messenger):
         if self.size == 2:
             least, most = APART_LEAST, APART_MOST if key.collective == ALLREDUCE else 0
         elif key.collective == REDUCE:
-            most = SLICED_REDUCE_MOST
+            least, most = TAKEN_LEAST, TAKEN_MOST
             bit <<= 16
         elif key.collective != ALLREDUCE:
             return 0
         if key.schedule or nbytes < least or nbytes > most:
             return 0
-        while nbytes > APART_LEAST:
+        while nbytes > SLICED_LEAST:
             nbytes >>= 1
             bit <<= 1
         return bit

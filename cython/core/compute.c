@@ -4,6 +4,7 @@
 #include "hr/memory.h"
 
 #define WORK_BYTES (512u << 10)
+#define COPY_BYTES (256u << 10) /* of a program that works on copies: at once, as a pass costs as much as a copy */
 
 /* The transfer of an operand that is borrowed and was not received after all; else NULL. */
 static struct hr_xfer *lent(struct hr_run *run, const struct hr_ref *r) {
@@ -205,7 +206,8 @@ static int compute_step(struct hr_engine *engine, struct hr_work *work) {
 void hr_run_compute(struct hr_run *run, uint32_t i, const struct hr_instr *in) {
     struct instr_state *st = &run->st[i];
     uint64_t cost = in->len * (in->op == HR_OP_REDUCE ? in->nref : 1);
-    if (st->offset < in->len && cost <= HR_INLINE_WORK && !is_fetched(run, in)) {
+    int copies = in->op == HR_OP_COPY && run->program->aside & HR_ASIDE_WITHIN;
+    if (st->offset < in->len && cost <= (copies ? COPY_BYTES : HR_INLINE_WORK) && !is_fetched(run, in)) {
         if (!compute_piece(run, in, 0, in->len)) return;
         st->offset = in->len;
     }
