@@ -56,9 +56,10 @@ cdef class CommunicatorBase(Planned):
         -----
         2 (n - 1) / n of the bytes leave each rank for large x. On one host with x from :func:`hrdma.empty` peers'
         memory is reduced in place, and without `out` the result is written back to it; of 4 to 64 KiB on two ranks from
-        the second call on of such a length that waits on both. Other memory, from 16 KiB to below 4 MiB, is copied to
-        where that can be done if ranks share cores, and the result back; that of 32 KiB to 256 MiB is, in slices, from
-        the second call on of such a length that waits on all of 3 to 15 ranks: ``runs_aside`` of :meth:`stats`.
+        the second call on of such a length that waits on both. Other memory is copied to where
+        that can be done if ranks share cores, and the result back: from 16 KiB to below 4 MiB in place, from 32 KiB to
+        below 1.5 MiB on 3 to 15 ranks in any case, and up to 256 MiB in slices, from the second call on of such a
+        length that waits on all of them: ``runs_aside`` of :meth:`stats`.
 
         A schedule is proved and compared with that of the other ranks (an allgather of 256 bytes, which blocks and has
         a deadline of its own) when it is new to the communicator; later calls find its program. A path costs them

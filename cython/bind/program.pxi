@@ -107,9 +107,10 @@ cdef enum:
     OPENED_LEAST = 4096  # bytes: where each rank sums a half of it, below that two messages take longer than one
     OPENED_MOST = 65536  # longer ones are summed so whatever was said
     SHARED_LEAST = 131072  # bytes of a reduce that both ranks share, `pulls` of scatter_gather in topo/algorithms
-    SLICED_LEAST = 32768  # bytes of an allreduce that ranks which share cores make of copies, in slices
+    COPIED_LEAST = 32768  # bytes of an allreduce that ranks which share cores make of copies, each as it has them,
+    SLICED_LEAST = 1572864  # and from here on in slices, if all do
     SLICED_MOST = 268435456  # planned in some 50 ms
-    TAKEN_LEAST = 131072  # the same of a reduce
+    TAKEN_LEAST = 131072  # of a reduce, if all do
     TAKEN_MOST = 25165824  # what goes to one rank is as fast where it lies from there on
     APART_LEAST = 786432  # bytes of an allreduce that two ranks with a core each take in slices
     APART_MOST = 50331648

@@ -32,6 +32,7 @@ cdef class Planned(Messenger):
     cdef uint32_t opened  # lengths of allreduces, by bits, whose last call both ranks could have opened: below
     cdef uint64_t shut  # lengths of reduces, by bits, whose last call one rank could not have opened
     cdef int shut_calls  # of such lengths, since all were forgotten
+    cdef bint copies  # ranks share cores and memory: known from the first program on
     cdef uint32_t plain  # lengths of long vectors, by bits, whose last call all ranks made of memory that is not mapped
 
     def __cinit__(self):
@@ -184,7 +185,8 @@ cdef class Planned(Messenger):
     # asks again now and then. (Where another one was planned all the same nobody says anything: `mutual` in the core.)
     # Whether a long vector goes in slices where ranks map memory (hrdma.topo.slices) is known in the same way: all have
     # said of the last call of such a length that peers cannot map their input, and that they wait. Where not everyone
-    # says something to every other, nobody finds that all have said it.
+    # says something to every other, nobody finds that all have said it. What one slice is may be copied by some ranks
+    # and not by others, so there each goes by its own.
 
     cdef inline uint32_t openable(self, Key *key) noexcept:
         """The bit of a call whose algorithm depends on what was said; 0: it does not. The same on both ranks."""
@@ -217,10 +219,17 @@ cdef class Planned(Messenger):
             return 0
         if key.schedule or nbytes < least or nbytes > most:
             return 0
-        while nbytes > SLICED_LEAST:
+        while nbytes > TAKEN_LEAST:
             nbytes >>= 1
             bit <<= 1
         return bit
+
+    cdef inline bint copied(self, Key *key, const void *inp) noexcept:
+        """Whether this rank makes one slice of copies."""
+        cdef uint64_t nbytes = key.count * key.itemsize
+        cdef hr_arena_info info
+        return (self.copies and key.collective == ALLREDUCE and not key.schedule and nbytes >= COPIED_LEAST
+                and nbytes < SLICED_LEAST and not hr_arena_find(inp, nbytes, &info))
 
     cdef inline void asked(self, uint64_t closable) noexcept:
         """A reduce has begun. Until it has ended well nobody has said yes."""
@@ -251,9 +260,10 @@ cdef class Planned(Messenger):
         cdef Program program
         if asks or self.opened & openable:
             key.flags |= KEY_OPENED
-        if self.plain & sliceable:
+        if self.plain & sliceable or self.copied(key, inp):
             key.flags |= KEY_SLICED
         program = self.lookup(key, counts)
+        self.copies |= program.sliceable and self.size > 2
         self.check()  # another thread may have closed it while this call was planned
         if program.in_bytes > source.nbytes or program.out_bytes > target.nbytes:
             raise ValueError(f"{program.text} wants buffers of {program.in_bytes} and {program.out_bytes} bytes; "

@@ -209,3 +209,45 @@ def at_random(rank: int, seed: int) -> int:
 def test_ranks_agree_whatever_each_of_them_has(seed: int) -> None:
     found = harness.ranks(at_random, 3 + seed % 2, init=False, env={"HRDMA_TRANSPORT": "shm"}, seed=seed)
     assert len(set(found)) == 1 and found[0] > 0
+
+
+def each_by_its_own(rank: int, seed: int) -> None:
+    """Vectors of one slice: who has plain memory copies, whatever others have and whether they wait; results are the same."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    together, alone = random.Random(seed), random.Random(1000 * seed + rank)
+    with hrdma.init() as comm:
+        most = 1536 * KIB
+        arrays = [(np.empty(most, "uint8"), hrdma.empty(most, "uint8")) for _ in range(2)]
+        comm.allreduce(np.zeros(16 * KIB, "float32"))  # after this it is known that ranks share cores
+        for call in range(60):
+            nbytes = together.choice((32 * KIB, 32 * KIB - 8, most - 8, most, together.randrange(8, most // 8) * 8))
+            dtype = together.choice(("float32", "float64", "float16", "int8"))
+            registered = alone.random() < 0.4
+            x, out = (
+                pair[where][:nbytes].view(dtype) for pair, where in zip(arrays, (registered, alone.random() < 0.4))
+            )
+            base = (np.arange(len(x), dtype="int32") % 37 + call % 3).astype(dtype)
+            x[:] = base + np.dtype(dtype).type(rank)
+            sums, waits, apart = together.random() < 0.5, alone.random() < 0.6, alone.random() < 0.5
+            if not apart:
+                out = x
+            before = count_of(comm)
+            more = {"deterministic": True} if call % 5 == 0 else {}
+            result = comm.allreduce(x, "sum" if sums else "max", out=out if apart else None, async_op=not waits, **more)
+            if not waits:
+                result.wait(60)
+            if 32 * KIB <= nbytes < most and not (registered and apart):
+                assert count_of(comm) - before == (not registered), (call, nbytes)
+            highest = comm.size - 1
+            expected = (
+                base * np.dtype(dtype).type(comm.size) + np.dtype(dtype).type(highest * comm.size // 2)
+                if sums
+                else base + np.dtype(dtype).type(highest)
+            )
+            assert np.array_equal(out, expected), (call, nbytes, dtype)
+            assert out is x or np.array_equal(x, base + np.dtype(dtype).type(rank))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_slice_is_copied_by_whom_it_helps(seed: int) -> None:
+    harness.ranks(each_by_its_own, 3 + seed % 2, init=False, env={"HRDMA_TRANSPORT": "shm"}, seed=seed)
