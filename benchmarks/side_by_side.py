@@ -49,6 +49,11 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sizes", help="such as 4K,256K,64M; the table's own where not given")
     parser.add_argument("--peers", help=f"rows, of {','.join(ROWS)}")
     parser.add_argument("--rounds", type=int, default=3, help="how often each cell is measured, in turn (default: 3)")
+    parser.add_argument(
+        "--more",
+        type=int,
+        help="so many rounds more of what ratios are made of, where rounds differ (default: 4, quick 0)",
+    )
     parser.add_argument("--seconds", type=float, help="time of one cell in one round (default: 0.2, quick 0.06)")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds after which a cell counts as hung")
     for name, what in (
@@ -61,6 +66,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     base = asked.QUICK if options.quick else asked.FULL
     if options.seconds is None:
         options.seconds = 0.06 if options.quick else 0.2
+    if options.more is None:
+        options.more = 0 if options.quick else 4
     try:
         options.selection = Selection(
             asked.parse_list(options.transport) if options.transport else base.transports,
@@ -71,8 +78,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         options.selection.validate()
         named = asked.parse_list(options.peers, ROWS) if options.peers else QUICK_ROWS if options.quick else ROWS
         options.rows = [ROWS[name] for name in named]
-        if options.rounds < 1 or options.seconds <= 0 or options.limit <= 0:
-            raise ValueError("--rounds, --seconds and --limit must be positive")
+        if options.rounds < 1 or options.seconds <= 0 or options.limit <= 0 or options.more < 0:
+            raise ValueError("--rounds, --seconds and --limit must be positive, --more not negative")
     except ValueError as error:
         parser.error(str(error))
     return options
@@ -118,19 +125,30 @@ class Bench:
                 self._left_out(transport, str(error))
                 continue
             try:
-                for number in range(1, self._options.rounds + 1):
-                    self._progress.say(f"{transport}, {world} ranks: round {number} of {self._options.rounds}")
+                for number in range(1, self._options.rounds + self._options.more + 1):
+                    of = f"of {self._options.rounds}" if number <= self._options.rounds else "of what has not settled"
+                    self._progress.say(f"{transport}, {world} ranks: round {number} {of}")
                     for nth, cell in enumerate(self._block):
-                        self._look(cell)
-                        first = (number - 1 + nth) % len(self._options.rows)  # always the same one would gain or lose
-                        for row in self._options.rows[first:] + self._options.rows[:first]:
-                            self._measure(row, cell)
+                        self._round(number, nth, cell)
             finally:
                 with contextlib.ExitStack() as ends:  # all of them, also where the user has no patience with the first
                     ends.callback(self._leave, place)
                     for job in self._jobs.values():
                         ends.callback(job.end)
                 self._jobs.clear()
+
+    def _round(self, number: int, nth: int, cell: Cell) -> None:
+        """Each row once, always beginning with another: the first would gain or lose."""
+        rows = self._options.rows
+        if number > self._options.rounds:
+            names = self.table.unsettled(cell)
+            rows = [row for row in rows if row.name in names]
+        if not rows:
+            return
+        self._look(cell)
+        first = (number - 1 + nth) % len(rows)
+        for row in rows[first:] + rows[:first]:
+            self._measure(row, cell)
 
     def _enter(self, transport: str) -> contextlib.ExitStack:
         """What has to be there while ranks of a transport run."""
@@ -231,7 +249,8 @@ def main(words: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         interrupted = True
     how = (
-        f"{options.rounds} rounds, the rows in turn in each; a cell takes about {options.seconds:g} s in a round"
+        f"{options.rounds} rounds, the rows in turn in each, and {options.more} more of own rows, the two fastest peers and "
+        f"the limit in cells where rounds differed by a quarter; a cell takes about {options.seconds:g} s in a round"
         f"{'; interrupted' if interrupted else ''}. Other work kept {before:.1f} cores busy as it began and "
         f"{busy_cores():.1f} as it ended."
     )

@@ -22,6 +22,8 @@ from hrdma.bench.sizes import show_size
 
 __all__ = ["Figure", "Table", "busy_cores", "busy_share", "document", "markdown", "ticks"]
 
+SETTLED = 1.25  # times the fastest round
+
 
 @dataclass
 class Figure:
@@ -101,6 +103,13 @@ class Table:
             if limit.bound and mine and (found := self.figures.get((limit.name, cell))):
                 return mine.seconds / found.seconds
         return None
+
+    def unsettled(self, cell: Cell) -> list[str]:
+        """What a cell's ratios are made of, own rows, the two fastest peers and the limit, if rounds of one of them differ by much."""
+        here = {name: figure for (name, where), figure in self.figures.items() if where == cell and not figure.wrong}
+        peers = sorted((name for name in here if ROWS[name].kind == "peer"), key=lambda name: here[name].seconds)
+        names = [name for name in here if name in peers[:2] or ROWS[name].kind == "own" or ROWS[name].bound]
+        return names if any(max(here[name].each) > SETTLED * min(here[name].each) for name in names) else []
 
     @property
     def wrong(self) -> int:

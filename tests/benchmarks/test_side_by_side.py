@@ -119,6 +119,19 @@ def test_ratios_are_to_the_fastest_peer_that_was_right_and_to_the_limit():
     assert table.wrong == 3
 
 
+def test_what_ratios_are_made_of_is_unsettled_where_rounds_differ():
+    table = made()  # 2.0 to 2.4 ms: a fifth
+    assert table.unsettled(LARGE) == [] and table.unsettled(SMALL) == []
+    table.add("impi", LARGE, [12e-3], 0)
+    table.add("gloo", LARGE, [40e-3], 0)
+    assert table.unsettled(LARGE) == ["hrdma", "openmpi", "impi", "limit"]  # no third peer, none that is wrong
+    table.add("gloo", LARGE, [7e-3], 0)  # is in front of Intel MPI's now, and not settled
+    assert "gloo" not in table.unsettled(LARGE)
+    for _ in range(2):
+        table.add("gloo", LARGE, [7e-3], 0)
+    assert table.unsettled(LARGE) == ["hrdma", "openmpi", "limit", "gloo"]
+
+
 def test_there_is_no_ratio_without_both_figures():
     table = made()
     assert table.best(SMALL) is None
@@ -257,6 +270,16 @@ def test_a_row_that_fails_is_ended_named_and_not_asked_again(monkeypatch):
     assert asked == ["hrdma", "openmpi", "hrdma", "hrdma"]  # the second round would have begun with it
     assert all(job.ended for job in jobs)
     assert list(run.table.failures.values()) == ["it fell over"]
+
+
+def test_cells_that_have_not_settled_get_more_rounds(monkeypatch):
+    run, asked, _ = bench(monkeypatch, sizes="4K,64K", rounds=1)
+    looked = []
+    monkeypatch.setattr(run.table, "unsettled", lambda cell: looked.append(cell) or ["openmpi"] * (cell.nbytes > 4096))
+    run.run()
+    assert asked == ["hrdma", "openmpi", "openmpi", "hrdma", *["openmpi"] * 4]
+    assert [cell.nbytes for cell in looked] == [4096, 65536] * 4
+    assert side_by_side.arguments(["--quick"]).more == 0 and side_by_side.arguments([]).more == 4
 
 
 def test_each_cell_of_a_round_begins_with_another_row(monkeypatch):

@@ -271,9 +271,7 @@ def test_hrdma_alone_at_small_sizes(tmp_path, transport):
     if transport == "namespaces" and not across.possible():
         pytest.skip("needs root and CAP_NET_ADMIN, CAP_SYS_ADMIN")
     files = {name: tmp_path / name for name in ("json", "markdown")}
-    words = (
-        f"--transport {transport} --world 2 --cases pingpong,alltoall --sizes 4K --peers hrdma,hrdma-numpy --rounds 2"
-    )
+    words = f"--transport {transport} --world 2 --cases pingpong,alltoall --sizes 4K --peers hrdma,hrdma-numpy --rounds 2 --more 0"
     command = [sys.executable, str(ROOT / "benchmarks" / "side_by_side.py"), *words.split(), "--seconds", "0.01"]
     for name, path in files.items():
         command += [f"--{name}", str(path)]
