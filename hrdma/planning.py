@@ -49,7 +49,7 @@ class Plan(ProgramSpec):
     reason: str = ""  #: of a plan for a fabric; else why it is not one, where there is a fabric
     aside: int = 0  #: of `_core.Program`
     slices: int = 1  #: of a vector, one after the other: the choice is that of one
-    sliceable: bool = False  #: in slices if ranks agree that they shall be
+    sliceable: bool = False  #: in slices, or on a copy, if that is asked for
 
     @property
     def explanation(self) -> str:
@@ -240,8 +240,8 @@ def plan(
         result to both (direct). A long reduce of two such ranks: each sums a half and writes it to the root
         (scatter_gather), which takes longer than direct where memory is not registered. The same on both ranks.
     sliced : bool
-        No rank's memory can be mapped by its peers, so a long vector is taken in slices where that is faster (`topo.slices`).
-        The same on all ranks; ignored where nothing is mapped.
+        In slices, as no rank's memory can be mapped by its peers, or on a copy (`topo.slices`), where that is faster. The same
+        on all ranks; but for an allreduce of one slice, where it is each rank's own affair. Ignored where nothing is mapped.
     landing : int
         As in `lower`. Ranks may differ in it.
     algorithm : str, optional

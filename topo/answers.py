@@ -13,8 +13,8 @@ def answer(spec: ProgramSpec) -> None:
 
     On one side a SEND, and the RECV over the same memory, which nothing else touches: the peer may write there. On the other a
     reduction, the only one to write its result, and the SEND of it to a rank from which an operand came. The first in the
-    caller's memory, where the call is in place; the second in scratch, too. Whether it is used is decided chunk by chunk, by
-    where the memory lies; `hrdma.topo.verify` proves that it may be.
+    caller's memory, where the call is in place (`hrdma.topo.slices` moves it to scratch); the second in scratch, too. Whether it
+    is used is decided chunk by chunk, by where the memory lies; `hrdma.topo.verify` proves that it may be.
 
     Cost: about 3 us per instruction.
     """

@@ -150,7 +150,7 @@ def stage(spec: ProgramSpec, most: int) -> None:
 # message (32 KiB go unasked) or of a whole vector; below so many, from which on numpy's arrays are in huge pages; and
 # while a cache has most of what all ranks' buffers and copies are.
 MESSAGE = (32 << 10) + 1
-ASIDE_WITHIN = 4  # the program has instructions that copy to scratch, for peers
+ASIDE_WITHIN = 4  # the program works on a copy in scratch, to which peers may write
 _ASIDE_VECTOR = {"allreduce": 16 << 10, "reduce": MESSAGE, "broadcast": MESSAGE}
 _ASIDE_LONG = 4 << 20
 _ASIDE_TOGETHER = 48 << 20

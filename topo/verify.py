@@ -219,6 +219,9 @@ def _answers(spec: ProgramSpec, instrs: list[tuple], before: list[int]) -> dict[
             place = (isa.BUF_OUT, other[14] + moved) if other[12] == isa.BUF_IN else (other[12], other[14])
             fits = other[0] == isa.SEND and (i[11], i[13]) == place
             fits = fits and (spec.alias is not None or i[11] == isa.BUF_TMP)
+            for start, stop, toucher, _ in touched[i[11]]:  # from when it is lent until it has come back
+                if toucher not in (asks, index) and start < i[13] + i[10] and stop > i[13]:
+                    fits = fits and bool(before[asks] >> toucher & 1 or before[toucher] >> index & 1)
         else:
             fits = i[0] == isa.SEND and other[0] in (isa.BORROW, isa.RECV_REDUCE)
             fits = fits and instrs[result][11] == i[12] != isa.BUF_IN and instrs[result][13] == i[14]

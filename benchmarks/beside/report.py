@@ -105,10 +105,23 @@ class Table:
         return None
 
     def unsettled(self, cell: Cell) -> list[str]:
-        """What a cell's ratios are made of, own rows, the two fastest peers and the limit, if rounds of one of them differ by much."""
-        here = {name: figure for (name, where), figure in self.figures.items() if where == cell and not figure.wrong}
-        peers = sorted((name for name in here if ROWS[name].kind == "peer"), key=lambda name: here[name].seconds)
-        names = [name for name in here if name in peers[:2] or ROWS[name].kind == "own" or ROWS[name].bound]
+        """What a cell's ratios are made of, if rounds of one of them differ by much: own rows, the limit, the two fastest peers and
+        every other that was as fast in one round."""
+        here = {
+            name: figure
+            for (name, where), figure in self.figures.items()
+            if where == cell and not figure.wrong and (name, cell) not in self.failures
+        }
+        peers = sorted(figure.seconds for name, figure in here.items() if ROWS[name].kind == "peer")[:2]
+        names = [
+            name
+            for name, figure in here.items()
+            if (
+                min(figure.each) <= peers[-1]
+                if ROWS[name].kind == "peer"
+                else ROWS[name].kind == "own" or ROWS[name].bound
+            )
+        ]
         return names if any(max(here[name].each) > SETTLED * min(here[name].each) for name in names) else []
 
     @property

@@ -57,9 +57,9 @@ cdef class CommunicatorBase(Planned):
         2 (n - 1) / n of the bytes leave each rank for large x. On one host with x from :func:`hrdma.empty` peers'
         memory is reduced in place, and without `out` the result is written back to it; of 4 to 64 KiB on two ranks from
         the second call on of such a length that waits on both. Other memory is copied to where
-        that can be done if ranks share cores, and the result back: from 16 KiB to below 4 MiB in place, from 32 KiB to
-        below 1.5 MiB on 3 to 15 ranks in any case, and up to 256 MiB in slices, from the second call on of such a
-        length that waits on all of them: ``runs_aside`` of :meth:`stats`.
+        that can be done if ranks share cores, and the result back: from 16 KiB to below 4 MiB in place; on 3 to 15
+        ranks all of 32 KiB to below 1.5 MiB, from the communicator's second call on, and in slices up to 256 MiB, from
+        the second call on of such a length that waits on all of them: ``runs_aside`` of :meth:`stats`.
 
         A schedule is proved and compared with that of the other ranks (an allgather of 256 bytes, which blocks and has
         a deadline of its own) when it is new to the communicator; later calls find its program. A path costs them
@@ -109,7 +109,8 @@ cdef class CommunicatorBase(Planned):
         -----
         On one host, from 128 KiB on, every rank combines a share of x, and without `out` on the root writes it to where
         the root's x lies; of two ranks where both have x from :func:`hrdma.empty` and wait for the call. Where one of
-        them has not, that is found out anew in one call of 65.
+        them has not, that is found out anew in one call of 65. On 3 to 15 ranks that share cores other memory of 128
+        KiB to 24 MiB is copied, in slices, to where peers can map it, as in :meth:`allreduce`.
         """
         cdef Span source, target
         cdef Key key

@@ -47,6 +47,7 @@ cdef class Program:
     cdef readonly str explanation
     cdef readonly str pairs
     cdef uint64_t in_bytes, out_bytes
+    cdef uint64_t instructions
     cdef bint sliceable
     cdef Key key
 
@@ -81,6 +82,7 @@ cdef class Program:
         if aside:
             hr_program_set_aside(handle, aside)
         self.handle = handle
+        self.instructions = len(instrs)
         self.in_bytes = in_bytes
         self.out_bytes = out_bytes
         self.text = text
@@ -109,13 +111,14 @@ cdef enum:
     SHARED_LEAST = 131072  # bytes of a reduce that both ranks share, `pulls` of scatter_gather in topo/algorithms
     COPIED_LEAST = 32768  # bytes of an allreduce that ranks which share cores make of copies, each as it has them,
     SLICED_LEAST = 1572864  # and from here on in slices, if all do
-    SLICED_MOST = 268435456  # planned in some 50 ms
+    SLICED_MOST = 268435456  # planned in 12 to 30 ms
     TAKEN_LEAST = 131072  # of a reduce, if all do
     TAKEN_MOST = 25165824  # what goes to one rank is as fast where it lies from there on
     APART_LEAST = 786432  # bytes of an allreduce that two ranks with a core each take in slices
     APART_MOST = 50331648
     SHARED_TRIAL = 64  # after so many of memory that could not be opened the next one asks again
     SLOTS = 64  # a power of two
+    INSTRUCTIONS = 262144  # of programs that are kept, some 100 MB at most
     AGREEMENT = -1  # what ranks say of a given schedule: no program of users is like it
     RECENT = 8  # calls told of when ranks disagree; RECENT in control/stalls.py
 

@@ -32,8 +32,9 @@ cdef class Planned(Messenger):
     cdef uint32_t opened  # lengths of allreduces, by bits, whose last call both ranks could have opened: below
     cdef uint64_t shut  # lengths of reduces, by bits, whose last call one rank could not have opened
     cdef int shut_calls  # of such lengths, since all were forgotten
+    cdef uint64_t planned  # instructions of programs
     cdef bint copies  # ranks share cores and memory: known from the first program on
-    cdef uint32_t plain  # lengths of long vectors, by bits, whose last call all ranks made of memory that is not mapped
+    cdef uint64_t plain  # lengths of long vectors, by bits, whose last call all ranks made of memory that is not mapped
 
     def __cinit__(self):
         self.programs = {}
@@ -164,10 +165,12 @@ cdef class Planned(Messenger):
                 bool(key.flags & KEY_IN_PLACE), bool(key.flags & KEY_DETERMINISTIC), key.schedule,
                 bool(key.flags & KEY_OPENED), bool(key.flags & KEY_SLICED))
             program.key = key[0]
-            if len(self.programs) >= 4096:
+            self.planned += program.instructions
+            if len(self.programs) >= 4096 or self.planned > INSTRUCTIONS:
                 # Bounded for callers whose sizes never repeat. Programs that run are held by their calls.
                 memset(self.slots, 0, sizeof(self.slots))
                 self.programs.clear()
+                self.planned = program.instructions
             self.programs[name] = program
         if isinstance(counts, int):
             self.slots[key_slot(key)] = <PyObject *> program
@@ -205,24 +208,23 @@ cdef class Planned(Messenger):
             bit <<= 1
         return bit
 
-    cdef inline uint32_t sliceable(self, Key *key) noexcept:
-        """The same of a vector that is taken in slices, or not."""
+    cdef inline uint64_t sliceable(self, Key *key) noexcept:
+        """The same of a vector that is taken in slices, or not: a bit for each quarter more of a power of two."""
         cdef uint64_t nbytes = key.count * key.itemsize
-        cdef uint64_t least = SLICED_LEAST, most = SLICED_MOST
-        cdef uint32_t bit = 1
+        cdef uint64_t least = SLICED_LEAST, most = SLICED_MOST, bit = 1
         if self.size == 2:
             least, most = APART_LEAST, APART_MOST if key.collective == ALLREDUCE else 0
         elif key.collective == REDUCE:
             least, most = TAKEN_LEAST, TAKEN_MOST
-            bit <<= 16
+            bit <<= 32
         elif key.collective != ALLREDUCE:
             return 0
         if key.schedule or nbytes < least or nbytes > most:
             return 0
-        while nbytes > TAKEN_LEAST:
+        while nbytes >= 2 * <uint64_t> TAKEN_LEAST:
             nbytes >>= 1
-            bit <<= 1
-        return bit
+            bit <<= 2
+        return bit << 1 if 2 * nbytes >= 3 * <uint64_t> TAKEN_LEAST else bit
 
     cdef inline bint copied(self, Key *key, const void *inp) noexcept:
         """Whether this rank makes one slice of copies."""
@@ -256,7 +258,7 @@ cdef class Planned(Messenger):
         cdef uint32_t openable = self.openable(key)
         cdef uint64_t closable = self.closable(key)
         cdef bint asks = closable and not self.shut & closable
-        cdef uint32_t sliceable = self.sliceable(key)
+        cdef uint64_t sliceable = self.sliceable(key)
         cdef Program program
         if asks or self.opened & openable:
             key.flags |= KEY_OPENED

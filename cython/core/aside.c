@@ -3,7 +3,7 @@
  * Where ranks share cores the kernel's copies between processes, a system call and a walk through pages for each, cost
  * more than two copies within one: a program that says so (hr_program_set_aside) works on copies of buffers that peers
  * cannot map. What others see of it is what they see of registered memory. Where there is no room for copies it works
- * on the buffers: ranks may differ in it.
+ * on the buffers: ranks may differ in it. (HR_ASIDE_WITHIN: programs that copy by themselves, hrdma.topo.slices.)
  */
 
 #include "core/program.h"

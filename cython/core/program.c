@@ -80,9 +80,9 @@ static int comes_after(const struct hr_program *p, uint32_t first, uint32_t then
 /* A borrowed chunk is read by one reduction, which gives it back, once it is there. */
 static int borrows_ok(struct checker *c) {
     struct hr_program *p = c->p;
-    uint32_t *reader = calloc(p->ninstr + 1u, sizeof *reader), *seen = calloc(p->ninstr + 1u, sizeof *seen),
+    uint32_t *reader = p->reader, *seen = calloc(p->ninstr + 1u, sizeof *seen),
              *stack = malloc((p->ninstr + 1u) * sizeof *stack);
-    int ok = reader && seen && stack;
+    int ok = seen && stack;
     if (!ok) bad(c, "no memory");
     for (uint32_t i = 0; ok && i < p->ninstr; i++) {
         const struct hr_instr *in = &p->instrs[i];
@@ -100,7 +100,6 @@ static int borrows_ok(struct checker *c) {
         else if (!comes_after(p, i, reader[i] - 1, seen, i + 1, stack))
             ok = bad(c, "instruction %u reads BORROW %u without waiting for it", reader[i] - 1, i);
     }
-    free(reader);
     free(seen);
     free(stack);
     return ok;
@@ -201,13 +200,7 @@ static int is_paced(const struct hr_program *p) {
 /* The instruction whose result goes back to whom `asks` received from: its own, or that of who reads what it borrows.
  */
 static uint32_t result_of(const struct hr_program *p, uint32_t asks) {
-    if (p->instrs[asks].op != HR_OP_BORROW) return asks;
-    for (uint32_t i = 0; i < p->ninstr; i++) {
-        const struct hr_instr *in = &p->instrs[i];
-        for (uint32_t k = in->ref; in->op == HR_OP_REDUCE && k < in->ref + in->nref; k++)
-            if (p->refs_[k].buf == HR_BUF_BORROWED && p->refs_[k].off == asks) return i;
-    }
-    return asks;
+    return p->instrs[asks].op == HR_OP_BORROW ? p->reader[asks] - 1 : asks;
 }
 
 /* Whether instruction i may answer `asks`: with the result that lies where it sends from, or over what was sent. */
@@ -305,6 +298,7 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
     p->first = malloc((ninstr ? ninstr : 1) * sizeof *p->first);
     p->folds = calloc(ninstr ? ninstr : 1, sizeof *p->folds);
     p->onward = calloc(ninstr ? ninstr : 1, sizeof *p->onward);
+    p->reader = calloc(ninstr ? ninstr : 1, sizeof *p->reader);
     p->returns = calloc(ninstr ? ninstr : 1, sizeof *p->returns);
     p->ninstr = ninstr;
     p->nunlock = nunlock;
@@ -313,7 +307,7 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
     p->out_bytes = out_bytes;
     p->tmp_bytes = tmp_bytes;
     p->size = size;
-    int all = p->instrs && p->unlocks && p->refs_ && p->first && p->folds && p->onward && p->returns;
+    int all = p->instrs && p->unlocks && p->refs_ && p->first && p->folds && p->onward && p->reader && p->returns;
     hr_status status = all ? HR_OK : HR_ERR_NOMEM;
     for (uint32_t i = 0; status == HR_OK && i < ninstr; i++)
         if (!operands_ok(&c, i)) status = HR_ERR_INVALID;
@@ -342,6 +336,7 @@ void hr_program_drop(struct hr_program *program) {
     free(program->first);
     free(program->folds);
     free(program->onward);
+    free(program->reader);
     free(program->returns);
     free(program);
 }

@@ -16,9 +16,15 @@
 #define TMP_HUGE (8u << 20)   /* scratch from here on is in huge pages: up to a twentieth of a call's time */
 #define OPEN_MIN 2048u        /* shorter chunks are faster in messages */
 
+static void free_tmp(struct hr_run *run) {
+    run->tmp_plain ? free(run->bufs[HR_BUF_TMP]) : hr_arena_free(run->bufs[HR_BUF_TMP]);
+    run->bufs[HR_BUF_TMP] = NULL;
+    run->tmp_have = 0;
+}
+
 void hr_run_free(struct hr_run *run) {
     struct hr_program *p = run->program;
-    hr_arena_free(run->bufs[HR_BUF_TMP]);
+    free_tmp(run);
     free(run->after);
     free(run->queue);
     free(run->st);
@@ -48,12 +54,14 @@ static struct hr_run *run_new(struct hr_program *p) {
     return run;
 }
 
+/* Copies that peers cannot map, as where there is no room for an arena, they are sent. */
 static int run_tmp(struct hr_run *run, uint64_t need) {
-    uint32_t flags = need < TMP_HUGE ? HR_ARENA_SMALL_PAGES : 0;
+    int copies = run->program->aside & HR_ASIDE_WITHIN;
     if (run->tmp_have >= need) return 1;
-    hr_arena_free(run->bufs[HR_BUF_TMP]);
-    if (run->program->aside & HR_ASIDE_WITHIN) flags = HR_ASIDE_ROOM;
-    run->bufs[HR_BUF_TMP] = hr_arena_alloc(need, flags);
+    free_tmp(run);
+    run->bufs[HR_BUF_TMP] = hr_arena_alloc(need, copies ? HR_ASIDE_ROOM : (need < TMP_HUGE ? HR_ARENA_SMALL_PAGES : 0));
+    run->tmp_plain = copies && !run->bufs[HR_BUF_TMP];
+    if (run->tmp_plain) run->bufs[HR_BUF_TMP] = malloc(need);
     run->tmp_have = run->bufs[HR_BUF_TMP] ? need : 0;
     return run->bufs[HR_BUF_TMP] != NULL;
 }
@@ -61,11 +69,7 @@ static int run_tmp(struct hr_run *run, uint64_t need) {
 static void run_put(struct hr_run *run) {
     struct hr_program *p = run->program;
     struct hr_run *none = NULL;
-    if (run->tmp_have > TMP_KEEP || p->aside & HR_ASIDE_WITHIN) {
-        hr_arena_free(run->bufs[HR_BUF_TMP]);
-        run->bufs[HR_BUF_TMP] = NULL;
-        run->tmp_have = 0;
-    }
+    if (run->tmp_have > TMP_KEEP || p->aside & HR_ASIDE_WITHIN) free_tmp(run);
     if (!atomic_compare_exchange_strong(&p->idle, &none, run)) hr_run_free(run);
 }
 

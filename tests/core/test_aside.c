@@ -53,6 +53,14 @@ static void *without_room(void *arg) {
     CHECK_EQ(wrong, 0);
     CHECK_EQ(counted(r->engine, "runs_aside"), 0);
     hr_program_put(p);
+    p = direct_on(r->rank, r->size, elements - 2, 1, 1); /* copies all the same, where nobody can map them */
+    for (int round = 0; round < 2; round++) {
+        CHECK_EQ(hr_run(r->comm, p, in, in, HR_INT32, HR_MAX, 99, &req), HR_OK);
+        CHECK_EQ(finish(r, &req, WAIT), HR_OK);
+    }
+    for (uint64_t i = 0; i < elements - 2; i++) wrong += in[i] != (float)(i % 1000 + n - 1);
+    CHECK_EQ(wrong, 0);
+    hr_program_put(p);
     free(in);
     free(out);
     return NULL;

@@ -146,6 +146,31 @@ def test_a_wrong_answer_is_caught(size: int) -> None:
             check_programs([found[0], edited(found[1], index, ref=len(found[1].instrs)), *found[2:]])
 
 
+def test_what_is_lent_is_touched_by_nobody_until_it_is_back() -> None:
+    """Neither read, as the answer may be there early, nor written, as it may be there already; in whatever order."""
+    found = programs(size=2)
+    (receive,) = (k for k in answers(found[1]).tolist() if found[1].instrs["op"][k] == isa.RECV)
+    spec, send = found[1], int(found[1].instrs["ref"][receive])
+    for reads in (True, False):
+        whole = np.append(spec.instrs, spec.instrs[:1])
+        there, apart = ("src", "dst") if reads else ("dst", "src")
+        for name, value in {
+            "op": isa.COPY, "peer": -1, "flags": 0, "ref": 0, "nref": 0, "after": 1, "len": whole["len"][receive], "unlock": len(spec.unlocks),
+            "nunlock": 1, f"{there}_buf": isa.BUF_OUT, f"{there}_off": whole["dst_off"][receive], f"{apart}_buf": isa.BUF_TMP,
+            f"{apart}_off": spec.tmp_bytes,
+        }.items():  # fmt: skip
+            whole[name][-1] = value
+        # between both: it waits for the SEND, and the RECV for it
+        unlocks = np.append(spec.unlocks, [receive]).astype("u4")
+        begin, n = int(whole["unlock"][send]), int(whole["nunlock"][send])
+        unlocks = np.append(unlocks, [*unlocks[begin : begin + n], len(spec.instrs)]).astype("u4")
+        whole["unlock"][send], whole["nunlock"][send] = len(unlocks) - n - 1, n + 1
+        whole["after"][receive] += 1
+        more = replace(spec, instrs=whole, unlocks=unlocks, tmp_bytes=spec.tmp_bytes + int(whole["len"][receive]))
+        with pytest.raises(ScheduleError, match="no answer"):
+            check_programs([found[0], more])
+
+
 def test_who_answers_nothing_meets_who_would() -> None:
     """A rank that puts nothing back, or lets nobody, is served by messages."""
     found = programs(size=3)

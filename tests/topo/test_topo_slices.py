@@ -216,6 +216,36 @@ def test_what_is_planned_in_slices_is_right(collective: str, size: int, in_place
     run(found, collective, [count] * size, 1, in_place, mapped=True)
 
 
+@pytest.mark.parametrize("rounded", (False, True))
+@pytest.mark.parametrize("size", (3, 5, 6, 8, 15))
+def test_one_slice_is_copied_by_some_ranks_and_not_by_others(size: int, rounded: bool) -> None:
+    """And in place on some: cython/bind lets each rank decide below 1.5 MiB."""
+    cost = replace(DEFAULT_COST["shm"], cores=2)
+    for name in [None] if rounded else [None, *COPIED]:
+        for nbytes in (32 << 10, 100_000, (3 << 19) - 4):
+            shape = {"counts": nbytes // 4, "itemsize": 4, "dtype": "float32", "mapped": True, "deterministic": rounded}
+            shape |= {"size": size, "cost": cost, "algorithm": name}
+            for odd in (0, 1):
+                some = [{"sliced": rank % 2 == odd, "in_place": rank % 3 == odd} for rank in range(size)]
+                found = [plan("allreduce", rank=rank, **shape, **some[rank]) for rank in range(size)]
+                check_programs(found)
+                assert {spec.slices for spec in found} == {1} and len({spec.choice for spec in found}) == 1
+                assert [spec.aside == isa.ASIDE_WITHIN for spec in found] == [each["sliced"] for each in some]
+    more = plan("allreduce", size=size, rank=0, cost=cost, counts=3 << 17, itemsize=4, mapped=True, sliced=True)
+    assert more.slices == 2
+
+
+@pytest.mark.parametrize("rounded", (False, True))
+@pytest.mark.parametrize("nbytes", (128 << 10, (3 << 19) - 8, 3 << 19))
+def test_a_reduce_on_copies_is_right(nbytes: int, rounded: bool) -> None:
+    cost, count = replace(DEFAULT_COST["shm"], cores=2), nbytes // 8
+    shape = {"size": 4, "counts": count, "itemsize": 8, "dtype": "float64", "root": 2, "in_place": True, "mapped": True}
+    found = [plan("reduce", rank=rank, cost=cost, sliced=True, deterministic=rounded, **shape) for rank in range(4)]
+    assert {spec.slices for spec in found} == {1 if nbytes < 3 << 19 else 2}
+    assert {spec.aside for spec in found} == {isa.ASIDE_WITHIN}
+    run(found, "reduce", [count] * 4, 2, True, mapped=True, op=mixed if rounded else np.add)
+
+
 @pytest.mark.parametrize("collective", ("broadcast", "allgather", "alltoall"))
 def test_what_goes_one_way_only_is_not_cut(collective: str) -> None:
     assert not slicing(collective, 4, 8 << 20, replace(DEFAULT_COST["shm"], cores=2), True)
