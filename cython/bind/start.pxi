@@ -209,7 +209,7 @@ cdef class Planned(Messenger):
         return bit
 
     cdef inline uint64_t sliceable(self, Key *key) noexcept:
-        """The same of a vector that is taken in slices, or not: a bit for each quarter more of a power of two."""
+        """The same of a vector that is taken in slices, or not: two bits for each power of two."""
         cdef uint64_t nbytes = key.count * key.itemsize
         cdef uint64_t least = SLICED_LEAST, most = SLICED_MOST, bit = 1
         if self.size == 2:
