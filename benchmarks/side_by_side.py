@@ -248,9 +248,9 @@ def main(words: list[str] | None = None) -> int:
         bench.run()
     except KeyboardInterrupt:
         interrupted = True
+    more = f", and {options.more} more of own rows, the limit and the fastest peers in cells where rounds differed by a quarter"
     how = (
-        f"{options.rounds} rounds, the rows in turn in each, and {options.more} more of own rows, the limit and the fastest "
-        f"peers in cells where rounds differed by a quarter; a cell takes about {options.seconds:g} s in a round"
+        f"{options.rounds} rounds, the rows in turn in each{more if options.more else ''}; a cell takes about {options.seconds:g} s in a round"
         f"{'; interrupted' if interrupted else ''}. Other work kept {before:.1f} cores busy as it began and "
         f"{busy_cores():.1f} as it ended."
     )

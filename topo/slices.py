@@ -1,8 +1,7 @@
 """Long vectors in slices, one behind the other; and on copies, where peers cannot map them.
 
-Where ranks share cores the kernel's copies between processes cost more than copies within one. A vector that is too long to
-be copied as a whole and stay in the caches is cut: each slice is a short allreduce of a copy in scratch, of which the next one
-has the same. A store to a line that another core has read is slow, one to a line that it has written is not: so peers write
+Where ranks share cores the kernel's copies between processes cost more than copies within one. So an allreduce is one of a
+copy in scratch, and a vector whose copy would leave the caches is cut: each slice has the scratch of the one before. A store to a line that another core has read is slow, one to a line that it has written is not: so peers write
 the result back to each other's copies, also of a reduce, where only the root takes it from there.
 Two ranks with a core each copy nothing to scratch. But in an allreduce each sends what it has summed, and that its cache still
 has if it is short.
@@ -67,7 +66,7 @@ def slicing(collective: str, size: int, nbytes: int, cost: Cost, mapped: bool) -
     """How a vector of so many bytes is cut, for ranks of one host whose memory peers cannot map.
 
     mapped: of others they could, so they have to know what all of them have. Such vectors have bounds of their own
-    (`SLICED_LEAST`, `APART_LEAST` in cython/bind).
+    (`COPIED_LEAST` and those below it in cython/bind).
     """
     if not cost.cores or cost.offload:
         return None

@@ -54,7 +54,7 @@ static struct hr_run *run_new(struct hr_program *p) {
     return run;
 }
 
-/* Copies that peers cannot map, as where there is no room for an arena, they are sent. */
+/* Where there is no room for an arena copies lie where peers cannot map them, and are sent. */
 static int run_tmp(struct hr_run *run, uint64_t need) {
     int copies = run->program->aside & HR_ASIDE_WITHIN;
     if (run->tmp_have >= need) return 1;
