@@ -1,7 +1,8 @@
 """A rank of `hrdma.testing` as a process: started, waited for, stopped, and what it runs.
 
-Nothing has a name in the file system: the call and what comes of it go through unlinked files. A rank leads a session of its own,
-so that what it started dies with it; the kernel kills it when its parent dies.
+Nothing has a name in the file system: the call and what comes of it go through unlinked files. A rank leads a process group of
+its own, so that what it started dies with it (of the caller's session, as those of `hrdma run` are: hrdma/launch.py); the kernel
+kills it when its parent dies.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ __all__ = ["Child", "Report", "call_of", "read", "run", "wait"]
 GRACE = 2.0  # seconds in which a rank that is out of time may say where it is
 LOOK = 0.01  # seconds between looks at those that run
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 _MAIN = "__mp_main__"  # as multiprocessing has it: the caller's main module, in a process where it is not that
 
 
@@ -87,7 +89,7 @@ class Child:
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
                 pass_fds=[self._report.fileno()],
-                start_new_session=True,
+                **_GROUP,
             )
 
     @property

@@ -1,15 +1,17 @@
 """`hrdma run`: starts the ranks of a job on this host, shows their output by line, and leaves nothing running.
 
-Each rank is the leader of a session of its own, so that stopping it stops what it started. Three things end ranks: the
-launcher itself; the kernel, which kills each rank when the launcher dies (PR_SET_PDEATHSIG); and a guard, a small
-process that sees the launcher's death as the end of a pipe and kills the ranks' process groups, for what the ranks had
-started.
+Each rank leads a process group of its own, so that stopping it stops what it started, and has no terminal. All are in one
+session: ranks that share cores wait by yielding, and where the kernel groups tasks by session
+(`kernel.sched_autogroup_enabled`) that gives way to those of the own session alone. Three things end ranks: the launcher
+itself; the kernel, which kills each rank when the launcher dies (PR_SET_PDEATHSIG); and a guard, a small process that sees
+the launcher's death as the end of a pipe and kills the ranks' process groups, for what the ranks had started.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import secrets
 import selectors
@@ -18,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
@@ -42,6 +45,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def _leave_terminal() -> None:
+    """Of a background group the terminal would stop whoever reads it; rank 0 may read what the launcher may."""
+    with contextlib.suppress(OSError):
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+        fcntl.ioctl(terminal, termios.TIOCNOTTY)
+        os.close(terminal)
 
 
 class _Rank:
@@ -184,6 +195,8 @@ class _Job:
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(EXIT_SIGNAL + signal.SIGKILL)
+            os.setpgid(0, 0)
+            _leave_terminal()
             if place.namespace < 0:
                 return
             try:
@@ -198,7 +211,6 @@ class _Job:
             stdin=None if rank == 0 else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,
             preexec_fn=before_exec,
         )
         guard.watch(process.pid)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+import termios
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -139,6 +144,62 @@ def test_lines_stay_whole_and_partial_ones_are_kept(script):
 def test_input_goes_to_rank_0(script):
     done = run("-n", "2", script("print(repr(sys.stdin.read()))"), input="abc")
     assert sorted(done.stdout.splitlines()) == ["[0] 'abc'", "[1] ''"]
+
+
+def test_ranks_are_groups_of_one_session(script):
+    """The kernel schedules by session: of ranks in sessions of their own none would pass a core on by yielding."""
+    path = script("""
+        group = "/proc/self/autogroup"
+        print(os.getpgid(0) == os.getpid(), os.getsid(0), os.path.exists(group) and open(group).read().strip())
+    """)
+    lines = {line.partition(" ")[2] for line in run("-n", "3", path).stdout.splitlines()}
+    assert len(lines) == 1 and lines.pop().startswith(f"True {os.getsid(0)} ")
+
+
+@contextlib.contextmanager
+def in_terminal(*arguments: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """The launcher as the job in front of a terminal, and the end at which a user would sit."""
+    user, terminal = pty.openpty()
+    try:
+        launcher = subprocess.Popen(
+            [*RUN, *arguments], stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(terminal)
+        try:
+            yield user, launcher
+        finally:
+            launcher.kill()
+            launcher.wait(5)
+    finally:
+        os.close(user)
+
+
+def seen_until(user: int, text: bytes) -> bytes:
+    seen, end = b"", time.monotonic() + 10
+    while text not in seen:
+        ready, _, _ = select.select([user], [], [], max(0.0, end - time.monotonic()))
+        assert ready, seen
+        seen += os.read(user, 4096)
+    return seen
+
+
+def test_rank_0_reads_from_the_terminal(script):
+    path = script("print('got', repr(sys.stdin.readline()), flush=True)")
+    with in_terminal("-n", "2", path) as (user, launcher):
+        seen_until(user, b"got ''")
+        os.write(user, b"word\n")
+        seen_until(user, rb"got 'word\n'")
+        assert launcher.wait(10) == 0
+
+
+def test_the_terminals_interrupt_ends_the_job_once(script, tmp_path):
+    path = script(LEAVE_PIDS + "    print('there', flush=True)\n    time.sleep(60)")
+    with in_terminal("-n", "2", path, str(tmp_path)) as (user, launcher):
+        pids = pids_in(tmp_path, 4)
+        seen_until(user, b"there")
+        os.write(user, b"\x03")
+        assert launcher.wait(10) == 130 and gone(pids)
 
 
 def test_the_first_failure_stops_all_and_is_the_exit_code(script, tmp_path):
