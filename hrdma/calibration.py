@@ -41,7 +41,7 @@ from hrdma.topo.program import BUF_OUT, INSTR, RECV, REF, SEND, STAGED
 
 __all__ = ["cache_file", "costs", "describe", "load", "machine", "measure", "save"]
 
-FORMAT = 9  # of the file and of what is measured
+FORMAT = 10  # of the file and of what is measured
 SECONDS = 0.045  # for one provider
 PASSES = 3  # at least
 CALLS = 3  # of each program in a pass
@@ -50,6 +50,7 @@ RUN_SECONDS = 2e-4  # about, of one run
 MOST_STEPS = 128
 WARM_STEPS = 8  # of long messages, before anything is measured: windows grow with the rate that was seen
 LONG = {"shm": 256 << 10, "tcp": 1 << 20}  # bytes of a long message; else 8 eager limits
+SWITCHING = 0.6  # of a message through memory between threads of one core, at least: no line of it moves to another
 STAGED_MOST = 512 << 10  # up to so many bytes what holds for a long message holds for those that a program changes
 DEADLINE = 2.0
 FAR = 6  # a result this many times the default, or this part of it, is not believed
@@ -365,7 +366,7 @@ def _fit(name: str, times: Mapping[str, float], long: int, eager: int, pull: boo
     else:  # one core does the work of both ends
         alpha, latency = times["burst"] / 2, default.latency
         moving = move / 2
-    switch = max(0.0, times["shared"] - 2 * alpha - latency)
+    switch = max(0.0, times["shared"] - 2 * alpha - latency, SWITCHING * times["shared"] if pull else 0.0)
     name = f"measured for {name}"
     staged = STAGED_MOST if move < times["move"] else 0
     cost = replace(

@@ -342,14 +342,14 @@ def plan(
     )
 
 
-_IN_PLACE = 4 << 10  # bytes of a message above which ranks that share cores read what is mapped where it lies
+_UNASKED = 4 << 10  # bytes of a message above which ranks that share cores read what is mapped where it lies
 
 
 def _slower(size: int, nbytes: int, crowded: bool, opened: bool) -> tuple[str, ...]:
     """Algorithms that take longer than their closed forms say."""
     found = ("scatter_gather",) if size == 2 and not opened else ()
-    # each step overwrites what the last one's peer has to have read, and that one may have to wait for a core
-    return (*found, "doubling") if crowded and nbytes > _IN_PLACE else found
+    # each step overwrites what the last one's peer has to have read; what goes to all alike is copied once (Cost.shown)
+    return (*found, "doubling") if crowded and nbytes >= (_UNASKED + 1 if size == 2 else _UNASKED // 2) else found
 
 
 def given(what: Schedule | str, size: int) -> Schedule:

@@ -7,7 +7,8 @@ sender does nothing for a byte, and there is one message more, which says that t
 behind reducing only where other hands than the cores' do it (`offload`).
 
 Where ranks share cores, work of the ranks of a core adds up, and a step waits until the others of a core have had their
-turn (`switch` for each). An algorithm in which some ranks idle (`Work.share`) leaves the cores to the others.
+turn (`switch` for each). An algorithm in which some ranks idle (`Work.share`) leaves the cores to the others. What several
+ranks are sent alike (`Work.copies`) is copied once there (`shown`), and moves to each core once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from hrdma.errors import ScheduleError
 from hrdma.topo.schedule import COPY, Schedule, blocks
 
 __all__ = ["DEFAULT_COST", "LANDED", "Cost", "Work", "effort", "predict"]
+
+
+_SHOWN = 2 << 10  # bytes: shorter payloads are copied for each
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,9 @@ class Cost:
     packet : int
         Bytes of a message that fill a packet of the kernel (of loopback, IPv4), where a few bytes more cost as much as
         another one; 0: they do not.
+    shown : int
+        Bytes, from 2 KiB on, up to which what several ranks are sent alike is copied once, where ranks share cores and
+        memory; 0: never.
     staged : int
         Bytes up to which it is better copied through messages, where the program changes it.
     cores : int
@@ -65,6 +72,7 @@ class Cost:
     loose: int = 1 << 62
     pull: bool = False
     packet: int = 0
+    shown: int = 0
     staged: int = 0
     cores: int = 0
     offload: bool = False
@@ -75,7 +83,7 @@ class Cost:
             value = getattr(self, field)
             if not 0 <= value < 1:
                 raise ValueError(f"{field} must be seconds in [0, 1), not {value}")
-        for field in ("cores", "eager", "loose", "packet", "staged"):
+        for field in ("cores", "eager", "loose", "packet", "shown", "staged"):
             if getattr(self, field) < 0:
                 raise ValueError(f"{field} must not be negative, but is {getattr(self, field)}")
 
@@ -93,6 +101,11 @@ class Cost:
         """Seconds that one of so many ranks waits in a step."""
         return self.latency + self.switch * (self.crowd(size) - 1)
 
+    def moves(self, nbytes: float, copies: float, size: int) -> float:
+        """What part of its bytes moves of so many messages of one payload: once to each core, where it is shown."""
+        shown = self.pull and self.crowd(size) > 1 and _SHOWN <= nbytes <= self.shown
+        return min(1.0, self.cores / copies) if shown else 1.0
+
     def to_dict(self) -> dict:
         """For a cache file; `Cost(**data)` reads it back."""
         return asdict(self)
@@ -101,7 +114,9 @@ class Cost:
 # Orders of magnitude for a recent host; a job measures its own (hrdma/calibration.py).
 DEFAULT_COST: dict[str, Cost] = {
     "loop": Cost(2e-7, 1e-10, 2.5e-11, pull=True, name="default for loop"),
-    "shm": Cost(2.5e-7, 1.2e-10, 2.5e-11, 2e-7, 1e-6, 32 << 10, 32 << 10, pull=True, name="default for shm"),
+    "shm": Cost(
+        2.5e-7, 1.2e-10, 2.5e-11, 2e-7, 1e-6, 32 << 10, 32 << 10, pull=True, shown=8 << 10, name="default for shm"
+    ),
     "tcp": Cost(7e-6, 3e-10, 2.5e-11, 5e-7, 1e-6, 516 << 10, 68 << 10, packet=65408, name="default for tcp"),
     "verbs": Cost(1e-6, 8e-11, 2.5e-11, 2e-6, 5e-6, 4 << 10, offload=True, name="default for verbs"),
 }
@@ -128,6 +143,7 @@ class Work(NamedTuple):
     share: float = 1.0  #: of the ranks, busy on average
     effort: float = 1.0  #: per reduced byte, against a reduction of two operands
     rails: float = 1.0  #: NICs of a rank that carry its bytes at once, on average
+    copies: float = 1.0  #: messages, one after the other, of the same payload
 
     @property
     def per_nic(self) -> float:
@@ -138,14 +154,15 @@ class Work(NamedTuple):
         """Predicted time. With several parts the shorter of moving and reducing may hide behind the longer."""
         arriving = self.copied + self.reduced
         most = max(self.sent, arriving)
-        moving = cost.beta * (arriving if cost.pull else most) / self.rails
+        moves = cost.moves(most / max(self.messages, 1), self.copies, size)
+        moving = cost.beta * moves * (arriving if cost.pull else most) / self.rails
         reducing = cost.gamma * self.reduced * self.effort
         loose = cost.crowd(size) > 1 and self.messages > self.steps * parts
         path = self.messages * cost.message(most / max(self.messages, 1), loose=loose)
         hidden = min(moving, reducing) * (1 - 1 / parts) if cost.offload else 0.0
         alone = path + moving + reducing - hidden
         # who pulls is busy instead of the sender: over all ranks it is the same
-        work = path + reducing + (0.0 if cost.offload else cost.beta * most)
+        work = path + reducing + (0.0 if cost.offload else cost.beta * moves * most)
         return max(alone, work * self.share * cost.crowd(size)) + self.steps * cost.step(size)
 
 

@@ -244,13 +244,13 @@ int hr_conn_may_hold(const struct hr_conn *conn, uint64_t len) {
 static int conn_eager(struct hr_conn *conn, const struct hr_request *req) {
     const struct hr_caps *caps = conn->caps;
     struct hr_arena_info info;
-    uint64_t len = req->len;
+    uint64_t len = req->len, mapped = req->flags & HR_REQ_SAME ? caps->eager_same : caps->eager_mapped;
     uint64_t most = req->flags & HR_REQ_CHANGED && caps->flags & HR_CAP_RELAYS ? caps->max_send : caps->eager_max;
     if (len > most || !hr_window_fits(conn, len)) return 0;
     uint32_t open = hr_xfer_opens(conn, req);
     if (open && (open != HR_ACCESS_REMOTE_PUT || hr_read_puts(conn, len))) return 0;
     if (conn->engine->yield && caps->eager_loose && len > caps->eager_loose && !(req->flags & HR_REQ_PACED)) return 0;
-    if (caps->flags & HR_CAP_MAP && len > caps->eager_mapped && !(req->flags & HR_REQ_STAGED) &&
+    if (caps->flags & HR_CAP_MAP && len > mapped && !(req->flags & HR_REQ_STAGED) &&
         hr_arena_find(req->buf, len, &info))
         return 0;
     return len <= HR_EAGER_COST || hr_conn_may_hold(conn, len);
@@ -274,6 +274,7 @@ static hr_status send_eager(struct hr_conn *conn, struct hr_request *req, void (
     struct hr_hdr h = header_of(conn, req, HR_MSG_EAGER);
     struct hr_msg msg = {
         .hdr = &h, .hdr_len = sizeof h, .payload = req->buf, .len = req->len, .cookie = cookie, .fill = fill};
+    if (req->flags & HR_REQ_SAME && !fill) msg.same = hr_run_same(req);
     hr_status status = conn_post_by(conn, conn->lanes, &h, &msg);
     if (hr_is_error(status) || status == HR_AGAIN) return status;
     conn->order_tx[req->rflags]++;

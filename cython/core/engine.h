@@ -280,6 +280,7 @@ struct hr_engine {
     int epfd, kickfd, bgfd, donefd, remarkfd;
     int spin_ns, spin_now, yield;
     uint64_t rx_bulk; /* that came, on all connections */
+    uint64_t same;    /* payloads so far that go to several peers: hr_msg.same */
     struct hr_link conns, active, owing, dead, comms, waiters;
     struct hr_link work[HR_PRIORITIES];
     uint32_t nwork;
@@ -489,6 +490,7 @@ void hr_runs_drain(struct hr_engine *engine); /* starts every instruction that m
 void hr_runs_fail(struct hr_comm *comm);      /* the communicator is broken: start nothing more */
 void hr_runs_end(struct hr_comm *comm);       /* what they had started is aborted: finish them */
 double hr_run_scale(struct hr_request *req);
+uint64_t hr_run_same(const struct hr_request *req); /* of a SEND with HR_REQ_SAME: hr_msg.same */
 int hr_run_active(struct hr_comm *comm, uint64_t seq);
 uint64_t hr_run_sequence(const struct hr_request *req); /* of a run */
 void hr_run_unheard(struct hr_request *req);            /* not HR_REQ_HEARD, after all; of a RECV */

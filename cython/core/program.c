@@ -7,6 +7,8 @@
 
 #include "core/program.h"
 
+#define SAME_REACH 64 /* so far apart are sends of the same bytes found */
+
 struct checker {
     struct hr_program *p;
     char *detail;
@@ -278,6 +280,27 @@ static void find_folds(struct hr_program *p) {
     }
 }
 
+/* Sends of the same bytes that become ready at the same time: whatever writes there comes before all or after all. */
+static void find_same(struct hr_program *p, const uint32_t *list, uint32_t n) {
+    for (uint32_t k = 0; k < n; k++) {
+        const struct hr_instr *in = &p->instrs[list[k]];
+        if (in->op != HR_OP_SEND || in->after > 1 || p->same[list[k]]) continue;
+        for (uint32_t m = k + 1; m < n && m < k + 1 + SAME_REACH; m++) {
+            const struct hr_instr *other = &p->instrs[list[m]];
+            if (other->op != HR_OP_SEND || other->after > 1 || other->src_buf != in->src_buf ||
+                other->src_off != in->src_off || other->len != in->len || other->peer == in->peer)
+                continue;
+            if (!p->same[list[k]]) p->same[list[k]] = ++p->nsame;
+            p->same[list[m]] = p->same[list[k]];
+        }
+    }
+}
+
+static void find_all_same(struct hr_program *p) {
+    find_same(p, p->first, p->nfirst);
+    for (uint32_t i = 0; i < p->ninstr; i++) find_same(p, p->unlocks + p->instrs[i].unlock, p->instrs[i].nunlock);
+}
+
 static void *copy_of(const void *data, size_t n) {
     void *copy = malloc(n ? n : 1);
     if (copy && n) memcpy(copy, data, n);
@@ -299,6 +322,7 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
     p->folds = calloc(ninstr ? ninstr : 1, sizeof *p->folds);
     p->onward = calloc(ninstr ? ninstr : 1, sizeof *p->onward);
     p->reader = calloc(ninstr ? ninstr : 1, sizeof *p->reader);
+    p->same = calloc(ninstr ? ninstr : 1, sizeof *p->same);
     p->returns = calloc(ninstr ? ninstr : 1, sizeof *p->returns);
     p->ninstr = ninstr;
     p->nunlock = nunlock;
@@ -307,7 +331,8 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
     p->out_bytes = out_bytes;
     p->tmp_bytes = tmp_bytes;
     p->size = size;
-    int all = p->instrs && p->unlocks && p->refs_ && p->first && p->folds && p->onward && p->reader && p->returns;
+    int all =
+        p->instrs && p->unlocks && p->refs_ && p->first && p->folds && p->onward && p->reader && p->returns && p->same;
     hr_status status = all ? HR_OK : HR_ERR_NOMEM;
     for (uint32_t i = 0; status == HR_OK && i < ninstr; i++)
         if (!operands_ok(&c, i)) status = HR_ERR_INVALID;
@@ -320,6 +345,7 @@ hr_status hr_program_new(const struct hr_instr *instrs, uint32_t ninstr, const u
     p->mutual = is_mutual(p);
     find_folds(p);
     find_onward(p);
+    find_all_same(p);
     *program_p = p;
     return HR_OK;
 }
@@ -338,6 +364,7 @@ void hr_program_drop(struct hr_program *program) {
     free(program->onward);
     free(program->reader);
     free(program->returns);
+    free(program->same);
     free(program);
 }
 

@@ -13,11 +13,12 @@ struct hr_program {
     struct hr_ref *refs_;
     uint32_t *first;  /* instructions that may start at once */
     uint8_t *returns; /* what it moves comes back: a SEND's from its peer, a RECV_REDUCE's or BORROW's from here */
-    /* The next three count from 1; 0: none. */
+    /* The next four count from 1; 0: none. */
     uint32_t *folds; /* of a RECV: the REDUCE that it alone is for; of a REDUCE: the answer; of a RECV_REDUCE: onward */
     uint32_t *onward; /* the SEND of the whole sum, which waits for nothing else */
     uint32_t *reader; /* of a BORROW: the REDUCE that reads it */
-    uint32_t ninstr, nunlock, nref, nfirst;
+    uint32_t *same;   /* of a SEND: which of those whose payload goes to several peers */
+    uint32_t ninstr, nunlock, nref, nfirst, nsame;
     uint64_t in_bytes, out_bytes, tmp_bytes;
     int size, paced, mutual;     /* paced: as HR_REQ_PACED */
     uint32_t aside;              /* HR_ASIDE_* */
@@ -44,7 +45,7 @@ struct hr_run {
     char *bufs[3]; /* by enum hr_buf */
     hr_dtype dtype;
     hr_redop op;
-    uint64_t sig, seq;
+    uint64_t sig, seq, same; /* same: the engine's count of payloads that go to several, before this run's */
     uint32_t remaining, outstanding, queue_head, queue_tail;
     int failing, priority, tmp_plain; /* tmp_plain: it is no arena's */
     uint64_t tmp_have;

@@ -75,6 +75,10 @@ static void run_put(struct hr_run *run) {
 
 uint64_t hr_run_bytes(const struct hr_request *req) { return ((struct hr_run *)req->state)->program->out_bytes; }
 int hr_run_waits(const struct hr_request *req) { return !(((struct hr_run *)req->state)->req->flags & HR_REQ_ASYNC); }
+uint64_t hr_run_same(const struct hr_request *req) {
+    const struct hr_run *run = req->state;
+    return run->same + run->program->same[hr_container(req, const struct instr_state, req) - run->st];
+}
 double hr_run_scale(struct hr_request *req) { return 1.0 / ((struct hr_run *)req->state)->comm->size; }
 
 /* --- ending
@@ -180,7 +184,8 @@ struct hr_request *hr_run_request(struct hr_run *run, uint32_t i) {
     int send = in->op == HR_OP_SEND;
     req->flags = (run->req->flags & HR_REQ_WOULD) | (run->program->paced ? HR_REQ_PACED : 0) |
                  (in->flags & HR_INSTR_STAGED ? HR_REQ_STAGED : 0) |
-                 (in->flags & HR_INSTR_CHANGED ? HR_REQ_CHANGED : 0) | (send ? may_open(run, i, in) : 0);
+                 (in->flags & HR_INSTR_CHANGED ? HR_REQ_CHANGED : 0) | (send ? may_open(run, i, in) : 0) |
+                 (run->program->same[i] ? HR_REQ_SAME : 0);
     req->priority = run->priority;
     req->then = child_done;
     req->state = run;
@@ -313,6 +318,8 @@ hr_status hr_run(struct hr_comm *comm, struct hr_program *program, const void *i
     if (req->flags & HR_REQ_WOULD) req->flags = said(comm, program, in, out, req->flags);
     run->priority = req->priority;
     run->seq = comm->run_seq++;
+    run->same = engine->same;
+    engine->same += program->nsame;
     hr_list_push(&comm->runs, &run->link);
     if (comm->state.status != HR_OK) {
         run->failing = 1;

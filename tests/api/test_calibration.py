@@ -189,7 +189,7 @@ def test_nonsense_is_not_believed_and_not_kept(folder, monkeypatch, said, second
 
 def test_the_fit_finds_what_it_was_made_from():
     for name, cost in (("shm", SHM), ("tcp", TCP)):
-        cost = replace(cost, latency=6e-7, switch=2e-6)
+        cost = replace(cost, latency=6e-7, switch=4e-6)
         long = 8 * cost.eager
         double = 2 if len(os.sched_getaffinity(0)) == 1 else 1
         made = {
@@ -205,6 +205,10 @@ def test_the_fit_finds_what_it_was_made_from():
         slow = made | {"move": 3 * made["move"], "staged": made["move"]}  # in place, and through messages
         again = calibration._fit(name, slow, long, cost.eager, cost.pull)
         assert (again.staged, again.beta) == (calibration.STAGED_MOST, found.beta)
+        shared = 2 * cost.alpha + cost.latency  # by this messages of one core would switch for nothing
+        near = calibration._fit(name, made | {"shared": shared}, long, cost.eager, cost.pull)
+        if double == 1:
+            assert near.switch == pytest.approx(0.6 * shared if cost.pull else 0.0, abs=1e-12)
 
 
 # -- all ranks plan alike --

@@ -16,6 +16,7 @@ from hrdma.errors import ScheduleError
 from hrdma.planning import INSTR, REF, cost_of, lower, plan
 from hrdma.topo import program as isa
 from hrdma.topo.algorithms import ALGORITHMS, build
+from hrdma.topo.choice import choose
 from hrdma.topo.cost import DEFAULT_COST, Cost
 from hrdma.topo.layout import layout
 from hrdma.topo.schedule import Schedule, Transfer
@@ -150,10 +151,28 @@ def test_ranks_that_share_cores_do_not_double_what_they_read_in_place(size: int)
     for nbytes, cores, mapped, without in (
         (8192, 1, True, True),
         (8192, 8, True, False),
-        (4096, 1, True, False),
+        (4096, 1, True, size > 2),
+        (2044, 1, True, False),
         (8192, 1, False, False),
     ):
         assert ("doubling" not in {name for name, *_ in planned(nbytes, cores, mapped)}) == without
+
+
+def test_what_all_are_sent_alike_moves_to_each_core_once() -> None:
+    cost = Cost(2e-7, 1e-10, 2e-11, 2e-7, 1e-6, 32 << 10, pull=True, shown=8 << 10, cores=2)
+
+    def seconds(nbytes: int, size: int = 4, **changed) -> float:
+        return choose("allreduce", size, nbytes, replace(cost, **changed), algorithm="exchange").seconds
+
+    for nbytes in (2048, 8192):
+        for size in (4, 8):
+            spared = cost.beta * nbytes * (size - 1 - cost.cores) * size / cost.cores
+            assert seconds(nbytes, size) == pytest.approx(seconds(nbytes, size, shown=0) - spared)
+    assert seconds(4096, 3) == seconds(4096, 3, shown=0), "each core needs it as often as there are others"
+    for nbytes, changed in ((2044, {}), (8196, {}), (4096, {"cores": 0}), (4096, {"pull": False})):
+        assert seconds(nbytes, **changed) == seconds(nbytes, shown=0, **changed), (nbytes, changed)
+    with pytest.raises(ValueError, match="shown must not be negative"):
+        replace(cost, shown=-1)
 
 
 def test_a_cost_decides() -> None:

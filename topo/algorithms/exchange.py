@@ -33,4 +33,4 @@ def build(collective: str, size: int, parts: int = 1, root: int = 0, rank: int |
 
 def work(collective: str, size: int, nbytes: float, parts: int = 1) -> Work:
     """Closed form. All operands land in scratch before they are reduced."""
-    return Work(1, size - 1, (size - 1) * nbytes, 0, (size - 1) * nbytes, effort=effort(size) + LANDED)
+    return Work(1, size - 1, (size - 1) * nbytes, 0, (size - 1) * nbytes, effort=effort(size) + LANDED, copies=size - 1)

@@ -76,6 +76,7 @@ struct hr_caps {
     uint32_t max_send;     /* largest payload of one post_send, header not counted; at least 4096 */
     uint32_t eager_max;    /* up to this size copying through a message beats a rendezvous */
     uint32_t eager_mapped; /* HR_CAP_MAP: the same for memory in arenas; no more than eager_max */
+    uint32_t eager_same;   /* HR_CAP_MAP: the same for what goes to several peers (hr_msg.same) */
     uint32_t eager_loose;  /* the same where ranks share cores and nothing paces the sender; 0: eager_max */
     uint32_t segment;      /* a good size for one read or write of a long transfer */
     uint32_t piece;        /* the same for one message of it; 0: segment */
@@ -185,6 +186,8 @@ struct hr_msg {
     /* HR_CAP_FILLS, and len is not 0. Not NULL: the payload is not there yet. If the message is taken, which is at once
      * (HR_OK) or not at all, this is called once: it makes the payload, and, unless to is NULL, lays a copy there. */
     void (*fill)(void *cookie, void *to);
+    /* Not 0, and no fill: messages of this number, of this domain's, have the same payload, and there are several. */
+    uint64_t same;
 };
 
 struct hr_rma { /* one read or write */

@@ -64,6 +64,7 @@ static hr_status loop_domain_open(const struct hr_provider *self, const struct h
         .max_send = LOOP_MAX_SEND,
         .eager_max = 8192,
         .eager_mapped = 8192,
+        .eager_same = 8192,
         .segment = 1 << 19,
         .window = 0, /* nothing is ever under way: every copy is made inside post_* */
     };

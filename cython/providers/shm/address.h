@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#define SHM_ADDRESS_VERSION 1
+#define SHM_ADDRESS_VERSION 2
 
 struct shm_address {
     uint8_t version;

@@ -60,6 +60,8 @@ static void on_frame(struct shm_ep *e) {
     e->frame_nfds = 0;
     if (e->state == SHM_UP && (frame.kind == SHM_ARENA || frame.kind == SHM_GONE))
         hr_shm_on_arena_frame(e, &frame, fds[0]);
+    else if (e->state == SHM_UP && frame.kind == SHM_BOARD_IS)
+        hr_shm_on_board(e, &frame, fds[0]);
     else
         hr_shm_on_setup_frame(e, &frame, fds, nfds);
     for (int i = 0; i < nfds; i++)

@@ -17,6 +17,7 @@
 
 #define EAGER (32u << 10)        /* what is longer is read in place, or begins to arrive while the rest is copied */
 #define EAGER_CROWDED (4u << 10) /* of arenas where ranks share cores: what is read in place is not copied twice */
+#define EAGER_SAME (16u << 10)   /* the same of what goes to several peers: one copy serves all */
 #define PIECE (128u << 10)       /* of what was asked for: one is read while the next is written */
 
 int hr_shm_grow(void *array_p, uint32_t n, uint32_t *cap_p, size_t element) {
@@ -118,6 +119,7 @@ static uint32_t message_for(uint64_t ring) {
 static void domain_close(struct hr_domain *domain) {
     struct shm_domain *dom = shm_domain(domain);
     while (dom->calls) hr_shm_call_drop(dom, dom->calls);
+    hr_shm_board_close(&dom->board);
     if (dom->listenfd >= 0) close(dom->listenfd);
     if (dom->wakefd >= 0) close(dom->wakefd);
     if (dom->epfd >= 0) close(dom->epfd);
@@ -150,6 +152,7 @@ static hr_status domain_open(const struct hr_provider *self, const struct hr_dom
         .caps = {.flags = HR_CAP_READ | HR_CAP_WRITE | HR_CAP_ATOMIC | HR_CAP_MAP | HR_CAP_MAP_WRITE | HR_CAP_ANYMEM |
                           HR_CAP_FILLS | HR_CAP_LOCAL,
                  .eager_mapped = crowded ? EAGER_CROWDED : EAGER,
+                 .eager_same = crowded ? EAGER_SAME : EAGER,
                  .segment = 512 << 10,
                  .piece = PIECE,
                  .window = 0},

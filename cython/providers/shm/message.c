@@ -133,41 +133,62 @@ static void put_payload(struct shm_ep *e, uint8_t *to, const struct hr_msg *msg)
 hr_status hr_shm_post_send(struct hr_ep *ep, const struct hr_msg *msg) {
     struct shm_ep *e = shm_ep(ep);
     size_t hdr_len = msg->hdr_len, len = msg->len;
-    uint64_t n = ring_record(hdr_len, len);
+    uint64_t n, shown;
+    int show = msg->same && len >= SHM_SHOWN;
     uint8_t *at;
 
     if (hdr_len < 8 || hdr_len > HR_MAX_HDR || hdr_len % 8 || len > shm_ep_domain(e)->base.caps.max_send)
         return HR_ERR_INVALID;
+    show = show && hr_shm_board_put(e, msg, &shown);
+    n = ring_record(hdr_len, show ? sizeof shown : len);
     if (__builtin_expect(e->state != SHM_UP || e->special || !ring_tx_fits(&e->tx, n + SHM_RESERVE), 0)) {
         hr_status status = may_send(e, n);
         if (status != HR_OK) return status;
     }
     at = ring_tx_at(&e->tx);
     for (size_t i = 0; i < hdr_len; i += 8) memcpy(at + i, (const uint8_t *)msg->hdr + i, 8);
-    if (len == 8 && !msg->fill)
+    if (show) {
+        memcpy(at + hdr_len, &shown, sizeof shown);
+        if (e->shown == e->taken) e->from = shown;
+        e->shown = ring_lines(shown + len);
+    } else if (len == 8 && !msg->fill)
         memcpy(at + hdr_len, msg->payload, 8);
     else if (len && msg->fill)
         make_payload(e, at + ring_payload(hdr_len, len), msg);
     else if (len)
         put_payload(e, at + ring_payload(hdr_len, len), msg);
-    if (ring_tx_publish(&e->tx, ring_word(RING_MSG, hdr_len, len), n)) hr_shm_wake(e);
+    if (ring_tx_publish(&e->tx, ring_word(show ? RING_SHOWN : RING_MSG, hdr_len, len), n)) hr_shm_wake(e);
     return HR_OK;
+}
+
+static int deliver_shown(struct shm_ep *e, const uint8_t *hdr, size_t hdr_len, size_t len) {
+    const uint8_t *payload;
+    uint64_t at;
+    memcpy(&at, hdr + hdr_len, sizeof at);
+    payload = hr_shm_board_at(e, at, len);
+    if (!payload) return 0;
+    ring_rx_fetch(payload, len);
+    shm_ep_domain(e)->base.sink->recv(&e->base, hdr, hdr_len, payload, len);
+    e->read = ring_lines(at + len);
+    if (e->read - e->said >= SHM_BOARD / 4) hr_shm_board_say(e);
+    return 1;
 }
 
 /* A record of any kind; 0: it makes no sense. */
 static inline int deliver(struct shm_ep *e, uint64_t word) {
-    size_t hdr_len = ring_word_hdr_len(word), len = ring_word_len(word);
+    size_t hdr_len = ring_word_hdr_len(word), len = ring_word_len(word), held = ring_word_held(word);
     const uint8_t *at = ring_rx_at(&e->rx), *payload;
 
     if (!ring_word_marked(word) || hdr_len < 8 || hdr_len > HR_MAX_HDR || hdr_len % 8 || len > e->longest) return 0;
-    payload = at + ring_payload(hdr_len, len);
-    ring_rx_fetch(at, hdr_len + len);
+    payload = at + ring_payload(hdr_len, held);
+    ring_rx_fetch(at, hdr_len + held);
     if (ring_word_kind(word) == RING_MSG)
         shm_ep_domain(e)->base.sink->recv(&e->base, at, hdr_len, payload, len);
-    else if (!hr_shm_on_remote(e, ring_word_kind(word), at, hdr_len, payload, len))
+    else if (ring_word_kind(word) == RING_SHOWN ? !deliver_shown(e, at, hdr_len, len)
+                                                : !hr_shm_on_remote(e, ring_word_kind(word), at, hdr_len, payload, len))
         return 0;
     ring_tx_again(&e->tx);
-    if (ring_rx_consume(&e->rx, ring_record(hdr_len, len))) hr_shm_wake(e);
+    if (ring_rx_consume(&e->rx, ring_record(hdr_len, held))) hr_shm_wake(e);
     return 1;
 }
 
@@ -184,12 +205,11 @@ static int poll_special(struct shm_ep *e) {
 
 int hr_shm_ep_poll(struct shm_ep *e, int budget) {
     int n = 0, more = 0;
-    uint64_t from = e->rx.pos;
-    uint64_t word;
+    uint64_t got = 0, word;
 
     if (e->state != SHM_UP || (e->lost && e->lost != HR_ERR_PEER_LOST)) goto special;
     while (n < budget && (word = ring_rx_word(&e->rx))) {
-        if (e->rx.pos - from >= ENOUGH && ring_word_len(word)) {
+        if (got >= ENOUGH && ring_word_len(word)) {
             more = 1;
             break;
         }
@@ -199,6 +219,7 @@ int hr_shm_ep_poll(struct shm_ep *e, int budget) {
                         (unsigned long long)word, (unsigned long long)e->rx.pos);
             break;
         }
+        got += ring_word_len(word);
         n++;
     }
 special:

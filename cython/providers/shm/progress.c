@@ -87,6 +87,7 @@ static int attend(struct shm_domain *dom, int budget, int64_t now) {
     hr_shm_calls_step(dom);
     for (struct shm_ep *e = dom->eps; e; e = e->next) {
         if (e->state == SHM_DIALING) hr_shm_dial(e);
+        if (e->state == SHM_UP) hr_shm_board_say(e);
         if (delivered < budget)
             delivered += report(dom, e);
         else
@@ -149,6 +150,7 @@ hr_status hr_shm_event_arm(struct hr_domain *domain) {
     dom->armed = 1;
     for (uint32_t i = 0; i < dom->nlive; i++) {
         ring_rx_sleep(&dom->live[i]->rx);
+        hr_shm_board_say(dom->live[i]);
         if (dom->live[i]->blocked) atomic_store(&dom->live[i]->tx.ctl->want, 1);
     }
     for (uint32_t i = 0; i < dom->nlive; i++) {

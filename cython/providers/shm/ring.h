@@ -51,6 +51,7 @@ struct ring_ctl { /* in shared memory; each member on lines of its own, two beca
     _Alignas(128) _Atomic uint64_t head;   /* bytes consumed and given back; written by the consumer */
     _Alignas(128) _Atomic uint32_t asleep; /* the consumer sleeps: wake it after publishing */
     _Alignas(128) _Atomic uint32_t want;   /* the producer sleeps until there is room */
+    _Alignas(128) _Atomic uint64_t taken;  /* how far the consumer has read the producer's board: board.c */
 };
 
 struct ring_tx { /* the producer's own */
@@ -72,7 +73,9 @@ struct ring_rx { /* the consumer's own */
     struct ring_ctl *ctl;
 };
 
-enum ring_kind { RING_MSG = 1, RING_WRITE, RING_ATOMIC, RING_REPLY };
+/* SHOWN is a message whose payload is on the producer's board (board.c): so long, and in its place is where, 8 bytes.
+ */
+enum ring_kind { RING_MSG = 1, RING_WRITE, RING_ATOMIC, RING_REPLY, RING_SHOWN };
 
 static inline uint64_t ring_word(enum ring_kind kind, size_t hdr_len, size_t len) {
     return (uint64_t)len | (uint64_t)hdr_len << 32 | (uint64_t)kind << 48 | 0xa5ull << 56;
@@ -81,6 +84,10 @@ static inline size_t ring_word_len(uint64_t word) { return (uint32_t)word; }
 static inline size_t ring_word_hdr_len(uint64_t word) { return word >> 32 & 0xffff; }
 static inline unsigned ring_word_kind(uint64_t word) { return word >> 48 & 0xff; }
 static inline int ring_word_marked(uint64_t word) { return word >> 56 == 0xa5; }
+
+static inline size_t ring_word_held(uint64_t word) {
+    return ring_word_kind(word) == RING_SHOWN ? 8 : ring_word_len(word);
+}
 
 static inline uint64_t ring_lines(uint64_t n) { return (n + SHM_LINE - 1) & ~(uint64_t)(SHM_LINE - 1); }
 

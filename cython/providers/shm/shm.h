@@ -20,6 +20,8 @@ enum {
     SHM_WRITE_PIECE = 32 << 10,
     SHM_LONG = 256 << 10, /* the longest message, of long rings */
     SHM_SHORT = 64 << 10, /* of short ones */
+    SHM_BOARD = 512 << 10,
+    SHM_SHOWN = 2 << 10, /* payloads from this length on go by the board, if they go to several */
     SHM_TEXT = 160,
 };
 
@@ -48,8 +50,23 @@ struct shm_region {
     uint32_t generation; /* counts the uses of the slot: an old key fits nothing */
 };
 
+/* Payloads that go to several peers: board.c. Positions count up for ever, as a ring's do. */
+enum shm_board_state {
+    SHM_BOARD_UNUSED,
+    SHM_BOARD_OPEN,
+    SHM_BOARD_LEFT /* as it is */,
+    SHM_BOARD_NONE /* no memory */
+};
+struct shm_board {
+    enum shm_board_state state;
+    int fd;
+    uint8_t *base;
+    uint64_t tail, limit;   /* where the next goes; up to where there is room, as last seen */
+    uint64_t same, at, len; /* the last, and where it is */
+};
 struct shm_domain {
     struct hr_domain base;
+    struct shm_board board;
     struct shm_ep **live; /* connected endpoints; progress goes round */
     uint32_t nlive, live_cap, cursor;
     uint32_t turn; /* calls of progress */
@@ -139,6 +156,11 @@ struct shm_ep {
     struct shm_push push;
     struct shm_op ops[SHM_OPS];
     uint32_t live_index;
+    uint64_t shown, taken; /* of the own board: up to where the peer was shown it, and has said that it has read */
+    uint64_t from;         /* it was shown nothing before that it has not read */
+    uint64_t read, said;   /* of the peer's */
+    const uint8_t *board;  /* the peer's, once it has sent it */
+    int board_sent;
 
     struct shm_ep *next;
     int sock, pidfd;
@@ -223,13 +245,13 @@ int hr_shm_peer_allowed(int fd, pid_t *pid_p);
 void hr_shm_attach(struct shm_ep *e, int fd, pid_t pid);
 
 /* control.c */
-enum shm_frame_kind { SHM_OFFER = 1, SHM_ANSWER, SHM_READY, SHM_ARENA, SHM_GONE };
+enum shm_frame_kind { SHM_OFFER = 1, SHM_ANSWER, SHM_READY, SHM_ARENA, SHM_GONE, SHM_BOARD_IS };
 struct shm_frame {        /* 64 bytes, whole, over the Unix socket */
     uint32_t kind, flags; /* flags: SHM_CAN_* */
     uint64_t id;          /* ARENA, GONE */
-    uint64_t addr,
-        size;      /* ARENA: where it lies at the sender. OFFER: size of a ring. OFFER, ANSWER: addr of the probe */
-    uint64_t word; /* OFFER, ANSWER: what lies at the probe */
+    uint64_t addr,        /* ARENA: where it lies at the sender. OFFER, ANSWER: of the probe */
+        size;             /* ARENA, BOARD_IS. OFFER: of a ring */
+    uint64_t word;        /* OFFER, ANSWER: what lies at the probe */
     uint64_t spare[3];
 };
 enum { SHM_CAN_READ = 1, SHM_CAN_WRITE = 2 };
@@ -237,6 +259,17 @@ enum { SHM_CAN_READ = 1, SHM_CAN_WRITE = 2 };
 hr_status hr_shm_frame_send(struct shm_ep *e, const struct shm_frame *frame, const int *fds, int nfds);
 /* Takes in what has arrived; may lose the endpoint. */
 void hr_shm_frames_drain(struct shm_ep *e);
+
+/* board.c */
+/* 1: the payload is on the board, and where, for this peer as well. 0: it has to go by the ring. */
+int hr_shm_board_put(struct shm_ep *e, const struct hr_msg *msg, uint64_t *at_p);
+void hr_shm_board_leave(struct shm_ep *e);
+void hr_shm_board_close(struct shm_board *b);
+void hr_shm_on_board(struct shm_ep *e, const struct shm_frame *frame, int fd);
+/* So much there of the peer's board; NULL: that cannot be. */
+const uint8_t *hr_shm_board_at(struct shm_ep *e, uint64_t at, size_t len);
+void hr_shm_board_say(struct shm_ep *e); /* how far this side has read */
+void hr_shm_board_unmap(struct shm_ep *e);
 
 /* setup.c: the three frames that make a proven socket into a connection */
 int hr_shm_probe_made(void); /* 0 with errno */
