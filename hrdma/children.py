@@ -1,8 +1,8 @@
 """A rank of `hrdma.testing` as a process: started, waited for, stopped, and what it runs.
 
 Nothing has a name in the file system: the call and what comes of it go through unlinked files. A rank leads a process group of
-its own, so that what it started dies with it (of the caller's session, as those of `hrdma run` are: hrdma/launch.py); the kernel
-kills it when its parent dies.
+its own, so that what it started dies with it (from Python 3.11 on in the caller's session, as those of `hrdma run` are:
+hrdma/launch.py); the kernel kills it when its parent dies.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
+
+from hrdma.places import leave_terminal
 
 __all__ = ["Child", "Report", "call_of", "read", "run", "wait"]
 
@@ -102,6 +104,7 @@ class Child:
         """Has it report, and end by SIGTERM."""
         if self._process is not None:
             os.kill(self._process.pid, signal.SIGTERM)
+            os.kill(self._process.pid, signal.SIGCONT)  # a stopped process takes no other
 
     def end(self) -> None:
         """Kills what is left of it and of what it had started. Idempotent."""
@@ -161,6 +164,7 @@ def run(descriptor: int, parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+    leave_terminal()
     from hrdma import _core
 
     def report(failed: bool, result: bytes) -> None:

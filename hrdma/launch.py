@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import secrets
 import selectors
@@ -20,14 +19,13 @@ import signal
 import socket
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
 import click
 
-from hrdma.places import Place, enter_network, places, reserve_port
+from hrdma.places import Place, enter_network, leave_terminal, places, reserve_port
 
 __all__ = ["command", "main", "run"]
 
@@ -45,14 +43,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-
-
-def _leave_terminal() -> None:
-    """Of a background group the terminal would stop whoever reads it; rank 0 may read what the launcher may."""
-    with contextlib.suppress(OSError):
-        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
-        fcntl.ioctl(terminal, termios.TIOCNOTTY)
-        os.close(terminal)
 
 
 class _Rank:
@@ -192,11 +182,11 @@ class _Job:
         parent = os.getpid()
 
         def before_exec() -> None:
+            os.setpgid(0, 0)
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(EXIT_SIGNAL + signal.SIGKILL)
-            os.setpgid(0, 0)
-            _leave_terminal()
+            leave_terminal()
             if place.namespace < 0:
                 return
             try:

@@ -1,15 +1,17 @@
-"""Where the ranks of a job run on this machine: their network namespaces, and the port at which they meet."""
+"""Where the ranks of a job run on this machine: network namespaces, the terminal, and the port at which they meet."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import socket
+import termios
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["CLONE_NEWNET", "Place", "enter_network", "places", "reserve_port"]
+__all__ = ["CLONE_NEWNET", "Place", "enter_network", "leave_terminal", "places", "reserve_port"]
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -58,6 +60,14 @@ def enter_network(namespace: int) -> None:
     if _libc.setns(namespace, CLONE_NEWNET) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"setns: {os.strerror(number)}")
+
+
+def leave_terminal() -> None:
+    """Of this process alone, which stays in its session: of a background group the terminal would stop who reads it."""
+    with contextlib.suppress(OSError):
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+        fcntl.ioctl(terminal, termios.TIOCNOTTY)
+        os.close(terminal)
 
 
 def reserve_port(address: str) -> socket.socket:

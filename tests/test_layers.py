@@ -71,7 +71,7 @@ RULES = {
     "hrdma.verbs": Rule("hrdma._core"),
     "hrdma.places": Rule(),
     # Ranks of their own for the tests of a user's job.
-    "hrdma.children": Rule("hrdma hrdma._core"),
+    "hrdma.children": Rule("hrdma hrdma._core hrdma.places"),
     "hrdma.testing": Rule("hrdma.children hrdma.places"),
     "hrdma.launch": Rule(f"{BASE} {SETTINGS} hrdma.places", "click rich"),
     # One setting of a NIC that pyroute2 does not know, by the controller's messages.

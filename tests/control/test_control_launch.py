@@ -193,13 +193,20 @@ def test_rank_0_reads_from_the_terminal(script):
         assert launcher.wait(10) == 0
 
 
-def test_the_terminals_interrupt_ends_the_job_once(script, tmp_path):
-    path = script(LEAVE_PIDS + "    print('there', flush=True)\n    time.sleep(60)")
-    with in_terminal("-n", "2", path, str(tmp_path)) as (user, launcher):
-        pids = pids_in(tmp_path, 4)
+def test_the_terminals_interrupt_comes_to_ranks_by_the_launcher(script, tmp_path):
+    path = script("""
+        interrupts = []
+        signal.signal(signal.SIGINT, lambda *_: interrupts.append(1))
+        print("there", flush=True)
+        while not interrupts: time.sleep(0.01)
+        time.sleep(0.5)
+        print(f"interrupted {len(interrupts)} times by {os.getppid()}", flush=True)
+    """)
+    with in_terminal("-n", "1", path) as (user, launcher):
         seen_until(user, b"there")
         os.write(user, b"\x03")
-        assert launcher.wait(10) == 130 and gone(pids)
+        seen_until(user, b"interrupted 1 times")
+        assert launcher.wait(10) == 130
 
 
 def test_the_first_failure_stops_all_and_is_the_exit_code(script, tmp_path):

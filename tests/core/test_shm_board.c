@@ -88,7 +88,7 @@ TEST(others_in_between) {
 
 /* Nothing is written over that somebody may be reading; the others' messages go by their rings meanwhile. */
 TEST(who_does_not_read_costs_the_others_the_board_alone) {
-    enum { FIRST = SHM_BOARD / LEN, MORE = 20 };
+    enum { FIRST = SHM_BOARD / LEN, MORE = 20, SHORT = 3 << 10 };
     struct circle c;
     circle_open(&c);
     for (uint64_t seq = 0; seq < FIRST + MORE; seq++) {
@@ -98,14 +98,56 @@ TEST(who_does_not_read_costs_the_others_the_board_alone) {
     }
     CHECK_EQ(board(&c)->tail, SHM_BOARD);
     UNTIL(5, c.to[1].received == FIRST + MORE, turn(&c.to[1]));
-    for (int i = 0; i < READERS; i++) { /* what has been read is said before a sleep */
-        CHECK_EQ(ops->event_arm(c.to[i].domain), HR_OK);
-        CHECK_EQ(shm_ep(c.to[i].ep)->said, SHM_BOARD);
-        ops->event_disarm(c.to[i].domain);
-        CHECK_EQ(show(&c, i, FIRST + MORE, LEN, 1000), HR_OK);
+    for (int i = 0; i < READERS; i++) {
+        CHECK_EQ(show(&c, i, FIRST + MORE, SHORT, 1000), HR_OK);
+        UNTIL(5, c.to[i].received == FIRST + MORE + 1, turn(&c.to[i]));
     }
-    CHECK_EQ(board(&c)->tail, SHM_BOARD + LEN);
-    UNTIL(5, c.to[0].received == c.to[1].received && c.to[0].received > FIRST + MORE, BOTH(&c.to[0], &c.to[1]));
+    CHECK_EQ(board(&c)->tail, SHM_BOARD + SHORT);
+    for (int i = 0; i < READERS; i++) { /* what has been read is said before a sleep */
+        struct shm_ep *e = shm_ep(c.to[i].ep);
+        e->said = SHM_BOARD; /* it may have looked around meanwhile */
+        CHECK_EQ(ops->event_arm(c.to[i].domain), HR_OK);
+        CHECK_EQ(e->said, SHM_BOARD + SHORT);
+        CHECK_EQ(atomic_load(&e->rx.ctl->taken), e->said);
+        ops->event_disarm(c.to[i].domain);
+    }
+    CHECK_EQ(c.to[0].bad + c.to[1].bad, 0);
+    circle_close(&c);
+}
+
+/* A second time to one peer: its word of the first would be taken for the second. */
+TEST(once_to_each) {
+    struct circle c;
+    circle_open(&c);
+    CHECK_EQ(show(&c, 0, 0, LEN, 1), HR_OK);
+    UNTIL(5, c.to[0].received == 1, turn(&c.to[0]));
+    CHECK_EQ(ops->event_arm(c.to[0].domain), HR_OK);
+    ops->event_disarm(c.to[0].domain);
+    CHECK_EQ(show(&c, 0, 1, LEN, 1), HR_OK); /* unread for long */
+    for (uint64_t seq = 0; seq < 100; seq++) {
+        CHECK_EQ(show(&c, 1, seq, LEN, seq + 2), HR_OK);
+        UNTIL(5, c.to[1].received > seq, turn(&c.to[1]));
+    }
+    CHECK_EQ(board(&c)->tail, 101 * LEN);
+    UNTIL(5, c.to[0].received == 2, turn(&c.to[0]));
+    CHECK_EQ(c.to[0].bad + c.to[1].bad, 0);
+    circle_close(&c);
+}
+
+/* No room in a ring: nothing is put on the board for it, and later it is what it is then. */
+TEST(a_full_ring) {
+    struct circle c;
+    uint64_t seq = 0;
+    circle_open(&c);
+    while (show(&c, 0, seq, 64, 0) == HR_OK) seq++;
+    for (int i = 0; i < 10; i++) CHECK_EQ(show(&c, 0, seq, LEN, 1), HR_AGAIN);
+    CHECK_EQ(board(&c)->tail, 0);
+    CHECK_EQ(show(&c, 1, 0, LEN, 1), HR_OK);
+    CHECK_EQ(show(&c, 1, 1, LEN, 2), HR_OK);
+    UNTIL(5, c.to[0].received == seq, turn(&c.to[0]));
+    CHECK_EQ(show(&c, 0, seq, LEN, 1), HR_OK); /* put there again, as another came between */
+    CHECK_EQ(board(&c)->tail, 3 * LEN);
+    UNTIL(5, c.to[0].received == seq + 1 && c.to[1].received == 2, BOTH(&c.to[0], &c.to[1]));
     CHECK_EQ(c.to[0].bad + c.to[1].bad, 0);
     circle_close(&c);
 }
@@ -219,20 +261,34 @@ TEST(a_sender_that_lies) {
     }
 }
 
-/* A file that can shrink, one of another size, a second one, none. */
+/* A file that can shrink, one of another size, one that says another, a second one, none. */
 TEST(boards_that_cannot_be) {
-    for (int k = 0; k < 4; k++) {
+    enum { SHRINKS, SHORT, SAYS_SHORT, TWICE, NONE, KINDS };
+    for (int k = 0; k < KINDS; k++) {
         struct side a, b;
-        struct shm_frame frame = {.kind = SHM_BOARD_IS, .size = k == 1 ? SHM_BOARD / 2 : SHM_BOARD};
+        struct shm_frame frame = {.kind = SHM_BOARD_IS, .size = k == SAYS_SHORT ? SHM_BOARD / 2 : SHM_BOARD};
         int fd = memfd_create("board", MFD_CLOEXEC | MFD_ALLOW_SEALING);
         pair_open(&a, &b, NULL);
-        CHECK_EQ(ftruncate(fd, k == 1 ? SHM_BOARD / 2 : SHM_BOARD), 0);
-        if (k) CHECK_EQ(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
-        for (int i = 0; i < 1 + (k == 2); i++) CHECK_EQ(hr_shm_frame_send(shm_ep(a.ep), &frame, &fd, k != 3), HR_OK);
+        CHECK_EQ(ftruncate(fd, k == SHORT || k == SAYS_SHORT ? SHM_BOARD / 2 : SHM_BOARD), 0);
+        if (k != SHRINKS) CHECK_EQ(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+        for (int i = 0; i < 1 + (k == TWICE); i++)
+            CHECK_EQ(hr_shm_frame_send(shm_ep(a.ep), &frame, &fd, k != NONE), HR_OK);
         UNTIL(5, b.lost, BOTH(&a, &b));
-        CHECK_EQ(b.lost, HR_ERR_PROTOCOL);
+        CHECK_EQ(b.lost, k == NONE ? HR_ERR_UNREACHABLE : HR_ERR_PROTOCOL);
         CHECK(strstr(b.detail, "offered a board"));
         close(fd);
         side_close(&a), side_close(&b);
     }
+}
+
+TEST(readers_cannot_write) {
+    struct circle c;
+    circle_open(&c);
+    CHECK_EQ(show(&c, 0, 0, LEN, 1), HR_OK);
+    int fd = board(&c)->fd;
+    CHECK(mmap(NULL, SHM_BOARD, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED);
+    CHECK(pwrite(fd, "x", 1, 0) < 0);
+    CHECK(ftruncate(fd, 0) < 0);
+    CHECK(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) < 0);
+    circle_close(&c);
 }

@@ -26,23 +26,34 @@
 #    define MADV_POPULATE_READ 22
 #    define MADV_POPULATE_WRITE 23
 #endif
+#ifndef F_SEAL_FUTURE_WRITE
+#    define F_SEAL_FUTURE_WRITE 0x0010
+#endif
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
-static void board_open(struct shm_board *b) {
+static int board_made(struct shm_board *b) {
     b->fd = memfd_create("hrdma-board", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (b->fd >= 0 && ftruncate(b->fd, SHM_BOARD) == 0 && fallocate(b->fd, 0, 0, SHM_BOARD) == 0 &&
-        fcntl(b->fd, F_ADD_SEALS, SEALS) == 0)
-        b->base = mmap(NULL, SHM_BOARD, PROT_READ | PROT_WRITE, MAP_SHARED, b->fd, 0);
-    b->state = b->base && b->base != MAP_FAILED ? SHM_BOARD_OPEN : SHM_BOARD_NONE;
-    if (b->state != SHM_BOARD_OPEN) return;
+    if (b->fd < 0 || ftruncate(b->fd, SHM_BOARD) < 0 || fallocate(b->fd, 0, 0, SHM_BOARD) < 0) return 0;
+    b->base = mmap(NULL, SHM_BOARD, PROT_READ | PROT_WRITE, MAP_SHARED, b->fd, 0);
+    if (b->base == MAP_FAILED) return 0;
     madvise(b->base, SHM_BOARD, MADV_DONTFORK);
     madvise(b->base, SHM_BOARD, MADV_POPULATE_WRITE);
+    fcntl(b->fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE); /* before Linux 5.1 peers could write to it */
+    if (fcntl(b->fd, F_ADD_SEALS, SEALS) == 0) return 1;
+    munmap(b->base, SHM_BOARD);
+    return 0;
+}
+
+static void board_open(struct shm_board *b) {
+    b->state = board_made(b) ? SHM_BOARD_OPEN : SHM_BOARD_NONE;
     b->limit = SHM_BOARD;
+    if (b->state == SHM_BOARD_NONE && b->fd >= 0) close(b->fd);
 }
 
 void hr_shm_board_close(struct shm_board *b) {
-    if (b->state == SHM_BOARD_OPEN || b->state == SHM_BOARD_LEFT) munmap(b->base, SHM_BOARD);
-    if (b->state != SHM_BOARD_UNUSED && b->fd >= 0) close(b->fd);
+    if (b->state != SHM_BOARD_OPEN && b->state != SHM_BOARD_LEFT) return;
+    munmap(b->base, SHM_BOARD);
+    close(b->fd);
 }
 
 /* How far the peer says that it has read: 0 where that cannot be. */
@@ -56,8 +67,11 @@ static int ask(struct shm_ep *e) {
     return 1;
 }
 
-/* Who has hung up or ended reads no more. */
-static int reads(struct shm_ep *e) { return e->shown != e->taken && e->lost != HR_ERR_PEER_LOST; }
+/* Something that it may read yet: not if it has given up this connection, or ended. */
+static int reads(struct shm_ep *e) {
+    if (e->shown == e->taken || atomic_load_explicit(&e->tx.ctl->left, memory_order_acquire)) return 0;
+    return !(e->lost && hr_shm_ended(e));
+}
 
 /* How far the slowest has come of those who have something to read. */
 static void look(struct shm_domain *dom) {
@@ -75,7 +89,8 @@ static void look(struct shm_domain *dom) {
  * any more. */
 void hr_shm_board_leave(struct shm_ep *e) {
     struct shm_board *b = &shm_ep_domain(e)->board;
-    if (e->ring_size && reads(e) && (!ask(e) || reads(e)) && !hr_shm_ended(e)) b->state = SHM_BOARD_LEFT;
+    if (e->ring_size && b->state == SHM_BOARD_OPEN && reads(e) && (!ask(e) || reads(e)) && !hr_shm_ended(e))
+        b->state = SHM_BOARD_LEFT;
 }
 
 static int put(struct shm_domain *dom, const struct hr_msg *msg) {
@@ -104,7 +119,12 @@ int hr_shm_board_put(struct shm_ep *e, const struct hr_msg *msg, uint64_t *at_p)
         if (hr_shm_frame_send(e, &frame, &b->fd, 1) != HR_OK) return 0;
         e->board_sent = 1;
     }
-    if ((b->same != msg->same || b->len != msg->len) && !put(dom, msg)) return 0;
+    if ((b->same != msg->same || b->len != msg->len) && (b->refused == msg->same || !put(dom, msg))) {
+        b->refused = msg->same; /* for all that it goes to */
+        return 0;
+    }
+    if (b->at < e->shown) return 0; /* once to each: of a second time its word would say nothing */
+    if (b->limit > b->at + SHM_BOARD) b->limit = b->at + SHM_BOARD;
     *at_p = b->at;
     return 1;
 }
@@ -114,8 +134,13 @@ int hr_shm_board_put(struct shm_ep *e, const struct hr_msg *msg, uint64_t *at_p)
 
 void hr_shm_on_board(struct shm_ep *e, const struct shm_frame *frame, int fd) {
     struct stat st;
-    int seals = fd < 0 ? -1 : fcntl(fd, F_GET_SEALS);
+    int seals = fcntl(fd, F_GET_SEALS);
     void *base;
+    if (fd < 0) {
+        hr_shm_lose(e, HR_ERR_UNREACHABLE,
+                    "process %d offered a board, and its descriptor did not come: ulimit -n allows more", (int)e->pid);
+        return;
+    }
     if (e->board || frame->size != SHM_BOARD || seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &st) < 0 ||
         st.st_size != SHM_BOARD) {
         hr_shm_lose(e, HR_ERR_PROTOCOL, "process %d offered a board of %llu bytes that cannot be", (int)e->pid,
@@ -144,6 +169,7 @@ void hr_shm_board_say(struct shm_ep *e) {
 }
 
 void hr_shm_board_unmap(struct shm_ep *e) {
+    if (e->ring_size) atomic_store_explicit(&e->rx.ctl->left, 1, memory_order_release);
     if (e->board) munmap((void *)(uintptr_t)e->board, SHM_BOARD);
     e->board = NULL;
 }

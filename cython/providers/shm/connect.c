@@ -139,8 +139,8 @@ void hr_shm_ep_abort(struct hr_ep *ep) {
     e->counted = 0;
     leave_live(dom, e);
     hr_shm_board_leave(e);
-    hr_shm_unmap(e, 0);
     hr_shm_board_unmap(e);
+    hr_shm_unmap(e, 0);
     if (e->sock >= 0)
         shutdown(e->sock, SHUT_RDWR); /* a forked child may hold a copy: closing would not tell the peer */
     if (e->sock >= 0) epoll_ctl(dom->epfd, EPOLL_CTL_DEL, e->sock, NULL);

@@ -130,20 +130,27 @@ static void put_payload(struct shm_ep *e, uint8_t *to, const struct hr_msg *msg)
     if (start && !far) hr_shm_wrote(e, len, start, hr_now());
 }
 
+static inline hr_status has_room(struct shm_ep *e, uint64_t n) {
+    int usual = e->state == SHM_UP && !e->special && ring_tx_fits(&e->tx, n + SHM_RESERVE);
+    return __builtin_expect(usual, 1) ? HR_OK : may_send(e, n);
+}
+
 hr_status hr_shm_post_send(struct hr_ep *ep, const struct hr_msg *msg) {
     struct shm_ep *e = shm_ep(ep);
     size_t hdr_len = msg->hdr_len, len = msg->len;
     uint64_t n, shown;
     int show = msg->same && len >= SHM_SHOWN;
+    hr_status status;
     uint8_t *at;
 
     if (hdr_len < 8 || hdr_len > HR_MAX_HDR || hdr_len % 8 || len > shm_ep_domain(e)->base.caps.max_send)
         return HR_ERR_INVALID;
-    show = show && hr_shm_board_put(e, msg, &shown);
     n = ring_record(hdr_len, show ? sizeof shown : len);
-    if (__builtin_expect(e->state != SHM_UP || e->special || !ring_tx_fits(&e->tx, n + SHM_RESERVE), 0)) {
-        hr_status status = may_send(e, n);
-        if (status != HR_OK) return status;
+    if ((status = has_room(e, n)) != HR_OK) return status;
+    if (show && !hr_shm_board_put(e, msg, &shown)) {
+        show = 0;
+        n = ring_record(hdr_len, len);
+        if ((status = has_room(e, n)) != HR_OK) return status;
     }
     at = ring_tx_at(&e->tx);
     for (size_t i = 0; i < hdr_len; i += 8) memcpy(at + i, (const uint8_t *)msg->hdr + i, 8);
@@ -214,7 +221,8 @@ int hr_shm_ep_poll(struct shm_ep *e, int budget) {
             break;
         }
         if (!deliver(e, word)) {
-            e->lost = HR_OK; /* dead or not: what it sent is the better reason */
+            if (e->lost && e->lost != HR_ERR_PEER_LOST) break; /* it is known why */
+            e->lost = HR_OK;                                   /* dead or not: what it sent is the better reason */
             hr_shm_lose(e, HR_ERR_PROTOCOL, "process %d damaged the ring: record word %016llx at %llu", (int)e->pid,
                         (unsigned long long)word, (unsigned long long)e->rx.pos);
             break;

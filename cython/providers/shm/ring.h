@@ -52,6 +52,7 @@ struct ring_ctl { /* in shared memory; each member on lines of its own, two beca
     _Alignas(128) _Atomic uint32_t asleep; /* the consumer sleeps: wake it after publishing */
     _Alignas(128) _Atomic uint32_t want;   /* the producer sleeps until there is room */
     _Alignas(128) _Atomic uint64_t taken;  /* how far the consumer has read the producer's board: board.c */
+    _Atomic uint32_t left;                 /* and that it reads no more */
 };
 
 struct ring_tx { /* the producer's own */

@@ -63,6 +63,7 @@ struct shm_board {
     uint8_t *base;
     uint64_t tail, limit;   /* where the next goes; up to where there is room, as last seen */
     uint64_t same, at, len; /* the last, and where it is */
+    uint64_t refused;       /* the last that found no room */
 };
 struct shm_domain {
     struct hr_domain base;
