@@ -21,7 +21,7 @@ from hrdma.topo.algorithms import ALGORITHMS
 from hrdma.topo.algorithms.on_fabric import lookup, refusal
 from hrdma.topo.answers import answer
 from hrdma.topo.choice import Choice, choose
-from hrdma.topo.cost import DEFAULT_COST, NETWORK, Cost
+from hrdma.topo.cost import DEFAULT_COST, NETWORK, SHOWN, Cost
 from hrdma.topo.layout import block_counts
 from hrdma.topo.lower import SCRATCH, lower
 from hrdma.topo.planner import ROOTED, FabricPlan
@@ -349,7 +349,7 @@ def _slower(size: int, nbytes: int, crowded: bool, opened: bool) -> tuple[str, .
     """Algorithms that take longer than their closed forms say."""
     found = ("scatter_gather",) if size == 2 and not opened else ()
     # each step overwrites what the last one's peer has to have read; what goes to all alike is copied once (Cost.shown)
-    return (*found, "doubling") if crowded and nbytes >= (_UNASKED + 1 if size == 2 else _UNASKED // 2) else found
+    return (*found, "doubling") if crowded and nbytes >= (_UNASKED + 1 if size == 2 else SHOWN) else found
 
 
 def given(what: Schedule | str, size: int) -> Schedule:

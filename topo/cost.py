@@ -19,10 +19,12 @@ from typing import NamedTuple
 from hrdma.errors import ScheduleError
 from hrdma.topo.schedule import COPY, Schedule, blocks
 
-__all__ = ["DEFAULT_COST", "LANDED", "Cost", "Work", "effort", "predict"]
+__all__ = ["DEFAULT_COST", "LANDED", "SHOWN", "Cost", "Work", "effort", "predict"]
 
 
-_SHOWN = 2 << 10  # bytes: shorter payloads are copied for each
+SHOWN = (
+    2 << 10
+)  # bytes from which on ranks that share cores are shown what they are sent alike; shorter is copied for each
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class Cost:
         Bytes of a message that fill a packet of the kernel (of loopback, IPv4), where a few bytes more cost as much as
         another one; 0: they do not.
     shown : int
-        Bytes, from 2 KiB on, up to which what several ranks are sent alike is copied once, where ranks share cores and
-        memory; 0: never.
+        Bytes, from 2 KiB on, up to which that is worth reckoning with: what several ranks are sent alike is copied once
+        where they share cores and memory; 0: never.
     staged : int
         Bytes up to which it is better copied through messages, where the program changes it.
     cores : int
@@ -103,7 +105,7 @@ class Cost:
 
     def moves(self, nbytes: float, copies: float, size: int) -> float:
         """What part of its bytes moves of so many messages of one payload: once to each core, where it is shown."""
-        shown = self.pull and self.crowd(size) > 1 and _SHOWN <= nbytes <= self.shown
+        shown = self.pull and self.crowd(size) > 1 and SHOWN <= nbytes <= self.shown
         return min(1.0, self.cores / copies) if shown else 1.0
 
     def to_dict(self) -> dict:

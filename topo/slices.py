@@ -1,8 +1,9 @@
 """Long vectors in slices, one behind the other; and on copies, where peers cannot map them.
 
 Where ranks share cores the kernel's copies between processes cost more than copies within one. So an allreduce is one of a
-copy in scratch, and a vector whose copy would leave the caches is cut: each slice has the scratch of the one before. A store to a line that another core has read is slow, one to a line that it has written is not: so peers write
-the result back to each other's copies, also of a reduce, where only the root takes it from there.
+copy in scratch, and a vector whose copy would leave the caches is cut: each slice has the scratch of the one before. A store
+to a line that another core has read is slow, one to a line that it has written is not: so peers write the result back to
+each other's copies, also of a reduce, where only the root takes it from there.
 Two ranks with a core each copy nothing to scratch. But in an allreduce each sends what it has summed, and that its cache still
 has if it is short.
 

@@ -85,8 +85,8 @@ enum {
     HR_REQ_WOULD = 128,   /* of a run: its caller waits, and it stays set if all say something to all and peers could
                              write to `out`, or to `in` where nothing comes out. They are told */
     HR_REQ_HEARD = 256,   /* all others have said so of their own; when the run has ended well */
-    HR_REQ_SAME = 1024,   /* of a SEND of a program: what it sends goes to others, too, as it is now */
-    HR_REQ_PLAIN = 512    /* with HR_REQ_WOULD: which stays set, instead, if peers can not map `in` */
+    HR_REQ_PLAIN = 512,   /* with HR_REQ_WOULD: which stays set, instead, if peers can not map `in` */
+    HR_REQ_SAME = 1024    /* of a SEND of a program: what it sends goes to others, too, as it is now */
 };
 
 struct hr_config {
