@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include <net/if.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sched.h>
 #include <sys/ioctl.h>
 
@@ -169,6 +170,37 @@ TEST_NARROW(a_receiver_that_has_only_offered_less_offers_more_again) {
         CHECK(option(p->to, IPPROTO_TCP, TCP_WINDOW_CLAMP) >= window && !p->to->one_way.buffer);
         CHECK_EQ(dropped(), 0);
     }
+}
+
+static int writable(const struct hr_tcp_ep *ep) {
+    struct pollfd fd = {.fd = ep->source.fd, .events = POLLOUT};
+    return poll(&fd, 1, 0) > 0 && fd.revents & POLLOUT;
+}
+
+/* What waits is written as soon as there is room, not when the kernel says that a third of its buffer is free (or that
+ * little is unsent, which is sooner, and taken away here). */
+TEST_NARROW(a_sender_that_waits_for_room_takes_what_there_is) {
+    int unbounded = 1 << 30;
+    narrow(p);
+    CHECK_EQ(setsockopt(p->from->source.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unbounded, sizeof unbounded), 0);
+    struct hr_rma write = {.local = source, .len = LEN, .remote = &p->rmem, .with_notify = 1, .one_way = 1};
+    int posted = 0, before = p->cb.notifies, early = 0;
+    for (hr_status status = HR_OK; status != HR_AGAIN; posted += status != HR_AGAIN) {
+        status = tcp->post_write(p->ca.ep, &write);
+        REQUIRE(!hr_is_error(status) && posted < 100);
+    }
+    double end = rig_seconds() + 10;
+    while (p->from->tx_count && rig_seconds() < end) {
+        size_t left = p->from->tx_bytes;
+        int told = writable(p->from);
+        tcp->progress(p->a.domain, 8, p->ca.ep);
+        early += !told && p->from->tx_bytes < left;
+        tcp->progress(p->b.domain, 1, p->cb.ep);
+    }
+    CHECK(early > 0);
+    RUN(&p->a, &p->b, p->cb.notifies == before + posted);
+    CHECK_EQ(dropped(), 0);
+    CHECK_MEM(target, source, LEN);
 }
 
 static void stays_wide(const char *options, int local_peers, int one_way) {

@@ -5,7 +5,7 @@
  * socket's lock all the time. Where less than 16 segments of 64 KiB fit, and more than may be sent may be given to the
  * kernel, they take turns instead: a dozen segments are read in one call while the next are copied in. 16 and 256 MiB
  * one way go 1.1 to 1.2 times as fast (benchmarks/learned_tcp.md). What is on its way to the peer's engine is bounded
- * as ever, but for half a window in longer pieces.
+ * as ever, but for half a window in longer pieces. And the sender tries to write at each look (run_hint).
  *
  * It takes a sender that comes back at once when the kernel has room: where a background thread sends, where ranks
  * share cores, where the peer sends as well, and where a congestion control paces, both would wait. And urgent messages

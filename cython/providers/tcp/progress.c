@@ -118,6 +118,12 @@ static int run_ready(struct hr_tcp_domain *d, int budget) {
     return n;
 }
 
+/* The kernel tells of room when a third of its buffer is free, and until then the receiver runs dry. */
+static int run_hint(struct hr_tcp_ep *ep, int budget) {
+    int n = ep->one_way.sending && ep->tx_count ? hr_tcp_flush(ep, budget) : 0;
+    return n || ep->state != HR_TCP_UP ? n : hr_tcp_receive(ep, budget);
+}
+
 int hr_tcp_progress(struct hr_domain *domain, int budget, struct hr_ep *hint) {
     struct hr_tcp_domain *d = (struct hr_tcp_domain *)domain;
     struct hr_tcp_ep *ep = (struct hr_tcp_ep *)hint;
@@ -125,7 +131,7 @@ int hr_tcp_progress(struct hr_domain *domain, int budget, struct hr_ep *hint) {
     if (!ep || ep->state != HR_TCP_UP || !hr_list_empty(&ep->ready)) ep = NULL;
     d->in_progress = 1;
     if (others_first) n += run_events(d, budget);
-    if (ep && n == 0) n += hr_tcp_receive(ep, budget);
+    if (ep && n == 0) n += run_hint(ep, budget);
     if (n < budget && !hr_list_empty(&d->ready)) n += run_ready(d, budget - n);
     if (n == 0 && !others_first && (!ep || d->poll.writers || d->misses++ % POLL_EVERY == 0))
         n += run_events(d, budget);
