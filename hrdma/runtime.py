@@ -24,7 +24,7 @@ from hrdma.errors import DeviceError, PeerError
 from hrdma.log import configure, logger
 from hrdma.providers import RAILED, chosen, domain_of_rail
 from hrdma.remarks import Remarks
-from hrdma.world import host_identity, machine_identity, takes_turns, world_of
+from hrdma.world import host_identity, machine_identity, takes_turns, world_of, yields_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -40,6 +40,10 @@ __all__ = ["Runtime", "finalize", "init"]
 DISCOVER = "discover"  # of HRDMA_FABRIC: the network is measured before the ranks are connected
 CLOSE_SECONDS = 5.0
 BLAME_SECONDS = 0.3  # how long a failed init waits to learn which rank was lost first
+APART = (
+    "%d ranks share %d cores, each in a session of its own, within which alone they give way to each other: short waits "
+    "take longer than they need. Start them from one session, as hrdma run does, or sysctl kernel.sched_autogroup_enabled=0"
+)
 WORLD_ID = 1  # of the communicator of all ranks; all other ids are hashes
 
 
@@ -133,6 +137,7 @@ class Runtime:
             "machine": machine_identity(self.config.host_id),
             "pid": os.getpid(),
             "cpus": f"{mask:x}",
+            "yields": yields_within(),
             "costs": self._measured([name for name in domains if name not in ("loop", "verbs") and ":" not in name]),
             **self._opened(),
         }
@@ -215,7 +220,10 @@ class Runtime:
         own = self.cards[self.rank]
         local = [card for card in self.cards if card["host"] == own["host"]]
         cpus = functools.reduce(lambda a, b: a | b, (int(card["cpus"], 16) for card in local))
-        self.engine.locality(len(local), bin(cpus).count("1"), takes_turns(self.cards, self.rank))
+        cores, groups = bin(cpus).count("1"), {card["yields"] for card in local} - {""}
+        self.engine.locality(len(local), cores, takes_turns(self.cards, self.rank))
+        if len(local) > cores and len(groups) > 1 and own is local[0]:
+            self.log.warning(APART, len(local), cores)
         self.engine.connect(self.rank, "loop", bytes.fromhex(own["addresses"]["loop"]), True)
         for rank in range(self.size):
             if rank != self.rank:

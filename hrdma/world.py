@@ -14,12 +14,13 @@ import socket
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from hrdma.config import Config
 
-__all__ = ["World", "host_identity", "machine_identity", "takes_turns", "world_from_env", "world_of"]
+__all__ = ["World", "host_identity", "machine_identity", "takes_turns", "world_from_env", "world_of", "yields_within"]
 
 DEFAULT_PORT = 29500
 
@@ -295,6 +296,31 @@ def machine_identity(override: str = "") -> str:
             return file.read().strip()
     except OSError:
         return f"{os.uname().nodename}.{os.getpid()}"
+
+
+def yields_within(root: Path = Path("/")) -> str:
+    """The group of tasks in which alone a yield gives way, where the kernel makes one of each session (autogroup).
+
+    Empty where it does not: that is off, or control groups share out the processors; also where the kernel does not say.
+    Of control groups of the second version each but the outermost has a file ``cgroup.type``, of the first the outermost
+    alone has one ``release_agent``: in a container the path does not tell.
+    """
+    proc, groups = root / "proc", root / "sys/fs/cgroup"
+    try:
+        if (proc / "sys/kernel/sched_autogroup_enabled").read_text().strip() != "1":
+            return ""
+        for line in (proc / "self/cgroup").read_text().splitlines():
+            _, names, path = line.split(":", 2)
+            folder = groups / names / path.lstrip("/")
+            if "cpu" in names.split(",") and not (folder / "release_agent").exists():
+                return ""
+            while not names and (folder / "cgroup.type").exists():
+                if "cpu" in (folder / "cgroup.controllers").read_text().split():
+                    return ""
+                folder = folder.parent
+        return (proc / "self/autogroup").read_text().split()[0]
+    except (OSError, ValueError, IndexError):
+        return ""
 
 
 def takes_turns(cards: Sequence[Mapping[str, Any]], rank: int) -> bool:

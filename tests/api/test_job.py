@@ -8,10 +8,13 @@ import time
 
 import numpy as np
 import pytest
+from nursery import environment
+from ports import free_port
 from windows import one_good
 
 import harness
 import hrdma
+from hrdma.world import yields_within
 
 
 def messages(comm, sizes):
@@ -358,3 +361,29 @@ def test_public_names_are_there():
     assert set(hrdma.__all__) <= set(dir(hrdma))
     with pytest.raises(AttributeError, match="no attribute 'recieve'"):
         hrdma.recieve  # noqa: B018
+
+
+ON_ONE_CORE = """
+import os, hrdma
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+hrdma.init().barrier()
+hrdma.finalize()
+"""
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_ranks_of_one_core_are_told_once_where_none_gives_way_to_another(apart):
+    job = environment() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ON_ONE_CORE],
+            env=job | {"RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=apart,
+        )
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=30)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert [text.count("sched_autogroup") for text in said] == [int(apart and yields_within() != ""), 0], said

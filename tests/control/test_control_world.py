@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hrdma.config import Config
-from hrdma.world import World, takes_turns, world_from_env, world_of
+from hrdma.world import World, takes_turns, world_from_env, world_of, yields_within
 
 TORCH = {
     "RANK": "3",
@@ -174,3 +174,38 @@ def test_a_world_checks_itself():
 def test_background_threads_take_turns_where_two_ranks_have_two_cores(places, expected):
     cards = [dict(zip(("machine", "cpus"), place.split())) for place in places]
     assert [takes_turns(cards, rank) for rank in range(len(cards))] == expected
+
+
+@pytest.mark.parametrize(
+    ("on", "cgroup", "files", "expected"),
+    [
+        ("1", "3:cpuset:/x\n1:cpu,cpuacct:/\n0::/\n", {"cpu,cpuacct/release_agent": ""}, "/autogroup-7"),
+        ("0", "3:cpuset:/x\n1:cpu,cpuacct:/\n0::/\n", {"cpu,cpuacct/release_agent": ""}, ""),
+        ("1", "1:cpu,cpuacct:/x\n", {"cpu,cpuacct/release_agent": ""}, ""),
+        ("1", "1:cpu,cpuacct:/\n", {"cpu,cpuacct/tasks": ""}, ""),  # a container's
+        ("1", "0::/\n", {"cgroup.controllers": "cpu memory"}, "/autogroup-7"),
+        ("1", "0::/\n", {"cgroup.controllers": "cpu memory", "cgroup.type": "domain"}, ""),  # a container's
+        (
+            "1",
+            "0::/u/a\n",
+            {"u/cgroup.type": "", "u/a/cgroup.type": "", "u/cgroup.controllers": "cpu", "u/a/cgroup.controllers": ""},
+            "",
+        ),
+        ("1", "0::/u\n", {"u/cgroup.type": "", "u/cgroup.controllers": "memory pids"}, "/autogroup-7"),
+        ("1", "0::/u\n", {"u/cgroup.type": ""}, ""),  # what cannot be read
+        ("", "0::/\n", {}, ""),  # a kernel without
+    ],
+)
+def test_yields_are_within_a_session_where_no_control_group_shares_out_processors(
+    tmp_path, on, cgroup, files, expected
+):
+    groups = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    proc = {
+        "sys/kernel/sched_autogroup_enabled": f"{on}\n",
+        "self/cgroup": cgroup,
+        "self/autogroup": "/autogroup-7 nice 0\n",
+    }
+    for name, text in (groups | {f"proc/{name}": text for name, text in proc.items()}).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert yields_within(tmp_path) == expected
