@@ -41,8 +41,8 @@ DISCOVER = "discover"  # of HRDMA_FABRIC: the network is measured before the ran
 CLOSE_SECONDS = 5.0
 BLAME_SECONDS = 0.3  # how long a failed init waits to learn which rank was lost first
 APART = (
-    "%d ranks share %d cores, each in a session of its own, within which alone they give way to each other: short waits "
-    "take longer than they need. Start them from one session, as hrdma run does, or sysctl kernel.sched_autogroup_enabled=0"
+    "%d ranks share %d cores, but not their session, within which alone they give way to each other: short waits take "
+    "longer than they need. Start them from one session, as hrdma run does, or sysctl kernel.sched_autogroup_enabled=0"
 )
 WORLD_ID = 1  # of the communicator of all ranks; all other ids are hashes
 

@@ -22,9 +22,7 @@ from hrdma.topo.schedule import COPY, Schedule, blocks
 __all__ = ["DEFAULT_COST", "LANDED", "SHOWN", "Cost", "Work", "effort", "predict"]
 
 
-SHOWN = (
-    2 << 10
-)  # bytes from which on ranks that share cores are shown what they are sent alike; shorter is copied for each
+SHOWN = 2 << 10  # bytes: from here on ranks that share cores are shown what they are sent alike
 
 
 @dataclass(frozen=True)

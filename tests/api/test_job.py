@@ -384,6 +384,11 @@ def test_ranks_of_one_core_are_told_once_where_none_gives_way_to_another(apart):
         )
         for rank in (0, 1)
     ]
-    said = [rank.communicate(timeout=30)[1] for rank in ranks]
+    try:
+        said = [rank.communicate(timeout=30)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert [text.count("sched_autogroup") for text in said] == [int(apart and yields_within() != ""), 0], said

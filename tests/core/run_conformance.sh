@@ -15,10 +15,12 @@ shift 2
 limit=10 # with sanitizers some checks have 2 s of work, and take 8 to 10 where six such programs share two cores
 [ "$flavour" = plain ] || limit=40
 
+conformance() { "$binary" --limit $limit "$@"; }
+
 suite() {
     case "$*" in
-    *verbs*) "$binary" --limit $limit --device "${HR_TEST_DEVICE:-sim}" "$@" ;;
-    *) "$binary" --limit $limit "$@" ;;
+    *verbs*) conformance --device "${HR_TEST_DEVICE:-sim}" "$@" ;;
+    *) conformance "$@" ;;
     esac
 }
 
@@ -35,10 +37,10 @@ for provider in "$@"; do
         suite $threads "$provider"
         suite $threads "fault:$provider"
         if [ "$provider" = verbs ] && [ -z "${HR_TEST_DEVICE:-}" ]; then
-            "$binary" --limit $limit --options receives=shared $threads --device sim verbs
-            "$binary" --limit $limit --device sim2,sim2 --options silence=5 $threads verbs
-            "$binary" --limit $limit --device sim2 --options fallback=tcp $threads verbs
-            "$binary" --limit $limit --device sim2 --options fallback=tcp,deaf=16 $threads verbs
+            conformance --options receives=shared $threads --device sim verbs
+            conformance --device sim2,sim2 --options silence=5 $threads verbs
+            conformance --device sim2 --options fallback=tcp $threads verbs
+            conformance --device sim2 --options fallback=tcp,deaf=16 $threads verbs
         fi
         suite $threads --options delay=0.01:200us "fault:$provider" streams
         suite $threads --options delay=1:20ms "fault:$provider" cancel
