@@ -220,7 +220,7 @@ class Runtime:
         own = self.cards[self.rank]
         local = [card for card in self.cards if card["host"] == own["host"]]
         cpus = functools.reduce(lambda a, b: a | b, (int(card["cpus"], 16) for card in local))
-        cores, groups = bin(cpus).count("1"), {card["yields"] for card in local} - {""}
+        cores, groups = bin(cpus).count("1"), {card["yields"] for card in local}
         self.engine.locality(len(local), cores, takes_turns(self.cards, self.rank))
         if len(local) > cores and len(groups) > 1 and own is local[0]:
             self.log.warning(APART, len(local), cores)

@@ -301,7 +301,8 @@ def machine_identity(override: str = "") -> str:
 def yields_within(root: Path = Path("/")) -> str:
     """The group of tasks in which alone a yield gives way, where the kernel makes one of each session (autogroup).
 
-    Empty where it does not: that is off, or control groups share out the processors; also where the kernel does not say.
+    Empty where it does not: that is off, or control groups share out the processors; also for processes that no session was ever
+    made for, which are a group too, and where the kernel does not say.
     Of control groups of the second version each but the outermost has a file ``cgroup.type``, of the first the outermost
     alone has one ``release_agent``: in a container the path does not tell.
     """
