@@ -435,7 +435,12 @@ cdef str dtype_name(int dtype, size_t itemsize):
 
 
 cdef inline void span_none(Span *span) noexcept:
-    memset(span, 0, sizeof(Span))
+    """Nothing, to be closed or not; field by field, as a memset of so few lines takes 10 ns on an EPYC (`rep stos`)."""
+    span.ptr = NULL
+    span.nbytes = span.count = span.itemsize = 0
+    span.dtype = 0
+    span.view.obj = NULL
+    span.keep = NULL
 
 
 cdef inline bint overlap(Span *a, Span *b) noexcept:

@@ -60,14 +60,17 @@ static int has_f16c(void) {
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
 
-/* As AMD counts. */
-static unsigned family(void) {
-    unsigned a = 0, b, c, d;
+#endif
+
+unsigned hr_reduce_family(void) {
+    unsigned a = 0, base = 0;
+#if defined(__x86_64__)
+    unsigned b, c, d;
     __get_cpuid(1, &a, &b, &c, &d);
-    unsigned base = a >> 8 & 15;
+    base = a >> 8 & 15;
+#endif
     return base == 15 ? base + (a >> 20 & 255) : base;
 }
-#endif
 
 static int runs_here(const hr_reduce_table *table) {
 #if defined(__x86_64__)
@@ -129,7 +132,7 @@ static hr_store suitable(hr_store store, size_t len) {
  * of Zen 5 (family 26) do not: there it takes 1.4 times as long. Mobile ones were not measured. */
 static int shorter_for_float16(const hr_reduce_table *table) {
 #if defined(__x86_64__)
-    if (table == &hr_reduce_avx512) return __atomic_load_n(&amd, __ATOMIC_RELAXED) && family() < 26;
+    if (table == &hr_reduce_avx512) return __atomic_load_n(&amd, __ATOMIC_RELAXED) && hr_reduce_family() < 26;
 #endif
     (void)table;
     return 0;

@@ -64,6 +64,8 @@ const char *hr_reduce_isa(void);
 int hr_reduce_force_isa(const char *name);
 /* Whether stores to lines that another core has are faster where the lines are claimed ahead (hr/line.h). */
 int hr_reduce_claims(void);
+/* The processor's family as AMD counts (25: Zen 3 and 4, 26: Zen 5); 0 where the architecture has none. */
+unsigned hr_reduce_family(void);
 /* For tests: whether memory is written as suits processors of AMD. -1: as suits this one. */
 void hr_reduce_force_amd(int is_amd);
 

@@ -14,7 +14,7 @@
  * which the next record will begin must hold a zero word before the record in front of it is published, for old payload
  * may lie there. The producer zeroes words ahead, after it has published, while the consumer is busy with what it got.
  * That takes the lines over from the consumer's cache as well, so that the next record is written into the producer's
- * own. Lines of longer records are claimed instead, by a prefetch for writing, where that pays (hr_reduce_claims): the
+ * own. Lines of longer records are claimed instead, by a prefetch for writing, where that pays (setup.c): the
  * next locked instruction would wait for so many stores. The consumer's processor fetches beyond the end of what it
  * reads and so takes the first of them back; they are claimed again when an answer has come, by when it has read.
  *
