@@ -59,7 +59,6 @@ static int has_f16c(void) {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
-
 #endif
 
 unsigned hr_reduce_family(void) {
